@@ -1,0 +1,48 @@
+# Every target sets up what it needs in .venv; PYTHON may name another interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Tests on real data read HARDNEG_DATA and skip without it.
+HARDNEG_DATA ?= $(wildcard $(abspath ../shared/data))
+export HARDNEG_DATA
+
+.PHONY: demo test test-all lint bench docs clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      compare the losses on scikit-learn's digits (about two minutes on two cores)"
+	@echo "make test      lint, types and tests"
+	@echo "make test-all  the slow tests too"
+	@echo "make lint      ruff and mypy only"
+	@echo "make bench     measure time and memory of the loss; writes results/"
+	@echo "make docs      build the documentation into site/"
+
+# A stamp per set of extras, renewed when the dependencies change.
+$(VENV)/%.stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable ".[$*]"
+	touch $@
+
+demo: $(VENV)/dev.stamp
+	$(BIN)/python -m hardneg.demo
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -n 2 --dist=worksteal
+
+test-all: lint
+	$(BIN)/pytest -n 2 --dist=worksteal -m "slow or not slow"
+
+bench: $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/loss.py
+
+docs: $(VENV)/docs.stamp
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build dist site

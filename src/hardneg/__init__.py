@@ -1,0 +1,57 @@
+"""hardneg: choose the negatives of contrastive learning."""
+
+from hardneg.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
+from hardneg.objectives.infonce import InfoNCE
+from hardneg.objectives.presets import (
+    clip,
+    debiased,
+    decoupled,
+    graphcl,
+    hcl,
+    hscl,
+    hscl_threshold,
+    instance_discrimination,
+    moco,
+    ring_nce,
+    scl,
+    simclr,
+    simcse,
+    supcon,
+)
+from hardneg.schedules import Adaptive, Constant, HardnessAnneal, Linear, RingAnneal, Schedule, Steps
+from hardneg.temperature import Learnable
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Adaptive",
+    "BelowPositive",
+    "Constant",
+    "Custom",
+    "Exponential",
+    "Hardening",
+    "HardnessAnneal",
+    "InfoNCE",
+    "Learnable",
+    "Linear",
+    "Ring",
+    "RingAnneal",
+    "Schedule",
+    "Steps",
+    "Threshold",
+    "Uniform",
+    "clip",
+    "debiased",
+    "decoupled",
+    "graphcl",
+    "hcl",
+    "hscl",
+    "hscl_threshold",
+    "instance_discrimination",
+    "moco",
+    "ring_nce",
+    "scl",
+    "simclr",
+    "simcse",
+    "supcon",
+]

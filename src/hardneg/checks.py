@@ -1,0 +1,99 @@
+"""Checks of arguments: each failure names the argument, the value given and what to do."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor
+
+from hardneg.schedules import Schedule, value
+
+
+def number(
+    name: str,
+    given: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> None:
+    """Raise unless ``given`` is a number in the range; a schedule is checked at both its ends."""
+    if isinstance(given, Schedule):
+        ends = [value(given, 0.0), value(given, 1.0)]
+    elif isinstance(given, int | float) and not isinstance(given, bool):
+        ends = [float(given)]
+    else:
+        raise ValueError(f"{name} must be a number or a schedule, got {given!r}")
+    for end in ends:
+        too_low = (above is not None and not end > above) or (at_least is not None and not end >= at_least)
+        too_high = (below is not None and not end < below) or (at_most is not None and not end <= at_most)
+        if end != end or too_low or too_high:
+            limits = [
+                f"{sign} {limit:g}"
+                for sign, limit in ((">", above), ("≥", at_least), ("<", below), ("≤", at_most))
+                if limit is not None
+            ]
+            raise ValueError(f"{name} must be {' and '.join(limits) or 'a number'}, got {end:g}")
+
+
+def choice(name: str, given: object, options: Sequence[str]) -> None:
+    """Raise unless ``given`` is one of the ``options``; suggest the nearest one."""
+    if given in options:
+        return
+    near = get_close_matches(str(given), options, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(map(repr, options))
+    raise ValueError(f"{name}={given!r} is not known: {hint}")
+
+
+def floating(name: str, tensor: object) -> Tensor:
+    """Raise unless ``tensor`` is a floating-point tensor."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}: convert it with torch.as_tensor")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} must have a floating dtype, got {tensor.dtype}: convert it with .float()")
+    return tensor
+
+
+def integers(name: str, tensor: object, shape: tuple[int, ...], meaning: str) -> Tensor:
+    """Raise unless ``tensor`` is an integer tensor of ``shape``."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be an integer tensor, got {type(tensor).__name__}")
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ValueError(f"{name} must have an integer dtype, got {tensor.dtype}: convert it with .long()")
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape} ({meaning}), got {tuple(tensor.shape)}")
+    return tensor.long()
+
+
+def finite(name: str, tensor: Tensor) -> None:
+    """Raise on NaN or inf: at once on the CPU, as an asynchronous assertion on an accelerator."""
+    if tensor.numel() == 0:
+        return
+    lowest, highest = torch.aminmax(tensor.detach())  # one pass, no temporary; NaN propagates
+    values(
+        torch.isfinite(lowest) & torch.isfinite(highest),
+        f"{name} holds NaN or inf: look for a diverged model or a division by zero before the loss",
+    )
+
+
+def in_range(name: str, indices: Tensor, size: int) -> None:
+    """Raise unless every index is in [0, size)."""
+    if indices.numel() == 0:
+        return
+    lowest, highest = torch.aminmax(indices)
+    values(
+        (lowest >= 0) & (highest < size),
+        f"{name} must hold indices from 0 to {size - 1}: an index is out of range",
+    )
+
+
+def values(condition: Tensor, message: str) -> None:
+    """Raise unless the condition holds throughout."""
+    condition = condition.all()
+    # Reading a value would make the host wait for an accelerator, and would break a compiled graph.
+    if condition.device.type == "cpu" and not torch.compiler.is_compiling():
+        if not bool(condition):
+            raise ValueError(message)
+    else:
+        torch._assert_async(condition, message)

@@ -1,0 +1,68 @@
+"""Gathering across processes with exact gradients.
+
+Every process computes the rows of its own anchors against the candidates of all. A gathered tensor's gradient is
+summed over the processes before each takes its own rows, so nothing that another process learnt from these rows is
+lost. `torch.distributed.nn` does the same for equal shapes; this version also takes batches of different sizes.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def world_size() -> int:
+    """Number of processes; 1 without torch.distributed."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def batch_sizes(rows: int, device: torch.device) -> list[int]:
+    """Rows of the batch on every process, in order of rank."""
+    sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(world_size())]
+    dist.all_gather(sizes, torch.tensor([rows], device=device))
+    return [int(size) for size in sizes]
+
+
+def gather(rows: Tensor, sizes: list[int]) -> Tensor:
+    """The rows of all processes, in order of rank; differentiable.
+
+    rows: (sizes[rank], …) · sizes: what `batch_sizes` gave · returns (sum(sizes), …)
+    """
+    result: Tensor = _Gather.apply(rows, sizes)  # type: ignore[no-untyped-call]
+    return result
+
+
+def total(tensor: Tensor) -> Tensor:
+    """The sum over all processes; no gradient."""
+    result = tensor.detach().clone()
+    dist.all_reduce(result)
+    return result
+
+
+def maximum(tensor: Tensor) -> Tensor:
+    """The maximum over all processes; no gradient."""
+    result = tensor.detach().clone()
+    dist.all_reduce(result, op=dist.ReduceOp.MAX)
+    return result
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:
+        ctx.sizes = sizes
+        height = max(sizes)
+        padded = rows.new_zeros(height, *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        grad = grad.contiguous().clone()
+        dist.all_reduce(grad)
+        start = sum(ctx.sizes[: dist.get_rank()])
+        return grad[start : start + ctx.sizes[dist.get_rank()]], None

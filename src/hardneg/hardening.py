@@ -1,0 +1,198 @@
+"""Which candidates count as negatives, and how much: a tilt (weights) or a band (a range of scores or ranks).
+
+A hardening answers up to three questions about the scores ``s = cos/temperature`` of an anchor's candidates:
+how to weight them (`log_weight` or a plain `tilt`), between which scores to keep them (`bounds`), and between which
+ranks (`percentiles`). What it does not answer it leaves alone. To add one, subclass `Hardening` and answer one
+question; it then works in every objective and, unless it is a general weight, in every kernel.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hardneg import checks
+from hardneg.schedules import Schedule, Setting, value
+
+Bound = float | Tensor | None  # a score for all anchors, one per anchor (A,), or no bound
+
+
+class Hardening:
+    """What every hardening answers; the defaults say "all candidates alike"."""
+
+    weights: ClassVar[bool] = False  # is it a tilt? an objective takes at most one
+    needs_positive: ClassVar[bool] = False  # does `bounds` read the positive's score?
+
+    def tilt(self, progress: float) -> float:
+        """The β of weights e^{βs}."""
+        return 0.0
+
+    def log_weight(self, scores: Tensor) -> Tensor | None:
+        """Logarithm of general weights η(s), −inf where a candidate is left out; None if `tilt` says it all."""
+        return None
+
+    def bounds(self, positive: Tensor | None, progress: float) -> tuple[Bound, Bound]:
+        """The lowest and highest score kept; ``positive`` (A,) is the score of the anchor's best positive."""
+        return None, None
+
+    def percentiles(self, progress: float) -> tuple[float, float] | None:
+        """The lowest and highest rank kept, as fractions of the anchor's candidates."""
+        return None
+
+    def schedules(self) -> Iterator[Schedule]:
+        """The schedules among its settings."""
+        for field in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            setting = getattr(self, field.name)
+            if isinstance(setting, Schedule):
+                yield setting
+
+
+@dataclass(frozen=True)
+class Uniform(Hardening):
+    """All candidates count alike: plain InfoNCE.
+
+    >>> Uniform().tilt(progress=0.0)
+    0.0
+    """
+
+
+@dataclass(frozen=True)
+class Exponential(Hardening):
+    """Weights ``e^{beta·s}``: the harder a negative, the more it counts (HCL eq. 2–4; H-SCL's η_exp).
+
+    beta: concentration, ≥ 0; it acts on s = cos/temperature, so on cosines it is ``beta/temperature``
+
+    >>> import torch, hardneg as hn
+    >>> z1, z2 = torch.eye(4), torch.eye(4).roll(1, 0)
+    >>> float(hn.InfoNCE(hardening=hn.Exponential(1.0))(z1, z2)) > float(hn.InfoNCE()(z1, z2))
+    True
+    """
+
+    weights: ClassVar[bool] = True
+    beta: Setting = 1.0
+
+    def __post_init__(self) -> None:
+        checks.number("beta", self.beta, at_least=0, below=float("inf"))
+
+    def tilt(self, progress: float) -> float:
+        return value(self.beta, progress)
+
+
+@dataclass(frozen=True)
+class Threshold(Hardening):
+    """Keeps candidates with ``e^s ≥ tau`` (H-SCL's η_thresh).
+
+    tau: threshold on e^s, > 0; for a cosine c it is ``exp(c/temperature)``
+
+    >>> Threshold(1.0).bounds(None, progress=0.0)
+    (0.0, None)
+    """
+
+    tau: Setting
+
+    def __post_init__(self) -> None:
+        checks.number("tau", self.tau, above=0, below=float("inf"))
+
+    def bounds(self, positive: Tensor | None, progress: float) -> tuple[Bound, Bound]:
+        return math.log(value(self.tau, progress)), None
+
+
+@dataclass(frozen=True)
+class Ring(Hardening):
+    """Keeps the candidates between two percentiles of the anchor's own ranking (Ring/CNCE, section 4).
+
+    lower, upper: fractions in [0, 1], lower < upper; of n candidates in ascending order of score (ties by index) it
+    keeps positions ⌊lower·n⌋ up to, not including, ⌊upper·n⌋, and always at least one
+
+    >>> import torch, hardneg as hn
+    >>> loss = hn.InfoNCE(hardening=hn.Ring(0.5, 1.0), in_batch="other")
+    >>> _ = loss(torch.randn(9, 16), torch.randn(9, 16))
+    >>> loss.diagnostics()["support"]
+    4.0
+    """
+
+    lower: Setting
+    upper: Setting
+
+    def __post_init__(self) -> None:
+        checks.number("lower", self.lower, at_least=0, at_most=1)
+        checks.number("upper", self.upper, at_least=0, at_most=1)
+        for progress in (0.0, 1.0):
+            self.percentiles(progress)
+
+    def percentiles(self, progress: float) -> tuple[float, float]:
+        lower, upper = value(self.lower, progress), value(self.upper, progress)
+        if not 0 <= lower < upper <= 1:
+            raise ValueError(f"lower must be < upper, both in [0, 1], got lower={lower:g}, upper={upper:g}")
+        return lower, upper
+
+
+@dataclass(frozen=True)
+class BelowPositive(Hardening):
+    """Keeps candidates that score at most the positive less a margin: the usual filter of false negatives.
+
+    margin: in units of the score s = cos/temperature (a margin m on cosines is ``m/temperature``), any sign ·
+    relative: if given, the limit is ``relative·positive`` instead, such as 0.95. Of several positives the best counts.
+
+    >>> BelowPositive(relative=0.5).bounds(torch.tensor([2.0]), progress=0.0)
+    (None, tensor([1.]))
+    """
+
+    needs_positive: ClassVar[bool] = True
+    margin: Setting = 0.0
+    relative: Setting | None = None
+
+    def __post_init__(self) -> None:
+        checks.number("margin", self.margin, above=-float("inf"), below=float("inf"))
+        if self.relative is not None:
+            checks.number("relative", self.relative, above=0, below=float("inf"))
+            if self.margin != 0.0:
+                raise ValueError(f"give margin or relative, not both, got margin={self.margin!r}, {self.relative!r}")
+
+    def bounds(self, positive: Tensor | None, progress: float) -> tuple[Bound, Bound]:
+        assert positive is not None  # guaranteed by needs_positive
+        if self.relative is not None:
+            return None, value(self.relative, progress) * positive
+        return None, positive - value(self.margin, progress)
+
+
+@dataclass(frozen=True)
+class Custom(Hardening):
+    """Weights ``fn(s)``: any nonnegative, nondecreasing hardening function η (H-SCL definition 1).
+
+    fn: maps a tensor of scores to weights of the same shape; a weight of 0 leaves the candidate out ·
+    log: True if ``fn`` returns log-weights, which cannot overflow. Runs in the reference kernel only.
+
+    >>> import torch, hardneg as hn
+    >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
+    >>> custom = hn.InfoNCE(hardening=hn.Custom(lambda s: (2 * s).exp()))(z1, z2)
+    >>> torch.testing.assert_close(custom, hn.InfoNCE(hardening=hn.Exponential(2.0))(z1, z2))
+    """
+
+    weights: ClassVar[bool] = True
+    fn: Callable[[Tensor], Tensor]
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise ValueError(f"fn must be callable, got {self.fn!r}")
+
+    def log_weight(self, scores: Tensor) -> Tensor:
+        weight = self.fn(scores)
+        if not isinstance(weight, Tensor) or weight.shape != scores.shape:
+            got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+            raise ValueError(f"fn must return a tensor of its input's shape {tuple(scores.shape)}, got {got}")
+        weight = weight.to(scores.dtype)
+        if self.log:
+            checks.values(
+                ~torch.isnan(weight) & (weight < torch.inf), "fn must return log-weights below inf, never NaN"
+            )
+            return weight
+        checks.values(
+            (weight >= 0) & (weight < torch.inf), "fn must return finite weights ≥ 0: use log=True for large ones"
+        )
+        # log 0 has an infinite slope, and 0 · inf is NaN: take it where it is finite only.
+        return torch.where(weight > 0, weight, 1.0).log().masked_fill(weight == 0, -torch.inf)

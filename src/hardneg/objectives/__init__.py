@@ -1,0 +1,1 @@
+"""Objectives: what a batch of embeddings is asked to become."""

@@ -1,0 +1,97 @@
+"""What the negatives of a call were: numbers read only when asked for, so that training never waits for them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hardneg.objectives.kernels import Rule, reference, tiled
+from hardneg.objectives.kernels.problem import draw
+from hardneg.objectives.meetings import Meeting
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The losses of a meeting's anchors and how they came about; tensors of shape (A,)."""
+
+    meeting: Meeting
+    rule: Rule
+    losses: Tensor
+    valid: Tensor
+    floored: Tensor
+    support: Tensor
+    positive_count: Tensor
+
+
+class Diagnostics:
+    """A record of one call.
+
+    ``read()`` gives: anchors · without_candidates, without_positives: anchors that contributed nothing, and why ·
+    floored: anchors whose debiased negatives vanished · support: mean number of negatives ·
+    effective_negatives: mean of 1/Σq², how many negatives the weights leave · positive_score, negative_score: means
+    over positives and over the support. Means are over the anchors that have what is averaged; 0 if none has.
+    """
+
+    def __init__(self, answers: Sequence[Answer], scale: Tensor) -> None:
+        self._answers = [
+            Answer(a.meeting, a.rule, a.losses.detach(), a.valid, a.floored, a.support.detach(), a.positive_count)
+            for a in answers
+        ]
+        self._scale = scale
+        self._versions = [[block._version for block in a.meeting.candidates] for a in answers]
+
+    def floored(self) -> dict[str, Tensor]:
+        """How many of how many valid anchors are floored."""
+        return {"floored": self._sum("floored"), "anchors": self._sum("valid")}
+
+    @torch.no_grad()
+    def read(self) -> dict[str, float]:
+        """The record as numbers; this waits for the device."""
+        now = [[block._version for block in a.meeting.candidates] for a in self._answers]
+        if now != self._versions:
+            raise RuntimeError("the negatives of the last call were overwritten: read diagnostics() before that")
+        effective, negative, positive = (
+            torch.cat(column) for column in zip(*map(self._means, self._answers), strict=True)
+        )
+        support = torch.cat([a.support for a in self._answers])
+        positives = torch.cat([a.positive_count for a in self._answers])
+        return {
+            "anchors": len(support),
+            "without_candidates": int((support == 0).sum()),
+            "without_positives": int((positives == 0).sum()),
+            "floored": int(self._sum("floored")),
+            "support": _mean(support, support > 0),
+            "effective_negatives": _mean(effective, support > 0),
+            "positive_score": _mean(positive, positives > 0),
+            "negative_score": _mean(negative, support > 0),
+        }
+
+    def _sum(self, name: str) -> Tensor:
+        return torch.stack([getattr(answer, name).sum() for answer in self._answers]).sum()
+
+    def _means(self, answer: Answer) -> tuple[Tensor, Tensor, Tensor]:
+        """Effective number of negatives, mean negative score and mean positive score of each anchor, (A,) each."""
+        meeting, rule = answer.meeting, answer.rule
+        effective, negative = torch.zeros_like(answer.support), torch.zeros_like(answer.support)
+        for rows, scores in tiled.strips(meeting.anchors, meeting.candidates, self._scale):
+            kept = reference.support(scores, meeting.who, rule, rows)
+            log_weight = rule.log_weights(scores)
+            kept &= log_weight > -torch.inf
+            if rule.draws is not None:
+                picked = draw(kept, rule.draws[rows])
+                scores, log_weight = scores.gather(1, picked), log_weight.gather(1, picked)
+                kept = kept.any(dim=1, keepdim=True).expand_as(picked)
+            log_weight = log_weight.masked_fill(~kept, -torch.inf)
+            total, squares = log_weight.logsumexp(dim=1), (2 * log_weight).logsumexp(dim=1)
+            effective[rows] = (2 * total - squares).exp()
+            negative[rows] = scores.masked_fill(~kept, 0).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
+        if meeting.similarity is not None:
+            return effective, negative, (meeting.similarity * self._scale).mean(dim=1)
+        nothing = torch.zeros_like(answer.support)
+        _, total = tiled.positive_sums(meeting.anchors, meeting.pool, self._scale, meeting.friends, nothing)
+        return effective, negative, total / answer.positive_count.clamp(min=1)
+
+
+def _mean(numbers: Tensor, chosen: Tensor) -> float:
+    return float(numbers[chosen].mean()) if bool(chosen.any()) else 0.0

@@ -1,0 +1,423 @@
+"""The one objective: InfoNCE with masked, banded and tilted negatives."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from hardneg import checks, distributed
+from hardneg.hardening import Bound, Custom, Hardening, Uniform
+from hardneg.objectives import meetings
+from hardneg.objectives.debiasing import log_expected_negative
+from hardneg.objectives.diagnostics import Answer, Diagnostics
+from hardneg.objectives.kernels import BACKENDS, Kernel, LogSums, Rule, choose, tiled
+from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS
+from hardneg.objectives.meetings import Meeting
+from hardneg.objectives.positives import Given, Grouped, Positives
+from hardneg.schedules import Adaptive, Schedule, Setting, value
+from hardneg.temperature import Learnable
+
+
+class InfoNCE(nn.Module):
+    """InfoNCE over a negative distribution ``q ∝ mask · band · tilt``: every method of the field in one module.
+
+    For an anchor with positives of score p and candidates of score s = cos/temperature it computes
+    ``mean log(1 + Q·G·e^{−p})``, where G is the expectation of e^s under q, corrected for the class prior.
+
+    Arguments, all by keyword:
+        temperature: number > 0, schedule, or `Learnable`
+        hardening: one `Hardening` or a tuple of them: at most one tilt, any number of bands, which intersect
+        class_prior: τ⁺, chance that a random sample shares the anchor's class, in [0, 1); 0 turns debiasing off
+        debias: ``"hcl"`` (the paper's formula) or ``"exact"`` (the tilted share of the anchor's class)
+        in_batch: candidates from ``"both"`` views (2B−2), the ``"other"`` view (B−1), or None of the batch
+        symmetric: with ``"other"``: the second view's rows are anchors too
+        supervision: what labels are used for: ``"none"``, ``"positives"``, ``"negatives"`` or ``"full"``
+        combine_positives: ``"mean_of_logs"``, ``"log_of_mean"`` or ``"in_denominator"``
+        average: over ``"anchors"``, or over all ``"pairs"`` of anchor and positive
+        negative_count: Q: the ``"support"`` size, all candidates of the ``"batch"``, or a number
+        positive_in_denominator: False gives the decoupled form log(Q·G) − p
+        num_negatives: k negatives drawn per anchor, uniformly with replacement from its support
+        weight_range: scores are rescaled to [−weight_range, weight_range] for the weights; for unnormalised embeddings
+        grad_through_weights: False treats the weights as constants
+        normalize: bring embeddings to unit length
+        gather: candidates from all processes; every process returns the global loss, and the average of the
+            processes' gradients (what DDP takes) is exactly the gradient of it
+        backend: ``"auto"``, ``"reference"`` or ``"tiled"``
+        reduction: ``"mean"``, ``"sum"`` or ``"none"`` (one loss per anchor: z1's, then z2's where they are anchors)
+        generator: of the draws of ``num_negatives``
+
+    Example:
+
+    >>> import torch, hardneg as hn
+    >>> loss = hn.InfoNCE(temperature=0.5, hardening=hn.Exponential(1.0), class_prior=0.1)
+    >>> z1, z2 = torch.randn(32, 64, requires_grad=True), torch.randn(32, 64)
+    >>> loss(z1, z2).backward()
+    >>> z1.grad.shape
+    torch.Size([32, 64])
+    """
+
+    def __init__(
+        self,
+        temperature: Setting | Learnable = 0.5,
+        hardening: Hardening | tuple[Hardening, ...] = Uniform(),  # noqa: B008  # frozen
+        class_prior: Setting = 0.0,
+        debias: str = "hcl",
+        in_batch: str | None = "both",
+        symmetric: bool = False,
+        supervision: str = "none",
+        combine_positives: str = "mean_of_logs",
+        average: str = "anchors",
+        negative_count: str | float = "support",
+        positive_in_denominator: bool = True,
+        num_negatives: int | None = None,
+        weight_range: float | None = None,
+        grad_through_weights: bool = True,
+        normalize: bool = True,
+        gather: bool = False,
+        backend: str = "auto",
+        reduction: str = "mean",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(temperature, Learnable):
+            checks.number("temperature", temperature, above=0, below=math.inf)
+        hardenings = hardening if isinstance(hardening, tuple) else (hardening,)
+        for part in hardenings:
+            if not isinstance(part, Hardening):
+                raise ValueError(f"hardening must be a Hardening or a tuple of them, got {part!r}")
+        if sum(part.weights for part in hardenings) > 1:
+            raise ValueError(f"hardening takes at most one tilt (Exponential or Custom), got {hardening!r}")
+        checks.number("class_prior", class_prior, at_least=0, below=1)
+        checks.choice("debias", debias, ("hcl", "exact"))
+        if in_batch is not None:
+            checks.choice("in_batch", in_batch, ("both", "other"))
+        if symmetric and in_batch != "other":
+            raise ValueError(f"symmetric=True needs in_batch='other', got in_batch={in_batch!r}")
+        checks.choice("supervision", supervision, ("none", "positives", "negatives", "full"))
+        checks.choice("combine_positives", combine_positives, ("mean_of_logs", "log_of_mean", "in_denominator"))
+        if combine_positives == "in_denominator" and not positive_in_denominator:
+            raise ValueError("combine_positives='in_denominator' contradicts positive_in_denominator=False: change one")
+        checks.choice("average", average, ("anchors", "pairs"))
+        if isinstance(negative_count, str):
+            checks.choice("negative_count", negative_count, ("support", "batch"))
+        else:
+            checks.number("negative_count", negative_count, above=0, below=math.inf)
+        if num_negatives is not None and (not isinstance(num_negatives, int) or num_negatives < 1):
+            raise ValueError(f"num_negatives must be an integer ≥ 1 or None, got {num_negatives!r}")
+        if weight_range is not None:
+            checks.number("weight_range", weight_range, above=0, below=math.inf)
+        checks.choice("backend", backend, BACKENDS)
+        checks.choice("reduction", reduction, ("mean", "sum", "none"))
+
+        self.temperature = temperature
+        self.hardening = hardenings
+        self.class_prior = class_prior
+        self.debias = debias
+        self.in_batch = in_batch
+        self.symmetric = symmetric
+        self.supervision = supervision
+        self.combine_positives = combine_positives
+        self.average = average
+        self.negative_count = negative_count
+        self.positive_in_denominator = positive_in_denominator
+        self.num_negatives = num_negatives
+        self.weight_range = weight_range
+        self.grad_through_weights = grad_through_weights
+        self.normalize = normalize
+        self.gather = gather
+        self.backend = backend
+        self.reduction = reduction
+        self.generator = generator
+        self.progress = 0.0
+        self._last: Diagnostics | None = None
+        self._warned = False
+        self._kernel()  # a backend that cannot run these settings is refused now
+
+    def forward(
+        self,
+        z1: Tensor,
+        z2: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        negatives: Tensor | None = None,
+        exclude: Tensor | None = None,
+        negative_labels: Tensor | None = None,
+        negative_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch.
+
+        z1: (B, d) · z2: (B, d), or (B, M, d) for M positives of anchors z1; None if positives are found by label ·
+        labels: (B,) integers, −1 = unknown · negatives: (N, d) shared or (B, N, d) per anchor, added to the candidates
+        in the batch · exclude: (B,) or (B, E) indices into negatives · negative_labels: (N,) or (B, N) ·
+        negative_mask: (B, N) bool, True = may be a negative; row i serves both views of i
+        """
+        self._check_use(z2, labels, negatives, negative_labels)
+        inputs = meetings.read(z1, z2, labels, negatives, exclude, negative_labels, negative_mask)
+        with torch.autocast(z1.device.type, enabled=False):  # float32 arithmetic inside, always
+            loss = self._loss(inputs)
+        if negatives is not None and loss.requires_grad and not torch.compiler.is_compiling():
+            loss = _Guard.apply(loss, negatives)  # type: ignore[no-untyped-call]
+        return loss
+
+    def set_progress(self, fraction: float) -> None:
+        """Move all schedules to the fraction of training done, in [0, 1]."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction must be in [0, 1], got {fraction!r}: pass steps done / steps in all")
+        self.progress = float(fraction)
+
+    def diagnostics(self) -> dict[str, float]:
+        """What the negatives of the last call were; see `hardneg.objectives.diagnostics.Diagnostics`."""
+        if self._last is None:
+            raise RuntimeError("diagnostics() describes the last call, and there has been none: call the loss first")
+        report = self._last.read()
+        self._warn_if_floored(report["floored"], report["anchors"])
+        return report
+
+    def get_extra_state(self) -> Tensor:
+        """Progress and the memory of adaptive schedules, as one tensor, so that any checkpoint format can hold it."""
+        numbers = [self.progress]
+        for schedule in self._adaptive():
+            state = schedule.state()
+            numbers += [float(len(state)), *state]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take back what `get_extra_state` gave."""
+        self.progress, *rest = state.tolist()
+        for schedule in self._adaptive():
+            size = int(rest[0])
+            schedule.load_state(rest[1 : 1 + size])
+            rest = rest[1 + size :]
+
+    def extra_repr(self) -> str:
+        shown = ("hardening", "class_prior", "in_batch", "supervision", "negative_count", "reduction", "backend")
+        first = [] if isinstance(self.temperature, Learnable) else [f"temperature={self.temperature!r}"]
+        return ", ".join(first + [f"{name}={getattr(self, name)!r}" for name in shown])
+
+    def _check_use(
+        self, z2: Tensor | None, labels: Tensor | None, negatives: Tensor | None, negative_labels: Tensor | None
+    ) -> None:
+        """Raise where the settings and the arguments of this call do not fit."""
+        supervised = self.supervision
+        if labels is not None and supervised == "none":
+            raise ValueError(
+                "labels were given, but supervision='none' ignores them: set supervision or leave them out"
+            )
+        if labels is None and supervised != "none":
+            raise ValueError(f"supervision={supervised!r} needs labels: pass labels=, with −1 where unknown")
+        if negatives is None and self.in_batch is None:
+            raise ValueError("in_batch=None takes no negatives from the batch: pass negatives=")
+        if negative_labels is not None and supervised not in ("negatives", "full"):
+            raise ValueError(f"negative_labels were given, but supervision={supervised!r} ignores them")
+        if negatives is not None and negative_labels is None and supervised in ("negatives", "full"):
+            raise ValueError(f"supervision={supervised!r} with negatives needs negative_labels, with −1 where unknown")
+        if z2 is None and supervised not in ("positives", "full"):
+            raise ValueError(f"one view needs positives from labels, but supervision={supervised!r}: pass z2 or set it")
+        if z2 is None and self.in_batch == "other":
+            raise ValueError("in_batch='other' needs a second view: pass z2, or set in_batch='both'")
+        if self.symmetric and isinstance(z2, Tensor) and z2.dim() == 3:
+            raise ValueError(f"symmetric=True needs z2 of shape (B, d), got {tuple(z2.shape)}")
+
+    def _loss(self, inputs: meetings.Inputs) -> Tensor:
+        if self.normalize:
+            inputs = meetings.with_unit_length(inputs)
+        scale = self._scale(inputs.views)
+        arranged = meetings.arrange(
+            inputs,
+            in_batch=self.in_batch,
+            symmetric=self.symmetric,
+            supervision=self.supervision,
+            gather=self.gather,
+        )
+        weights, kernel = self._weights(arranged, scale), self._kernel()
+        if not self.normalize:
+            meetings.check_range(arranged, scale, weights.tilt)
+        answers = [self._answer(meeting, scale, weights, kernel) for meeting in arranged]
+        self._last = Diagnostics(answers, scale.detach())
+        prior = value(self.class_prior, self.progress)
+        if prior > 0 and scale.device.type == "cpu" and not (self._warned or torch.compiler.is_compiling()):
+            self._warn_if_floored(**{name: float(count) for name, count in self._last.floored().items()})
+        return self._reduced(
+            torch.cat([answer.losses for answer in answers]),
+            torch.cat([answer.valid for answer in answers]),
+            torch.cat([answer.positive_count for answer in answers]),
+        )
+
+    def _answer(self, meeting: Meeting, scale: Tensor, weights: Rule, kernel: Kernel) -> Answer:
+        """The losses of one meeting's anchors."""
+        positives: Positives
+        if meeting.similarity is None:
+            positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel)
+        else:
+            positives = Given(meeting.similarity * scale)
+        rule = self._banded(weights, positives, meeting)
+        negatives = kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.who, rule)
+        prior = value(self.class_prior, self.progress)
+        if prior > 0:
+            least = -scale if self.normalize else scale.new_full((), math.log(torch.finfo(scale.dtype).tiny))
+            log_g, floored = log_expected_negative(negatives, positives.sums(weights), prior, self.debias, least)
+        else:
+            log_g, floored = negatives.log_mean(), torch.zeros_like(negatives.count, dtype=torch.bool)
+
+        positive_count = positives.count()
+        valid = (negatives.count > 0) & (positive_count > 0)
+        log_total = torch.where(valid, self._log_number(negatives, meeting) + log_g, 0.0)  # log(Q·G)
+        losses = torch.where(valid, self._combined(positives, log_total), 0.0)
+        return Answer(meeting.detached(), rule, losses, valid, floored & valid, negatives.count, positive_count)
+
+    def _combined(self, positives: Positives, log_total: Tensor) -> Tensor:
+        """Each anchor's loss from its positives and the logarithm of its negatives' total, (A,)."""
+        if self.combine_positives == "mean_of_logs":
+            if self.positive_in_denominator:
+                return positives.mean_softplus(log_total)
+            return log_total - positives.mean()
+        plain = positives.sums(Rule(largest=self._largest()))
+        some = plain.count > 0
+        log_sum = torch.where(some, plain.tilted, 0.0)  # log Σ e^p
+        if self.combine_positives == "in_denominator":
+            return torch.logaddexp(log_sum, log_total) - positives.mean()
+        gap = log_total - (log_sum - plain.count.clamp(min=1).log())
+        return softplus(gap, threshold=EXACT_SOFTPLUS) if self.positive_in_denominator else gap
+
+    def _reduced(self, losses: Tensor, valid: Tensor, positive_count: Tensor) -> Tensor:
+        if self.reduction == "none":
+            return losses
+        weight = valid.to(losses.dtype) * (positive_count if self.average == "pairs" else 1)
+        total, number = (losses * weight).sum(), weight.sum()
+        processes = distributed.world_size() if self.gather else 1
+        everything = total if processes == 1 else distributed.total(total)
+        if self.reduction == "mean":
+            number = number if processes == 1 else distributed.total(number)
+            total, everything = total / number.clamp(min=1), everything / number.clamp(min=1)
+        if processes == 1:
+            return total
+        # The value is the global loss; the gradient is scaled so that DDP's average over processes is exact.
+        share = processes * total
+        return share + (everything - share).detach()
+
+    def _scale(self, views: Tensor) -> Tensor:
+        """1/temperature, ()."""
+        if isinstance(self.temperature, Learnable):
+            temperature: Tensor = self.temperature()
+            return 1 / temperature.to(views)
+        return views.new_full((), 1 / value(self.temperature, self.progress))
+
+    def _largest(self) -> float | None:
+        """What no |score| exceeds, if that is known without looking."""
+        if not self.normalize:
+            return None
+        lowest = (
+            self.temperature.minimum
+            if isinstance(self.temperature, Learnable)
+            else value(self.temperature, self.progress)
+        )
+        return 1 / lowest
+
+    def _kernel(self) -> Kernel:
+        return choose(self.backend, general_weights=any(isinstance(part, Custom) for part in self.hardening))
+
+    def _weights(self, arranged: list[Meeting], scale: Tensor) -> Rule:
+        """The part of the rule that speaks of weights; it holds for positives too."""
+        stretch: float | Tensor = 1.0
+        if self.weight_range is not None:
+            extents = [
+                tiled.largest_magnitude(m.anchors, m.candidates, scale, m.who) for m in map(Meeting.detached, arranged)
+            ]
+            largest = torch.stack(extents).amax()
+            if self.gather and distributed.world_size() > 1:
+                largest = distributed.maximum(largest)
+            stretch = self.weight_range / largest.masked_fill(largest == 0, 1)
+        tilt, log_weight = 0.0, None
+        for part in self.hardening:
+            tilt += part.tilt(self.progress)
+            if isinstance(part, Custom):
+                log_weight = lambda scores, part=part: part.log_weight(scores * stretch)  # noqa: E731
+        return Rule(
+            tilt=tilt * stretch if tilt > 0 else 0.0,
+            log_weight=log_weight,
+            grad_through_weights=self.grad_through_weights,
+            largest=self._largest(),
+        )
+
+    def _banded(self, weights: Rule, positives: Positives, meeting: Meeting) -> Rule:
+        """The whole rule: weights, bands and draws."""
+        best = positives.best() if any(part.needs_positive for part in self.hardening) else None
+        lower: Bound = None
+        upper: Bound = None
+        rings = []
+        for part in self.hardening:
+            low, high = part.bounds(best, self.progress)
+            lower, upper = _tighter(lower, low, torch.maximum), _tighter(upper, high, torch.minimum)
+            percentiles = part.percentiles(self.progress)
+            if percentiles is not None:
+                rings.append(percentiles)
+        draws = None
+        if self.num_negatives is not None:
+            # Drawn for the anchors of all processes, so that the draws do not depend on how many there are.
+            device = meeting.anchors.device if self.generator is None else self.generator.device
+            shape = (meeting.total_anchors, self.num_negatives)
+            everyone = torch.randint(1 << 62, shape, generator=self.generator, device=device)
+            draws = everyone.to(meeting.anchors.device)[meeting.order]
+        return replace(weights, lower=lower, upper=upper, rings=tuple(rings), draws=draws)
+
+    def _log_number(self, negatives: LogSums, meeting: Meeting) -> Tensor:
+        """log Q, (A,) or ()."""
+        if self.negative_count == "support":
+            return negatives.count.log()
+        if self.negative_count == "batch":
+            return meeting.met.log()
+        return negatives.count.new_full((), math.log(float(self.negative_count)))
+
+    def _warn_if_floored(self, floored: float, anchors: float) -> None:
+        if floored > anchors / 2 and not self._warned:
+            self._warned = True
+            prior = value(self.class_prior, self.progress)
+            warnings.warn(
+                f"{floored:.0f} of {anchors:.0f} anchors are floored: debiasing with class_prior={prior:g} takes away "
+                "all of their negatives, which then get no gradient. Lower class_prior (0 turns debiasing off) or "
+                "raise the temperature; diagnostics()['floored'] counts them.",
+                stacklevel=5,
+            )
+
+    def _adaptive(self) -> Iterator[Adaptive]:
+        """The schedules with a memory, each once, in a fixed order."""
+        settings: list[Any] = [self.temperature, self.class_prior]
+        for part in self.hardening:
+            settings += part.schedules()
+        seen: set[int] = set()
+        for setting in settings:
+            for leaf in setting.leaves() if isinstance(setting, Schedule) else ():
+                if isinstance(leaf, Adaptive) and id(leaf) not in seen:
+                    seen.add(id(leaf))
+                    yield leaf
+
+
+def _tighter(one: Bound, other: Bound, pick: Callable[[Tensor, Tensor], Tensor]) -> Bound:
+    """The tighter of two bounds: ``pick`` is torch.maximum for lower ones, torch.minimum for upper ones."""
+    if one is None or other is None:
+        return other if one is None else one
+    like = one if isinstance(one, Tensor) else other
+    if isinstance(like, Tensor):
+        return pick(torch.as_tensor(one).to(like), torch.as_tensor(other).to(like))
+    return float(pick(torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)))
+
+
+class _Guard(torch.autograd.Function):
+    """Passes the loss on, and refuses its backward pass if the given negatives were overwritten meanwhile.
+
+    A kernel that recomputes scores from a queue would otherwise give silently wrong gradients.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *watched: Tensor) -> Tensor:
+        ctx.save_for_backward(*watched)
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad, *(None for _ in ctx.saved_tensors))  # unpacking compares the versions

@@ -1,0 +1,119 @@
+"""What a kernel is asked: who may be compared with whom, which of them count, and how much."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hardneg.hardening import Bound
+
+# Above it softplus(x) is taken to be x. PyTorch's own choice, 20, is wrong by 2e-9: too much for float64.
+EXACT_SOFTPLUS = 40.0
+
+
+@dataclass(frozen=True)
+class LogSums:
+    """What a kernel answers for each anchor, over the support S of its negatives."""
+
+    tilted: Tensor  # (A,) log Σ_S e^{(β+1)s}, −inf where S is empty
+    weight: Tensor  # (A,) log Σ_S e^{βs}, −inf where S is empty
+    count: Tensor  # (A,) |S|
+
+    def log_mean(self) -> Tensor:
+        """log E_q[e^s] of each anchor with q ∝ e^{βs} on S (HCL eq. 4); −inf where S is empty."""
+        some = self.count > 0
+        return torch.where(some, torch.where(some, self.tilted, 0.0) - torch.where(some, self.weight, 0.0), -torch.inf)
+
+
+@dataclass(frozen=True)
+class Eligibility:
+    """Which candidate may stand against which anchor, in O(A + N) memory.
+
+    columns: number of candidates N · excluded: (A, E) candidates an anchor never meets ·
+    anchor_groups (A,), candidate_groups (N,): only members of different groups meet (of the same group if ``same``) ·
+    allowed: (B, n) bool for the last n candidates; row i speaks for anchors i, i + B, …
+    """
+
+    columns: int
+    excluded: Tensor | None = None
+    anchor_groups: Tensor | None = None
+    candidate_groups: Tensor | None = None
+    same: bool = False
+    allowed: Tensor | None = None
+
+    def hide(self, matrix: Tensor, rows: slice, fill: float) -> None:
+        """Overwrite with ``fill`` the entries of ``matrix`` (R, N), anchors ``rows``, that may not meet."""
+        if self.excluded is not None:
+            matrix.scatter_(1, self.excluded[rows], fill)
+        if self.anchor_groups is not None and self.candidate_groups is not None:
+            alike = self.anchor_groups[rows, None] == self.candidate_groups  # (R, N)
+            matrix.masked_fill_(~alike if self.same else alike, fill)
+        if self.allowed is not None:
+            given = self.allowed.shape[1]
+            allowed = self.allowed[wrapped(rows, len(self.allowed), matrix.device)]  # (R, n)
+            matrix[:, self.columns - given :].masked_fill_(~allowed, fill)
+
+    @property
+    def is_plain(self) -> bool:
+        """Are the only ineligible candidates the excluded ones?"""
+        return self.anchor_groups is None and self.allowed is None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which eligible candidates are negatives, and their weights.
+
+    tilt: β of weights e^{βs} · log_weight: general weights instead · lower, upper: scores kept, one for all or (A,) ·
+    rings: ranges of ranks kept, as fractions of the eligible · draws: (A, k) random integers; k negatives are drawn
+    by them from what is kept · grad_through_weights: do gradients flow through the weights? ·
+    largest: no |score| exceeds it, if known
+    """
+
+    tilt: float | Tensor = 0.0
+    log_weight: Callable[[Tensor], Tensor] | None = None
+    lower: Bound = None
+    upper: Bound = None
+    rings: tuple[tuple[float, float], ...] = ()
+    draws: Tensor | None = None
+    grad_through_weights: bool = True
+    largest: float | None = None
+
+    def log_weights(self, scores: Tensor) -> Tensor:
+        """Logarithms of the weights of candidates with these scores."""
+        weights = self.tilt * scores if self.log_weight is None else self.log_weight(scores)
+        return weights if self.grad_through_weights else weights.detach()
+
+    @property
+    def is_banded(self) -> bool:
+        """Does it keep fewer than all eligible candidates?"""
+        return self.lower is not None or self.upper is not None or bool(self.rings)
+
+    def ranks(self, eligible: Tensor) -> tuple[Tensor, Tensor]:
+        """First and one-past-last rank kept of each row with ``eligible`` (R,) candidates."""
+        start, end = torch.zeros_like(eligible), eligible
+        for lower, upper in self.rings:
+            first = (lower * eligible.double() + 1e-9).floor().long()
+            last = torch.maximum((upper * eligible.double() + 1e-9).floor().long(), first + 1)
+            start, end = torch.maximum(start, first), torch.minimum(end, last)
+        return start, end
+
+
+def wrapped(rows: slice, size: int, device: torch.device) -> slice | Tensor:
+    """The rows of a table of ``size`` that serve the anchors ``rows``: anchor i reads row i modulo size."""
+    if rows.stop <= size:
+        return rows
+    return torch.arange(rows.start, rows.stop, device=device) % size
+
+
+def per_row(bound: float | Tensor, rows: slice) -> float | Tensor:
+    """A bound as it compares with a strip (R, N): a number, or a column of the strip's rows."""
+    return bound[rows, None] if isinstance(bound, Tensor) else bound
+
+
+def draw(kept: Tensor, draws: Tensor) -> Tensor:
+    """The candidates that the random integers ``draws`` (R, k) pick uniformly from each row of ``kept`` (R, N)."""
+    so_far = kept.cumsum(dim=1)  # (R, N)
+    choice = draws % so_far[:, -1:].clamp(min=1)  # (R, k) the how-many-th of those kept
+    # In a row that keeps nothing the search runs off the end; its draws are masked by the caller.
+    return torch.searchsorted(so_far, choice + 1).clamp(max=kept.shape[1] - 1)

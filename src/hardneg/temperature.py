@@ -1,0 +1,36 @@
+"""A temperature that is trained with the encoder."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from hardneg import checks
+
+
+class Learnable(nn.Module):
+    """A temperature trained in log-space and kept at or above a minimum, as in CLIP.
+
+    initial: first value · minimum: smallest value; a step below it is projected back at the next call
+
+    >>> import hardneg as hn
+    >>> loss = hn.InfoNCE(temperature=hn.Learnable(0.07))
+    >>> [name for name, _ in loss.named_parameters()]
+    ['temperature.log_value']
+    """
+
+    def __init__(self, initial: float = 0.07, minimum: float = 0.01) -> None:
+        super().__init__()
+        checks.number("minimum", minimum, above=0, below=float("inf"))
+        checks.number("initial", initial, at_least=minimum, below=float("inf"))
+        self.minimum = float(minimum)
+        self.log_value = nn.Parameter(torch.tensor(math.log(initial)))
+
+    def forward(self) -> Tensor:
+        """The temperature, ()."""
+        with torch.no_grad():  # projection: a clamp inside the graph would leave a dead gradient below the minimum
+            self.log_value.data.clamp_(min=math.log(self.minimum))
+        return self.log_value.exp()
+
+    def extra_repr(self) -> str:
+        return f"{float(self.log_value.detach().exp()):.4g}, minimum={self.minimum:g}"
