@@ -9,18 +9,19 @@ from hardneg.objectives.kernels import LogSums
 
 
 def log_expected_negative(
-    negatives: LogSums, positives: LogSums, prior: float, form: str, log_floor: Tensor
+    negatives: LogSums, positives: LogSums, positive_count: Tensor, prior: float, form: str, log_floor: Tensor
 ) -> tuple[Tensor, Tensor]:
     """log G and which anchors are floored, (A,) each, for a class prior τ⁺ > 0.
 
     form: ``"hcl"``, G = (R − τ⁺P)/(1 − τ⁺) (HCL eq. 4), or ``"exact"``, G = (Z·R − τ⁺Z⁺P)/(Z − τ⁺Z⁺), which
-    takes the share of the anchor's class under the tilted distribution · log_floor: (), the least log G
+    takes the share of the anchor's class under the tilted distribution · positive_count: (A,), those without weight
+    included · log_floor: (), the least log G
     """
     log_prior = math.log(prior)
     if form == "hcl":
         log_g = log_difference(negatives.log_mean(), log_prior + positives.log_mean()) - math.log1p(-prior)
     else:
-        log_n, log_m = negatives.count.log(), positives.count.log()
+        log_n, log_m = negatives.count.log(), positive_count.clamp(min=1).log()
         numerator = log_difference(negatives.tilted - log_n, log_prior + positives.tilted - log_m)
         denominator = log_difference(negatives.weight - log_n, log_prior + positives.weight - log_m)
         log_g = torch.where(denominator > -torch.inf, numerator - denominator, -torch.inf)

@@ -255,16 +255,18 @@ class InfoNCE(nn.Module):
             positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel)
         else:
             positives = Given(meeting.similarity * scale)
+        positive_count = positives.count()
         rule = self._banded(weights, positives, meeting)
         negatives = kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.who, rule)
         prior = value(self.class_prior, self.progress)
         if prior > 0:
             least = -scale if self.normalize else scale.new_full((), math.log(torch.finfo(scale.dtype).tiny))
-            log_g, floored = log_expected_negative(negatives, positives.sums(weights), prior, self.debias, least)
+            log_g, floored = log_expected_negative(
+                negatives, positives.sums(weights), positive_count, prior, self.debias, least
+            )
         else:
             log_g, floored = negatives.log_mean(), torch.zeros_like(negatives.count, dtype=torch.bool)
 
-        positive_count = positives.count()
         valid = (negatives.count > 0) & (positive_count > 0)
         log_total = torch.where(valid, self._log_number(negatives, meeting) + log_g, 0.0)  # log(Q·G)
         losses = torch.where(valid, self._combined(positives, log_total), 0.0)
@@ -331,7 +333,7 @@ class InfoNCE(nn.Module):
             largest = torch.stack(extents).amax()
             if self.gather and distributed.world_size() > 1:
                 largest = distributed.maximum(largest)
-            stretch = self.weight_range / largest.masked_fill(largest == 0, 1)
+            stretch = torch.where(largest > 0, self.weight_range / largest, 1.0)
         tilt, log_weight = 0.0, None
         for part in self.hardening:
             tilt += part.tilt(self.progress)

@@ -69,7 +69,7 @@ class Grouped:
         ordered = self.who.candidate_groups.sort().values
         first = torch.searchsorted(ordered, self.who.anchor_groups)
         last = torch.searchsorted(ordered, self.who.anchor_groups, right=True)
-        return (last - first - (self.who.excluded is not None)).to(self.anchors.dtype)
+        return (last - first - int(self.who.excluded is not None)).to(self.anchors.dtype)
 
     def best(self) -> Tensor:
         return tiled.row_maximum(self.anchors.detach(), [self.pool.detach()], self.scale.detach(), self.who)

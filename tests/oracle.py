@@ -1,0 +1,292 @@
+"""A slow float64 oracle of the objective, written from METHODS.md alone and sharing no code with the library."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+UNKNOWN = -1  # the label that equals nobody's, itself included
+GIVEN = -1  # the instance number of given negatives, which belong to no instance of the batch
+
+
+class Result(NamedTuple):
+    """The losses of one call, anchor by anchor and reduced."""
+
+    losses: list[float]
+    valid: list[bool]
+    floored: list[bool]
+    support: list[list[int]]
+    mean: float
+    total: float
+
+
+class Sample(NamedTuple):
+    """One embedding and what is known of it."""
+
+    vector: list[float]
+    instance: int
+    view: int
+    label: int
+
+
+class Anchor(NamedTuple):
+    """One anchor with the scores of its positives and of every column, and the columns that may be negatives."""
+
+    positives: list[float]
+    scores: list[float]
+    eligible: list[int]
+    batch_count: int
+
+
+def log_sum_exp(values: Sequence[float]) -> float:
+    """Return log(sum(exp(values))), which is -inf for no values."""
+    largest = max(values, default=-math.inf)
+    if largest == -math.inf:
+        return -math.inf  # otherwise -inf - -inf below would be NaN
+    return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
+
+
+def log_difference(a: float, b: float) -> float:
+    """Return log(exp(a) - exp(b)), or -inf where the difference is not positive."""
+    if a <= b:
+        return -math.inf
+    return a + math.log(-math.expm1(b - a))
+
+
+def log_or_minus_inf(value: float) -> float:
+    """Return log(value) with log(0) = -inf."""
+    return math.log(value) if value > 0 else -math.inf
+
+
+def to_vector(row: Any, normalize: bool) -> list[float]:
+    """Return a row as floats, of unit length if asked; a zero vector stays zero."""
+    values = [float(x) for x in row]
+    length = math.sqrt(math.fsum(x * x for x in values))
+    return [x / length for x in values] if normalize and length > 0 else values
+
+
+def same_label(a: Sample, b: Sample) -> bool:
+    """Tell whether two samples have the same known label."""
+    return a.label != UNKNOWN and a.label == b.label
+
+
+def ring(scores: list[float], eligible: list[int], lower: float, upper: float) -> set[int]:
+    """Return the columns that lie between two percentiles of the eligible ones, by rank."""
+    ranked = sorted(eligible, key=lambda column: (scores[column], column))
+    start = math.floor(lower * len(ranked) + 1e-9)
+    end = max(math.floor(upper * len(ranked) + 1e-9), start + 1)
+    return set(ranked[start:end])
+
+
+def log_generalised_mean(log_weights: list[float], scores: list[float]) -> float:
+    """Return log(sum(w e^s) / sum(w)), the form of both R and P, or -inf if all weights are zero."""
+    log_weight_sum = log_sum_exp(log_weights)
+    if log_weight_sum == -math.inf:
+        return -math.inf
+    return log_sum_exp([w + s for w, s in zip(log_weights, scores, strict=True)]) - log_weight_sum
+
+
+def log_debiased(
+    w_neg: list[float], s_neg: list[float], w_pos: list[float], p: list[float], tau: float, debias: str, floor: float
+) -> tuple[float, bool]:
+    """Return log G and whether it was floored, from log-weights and scores of the negatives and the positives."""
+    log_r = log_generalised_mean(w_neg, s_neg)
+    if tau == 0:
+        return log_r, False
+    log_p = log_generalised_mean(w_pos, p)
+    log_tau = math.log(tau)
+    if debias == "hcl":
+        log_g = log_difference(log_r, log_tau + log_p) - math.log1p(-tau)
+    elif debias == "exact":
+        log_z = log_sum_exp(w_neg) - math.log(len(w_neg))
+        log_z_pos = log_sum_exp(w_pos) - math.log(len(w_pos))
+        denominator = log_difference(log_z, log_tau + log_z_pos)
+        if denominator == -math.inf:
+            return floor, True
+        log_g = log_difference(log_z + log_r, log_tau + log_z_pos + log_p) - denominator
+    else:
+        raise ValueError(f"debias={debias!r}")
+    return (floor, True) if log_g <= floor else (log_g, False)
+
+
+def anchor_loss(p: list[float], log_qg: float, combine: str, positive_in_denominator: bool) -> float:
+    """Return the loss of one anchor with positive scores p and log(Q G)."""
+    log_mean_p = log_sum_exp(p) - math.log(len(p))
+    if combine not in ("mean_of_logs", "log_of_mean", "in_denominator"):
+        raise ValueError(f"combine_positives={combine!r}")
+    if combine == "log_of_mean":
+        return log_sum_exp([log_mean_p, log_qg]) - log_mean_p if positive_in_denominator else log_qg - log_mean_p
+    terms = []
+    for score in p:
+        if not positive_in_denominator:
+            terms.append(log_qg - score)
+        elif combine == "in_denominator":
+            terms.append(log_sum_exp([*p, log_qg]) - score)
+        else:
+            terms.append(log_sum_exp([0.0, log_qg - score]))  # = log(1 + Q G e^-p)
+    return math.fsum(terms) / len(terms)
+
+
+def info_nce(
+    z1: np.ndarray,
+    z2: np.ndarray | None = None,
+    *,
+    labels: np.ndarray | None = None,
+    negatives: np.ndarray | None = None,
+    exclude: np.ndarray | None = None,
+    negative_labels: np.ndarray | None = None,
+    negative_mask: np.ndarray | None = None,
+    temperature: float = 0.5,
+    beta: float = 0.0,
+    eta: Callable[[float], float] | None = None,
+    tau_threshold: float | None = None,
+    rings: Sequence[tuple[float, float]] = (),
+    below: tuple[str, float] | None = None,
+    class_prior: float = 0.0,
+    debias: str = "hcl",
+    in_batch: str | None = "both",
+    symmetric: bool = False,
+    supervision: str = "none",
+    combine_positives: str = "mean_of_logs",
+    average: str = "anchors",
+    negative_count: str | float = "support",
+    positive_in_denominator: bool = True,
+    draws: np.ndarray | None = None,
+    weight_range: float | None = None,
+    normalize: bool = True,
+) -> Result:
+    """Compute the objective of METHODS.md section 1 anchor by anchor."""
+    size = len(z1)
+    if in_batch not in ("both", "other", None) or supervision not in ("none", "positives", "negatives", "full"):
+        raise ValueError(f"in_batch={in_batch!r}, supervision={supervision!r}")
+    if symmetric and (in_batch != "other" or z2 is None or z2.ndim != 2):
+        raise ValueError('symmetric needs in_batch="other" and z2 of shape (B, d)')
+
+    # The samples of the batch: z1 is view 0, the views of z2 are 1, 2, ... in view-major order.
+    def sample(row: Any, instance: int, view: int) -> Sample:
+        label = UNKNOWN if labels is None else int(labels[instance])
+        return Sample(to_vector(row, normalize), instance, view, label)
+
+    first = [sample(z1[i], i, 0) for i in range(size)]
+    others: list[Sample] = []
+    if z2 is not None:
+        views = z2[:, None, :] if z2.ndim == 2 else z2
+        others = [sample(views[i, m], i, m + 1) for m in range(views.shape[1]) for i in range(size)]
+
+    # Each direction: its anchors, its in-batch candidate columns, and the pool its positives come from.
+    directions: list[tuple[list[Sample], list[Sample], list[Sample]]]
+    if in_batch == "both":
+        two_views = z2 is not None and z2.ndim == 2
+        directions = [(first + others if two_views else first, first + others, first + others)]
+    elif in_batch == "other":
+        directions = [(first, others, others)]
+        if symmetric:
+            directions.append((others, first, first))
+    else:
+        directions = [(first, [], first if z2 is None else others)]
+
+    def given_negatives(i: int) -> list[Sample]:
+        if negatives is None:
+            return []
+        rows = negatives if negatives.ndim == 2 else negatives[i]
+        known = None
+        if negative_labels is not None:
+            known = negative_labels if negative_labels.ndim == 1 else negative_labels[i]
+        return [
+            Sample(to_vector(row, normalize), GIVEN, n, UNKNOWN if known is None else int(known[n]))
+            for n, row in enumerate(rows)
+        ]
+
+    given = [given_negatives(i) for i in range(size)]
+
+    def score(a: Sample, b: Sample) -> float:
+        # fsum is exact up to one rounding, so equal pairs of vectors tie exactly and ties go by index.
+        return math.fsum(x * y for x, y in zip(a.vector, b.vector, strict=True)) / temperature
+
+    anchors: list[Anchor] = []
+    for queries, batch_columns, pool in directions:
+        for query in queries:
+            i = query.instance
+            positives = []
+            for other in pool:
+                is_itself = other.instance == i and other.view == query.view
+                by_label = supervision in ("positives", "full") and same_label(query, other)
+                if not is_itself and (other.instance == i or by_label):
+                    positives.append(score(query, other))
+            columns = batch_columns + given[i]
+            excluded = set() if exclude is None else {int(n) for n in np.atleast_1d(exclude[i])}
+            eligible, batch_count = [], 0
+            for column, other in enumerate(columns):
+                if other.instance == i:
+                    continue
+                if other.instance == GIVEN:
+                    n = column - len(batch_columns)
+                    if n in excluded or (negative_mask is not None and not negative_mask[i, n]):
+                        continue
+                batch_count += 1
+                if supervision in ("negatives", "full") and same_label(query, other):
+                    continue
+                eligible.append(column)
+            anchors.append(Anchor(positives, [score(query, other) for other in columns], eligible, batch_count))
+
+    # weight_range rescales the scores inside the weights only, by one factor for the whole call.
+    factor = 1.0
+    if weight_range is not None:
+        largest = max((abs(a.scores[j]) for a in anchors for j in a.eligible), default=0.0)
+        factor = weight_range / largest if largest > 0 else 1.0
+
+    def log_weight(s: float) -> float:
+        return beta * (s * factor) if eta is None else log_or_minus_inf(eta(s * factor))
+
+    log_floor = -1 / temperature if normalize else math.log(np.finfo(np.float64).tiny)
+    losses, valid, floored, supports = [], [], [], []
+    for number, anchor in enumerate(anchors):
+        p, s = anchor.positives, anchor.scores
+        # All rings rank the same eligible columns: percentiles come before other bands, and bands intersect.
+        kept_by_rings = [ring(s, anchor.eligible, lower, upper) for lower, upper in rings]
+        low = -math.inf if tau_threshold is None else log_or_minus_inf(tau_threshold)
+        high = math.inf
+        if below is not None:
+            kind, amount = below
+            # Without a positive there is no bound to be below of; the anchor is invalid in any case.
+            hardest = max(p, default=-math.inf)
+            if hardest == -math.inf:
+                high = -math.inf
+            elif kind in ("margin", "relative"):
+                high = hardest - amount if kind == "margin" else amount * hardest
+            else:
+                raise ValueError(f"below={below!r}")
+        support = []
+        for column in anchor.eligible:
+            in_rings = all(column in kept for kept in kept_by_rings)
+            if in_rings and low <= s[column] <= high and log_weight(s[column]) > -math.inf:
+                support.append(column)
+        if draws is not None and support:
+            support = [support[int(draw) % len(support)] for draw in draws[number]]
+        supports.append(support)
+
+        valid.append(bool(support) and bool(p))
+        if not valid[-1]:
+            losses.append(0.0)
+            floored.append(False)
+            continue
+        s_neg = [s[column] for column in support]
+        w_neg = [log_weight(value) for value in s_neg]
+        w_pos = [log_weight(value) for value in p]
+        log_g, was_floored = log_debiased(w_neg, s_neg, w_pos, p, class_prior, debias, log_floor)
+        counts = {"support": len(support), "batch": anchor.batch_count}
+        count = counts[negative_count] if isinstance(negative_count, str) else negative_count
+        log_qg = log_or_minus_inf(count) + log_g
+        losses.append(anchor_loss(p, log_qg, combine_positives, positive_in_denominator))
+        floored.append(was_floored)
+
+    if average not in ("anchors", "pairs"):
+        raise ValueError(f"average={average!r}")
+    total, divisor = 0.0, 0
+    for anchor, loss, ok in zip(anchors, losses, valid, strict=True):
+        if ok:
+            weight = len(anchor.positives) if average == "pairs" else 1
+            total += weight * loss
+            divisor += weight
+    return Result(losses, valid, floored, supports, total / divisor if divisor else 0.0, total)
