@@ -58,7 +58,7 @@ def _ramp_weight(score: float) -> float:
 
 @st.composite
 def cases(draw: st.DrawFn, custom: bool = True, integer: bool = False) -> Case:
-    """Any settings that go together. ``integer``: embeddings of small integers, whose scores are exact and often tie."""
+    """Any settings that go together. ``integer``: embeddings of small integers, with exact scores that often tie."""
     batch, dim = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
 

@@ -1,7 +1,5 @@
 """Finite input never gives NaN or inf; anchors with nothing to compare contribute exactly nothing."""
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -183,11 +181,17 @@ def test_an_anchor_without_positives_leaves_the_mean(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("average", ["anchors", "pairs"])
 @pytest.mark.parametrize(
-    ("combine", "average", "decoupled"),
-    [c for c in itertools.product(("mean_of_logs", "log_of_mean", "in_denominator"), ("anchors", "pairs"), (False, True))
-     if not (c[0] == "in_denominator" and c[2])],
-)  # fmt: skip
+    ("combine", "decoupled"),
+    [
+        ("mean_of_logs", False),
+        ("mean_of_logs", True),
+        ("log_of_mean", False),
+        ("log_of_mean", True),
+        ("in_denominator", False),
+    ],
+)
 def test_every_way_of_combining_positives_survives_lonely_anchors(
     backend: str, combine: str, average: str, decoupled: bool
 ) -> None:

@@ -383,7 +383,7 @@ class InfoNCE(nn.Module):
                 f"{floored:.0f} of {anchors:.0f} anchors are floored: debiasing with class_prior={prior:g} takes away "
                 "all of their negatives, which then get no gradient. Lower class_prior (0 turns debiasing off) or "
                 "raise the temperature; diagnostics()['floored'] counts them.",
-                stacklevel=5,
+                stacklevel=6,  # the line that called the loss
             )
 
     def _adaptive(self) -> Iterator[Adaptive]:

@@ -34,6 +34,8 @@ def choose(backend: str, *, general_weights: bool) -> Kernel:
     """
     if backend == "auto":
         backend = "reference" if general_weights or torch.compiler.is_compiling() else "tiled"
+    if backend == "tiled" and general_weights:
+        raise ValueError("backend='tiled' cannot run Custom weights: use backend='reference' or 'auto'")
     return {"reference": reference, "tiled": tiled}[backend]
 
 

@@ -24,8 +24,6 @@ SAFE_EXPONENT = 40.0
 
 def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
     """As `reference.log_sums`, for every rule but general weights."""
-    if rule.log_weight is not None:
-        raise ValueError("backend='tiled' cannot run Custom weights: use backend='reference' or 'auto'")
     tilted, weight, count = _reduce(_NegativeSums(who, rule), anchors, candidates, scale)
     return LogSums(tilted, weight, count)
 
