@@ -1,0 +1,89 @@
+"""Real processes for distributed tests: each runs the same cases on its share of a batch and saves what it found."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+import hardneg as hn
+
+ROWS, DIM = 12, 6
+
+
+def settings() -> dict[str, tuple[dict[str, Any], list[str]]]:
+    """Options of `InfoNCE` by name, and which further arguments the call takes."""
+    labelled = ["labels"]
+    queue = ["negatives", "exclude", "negative_mask"]
+    learnt = {"temperature": hn.Learnable(0.3)}
+    return {
+        "simclr": ({}, []),
+        "hcl": ({"hardening": hn.Exponential(1.0), "class_prior": 0.05}, []),
+        "learnt temperature": ({**learnt, "hardening": hn.Exponential(0.5), "class_prior": 0.05}, []),
+        "other view": ({**learnt, "in_batch": "other"}, []),
+        "symmetric": ({**learnt, "in_batch": "other", "symmetric": True, "hardening": hn.Threshold(1.0)}, []),
+        "hscl": ({"supervision": "full", "negative_count": "batch", "hardening": hn.Exponential(1.0)}, labelled),
+        "pairs": ({"supervision": "full", "average": "pairs"}, labelled),
+        "in denominator": ({"supervision": "full", "combine_positives": "in_denominator"}, labelled),
+        "ring": ({"hardening": hn.Ring(0.5, 0.9)}, []),
+        "below positive": ({"hardening": hn.BelowPositive(0.1), "negative_count": "batch"}, []),
+        "weight range": ({"normalize": False, "weight_range": 2.0, "hardening": hn.Exponential(1.0)}, []),
+        "draws": ({"num_negatives": 5}, []),
+        "queue": ({"in_batch": None, "temperature": 0.2}, queue),
+        "batch and queue": ({"hardening": hn.Exponential(2.0)}, queue),
+        "sum": ({"reduction": "sum"}, []),
+        "none": ({"reduction": "none"}, []),
+    }
+
+
+def inputs() -> dict[str, Tensor]:
+    """A whole batch; the queue is the same on all processes, the rest is shared out by rows."""
+    generator = torch.Generator().manual_seed(5)
+    z1 = torch.randn(ROWS, DIM, generator=generator, dtype=torch.float64)
+    return {
+        "z1": z1,
+        "z2": z1 + torch.randn(ROWS, DIM, generator=generator, dtype=torch.float64),
+        "labels": torch.tensor([0, 0, 1, 2, 1, -1, 3, 0, 2, -1, 4, 1]),  # 3 and 4 stand alone
+        "negatives": torch.randn(9, DIM, generator=generator, dtype=torch.float64),
+        "exclude": torch.randint(9, (ROWS,), generator=generator),
+        "negative_mask": torch.rand(ROWS, 9, generator=generator) < 0.8,
+    }
+
+
+def run(name: str, rows: slice, gather: bool, backend: str) -> dict[str, Tensor]:
+    """Loss and gradients of one case on some rows of the batch."""
+    options, names = settings()[name]
+    if "num_negatives" in options:
+        options["generator"] = torch.Generator().manual_seed(1)
+    loss = hn.InfoNCE(**options, gather=gather, backend=backend).double()
+    whole = inputs()
+    z1, z2 = (whole[view][rows].clone().requires_grad_() for view in ("z1", "z2"))
+    extra = {key: whole[key] if key == "negatives" else whole[key][rows] for key in names}
+    value = loss(z1, z2, **extra)
+    (value.mean() if value.dim() else value).backward()
+    found = {"loss": value.detach(), "z1": z1.grad, "z2": z2.grad}
+    if isinstance(loss.temperature, hn.Learnable):
+        found["temperature"] = loss.temperature.log_value.grad
+    return {key: tensor for key, tensor in found.items() if tensor is not None}
+
+
+def work(rank: int, sizes: list[int], folder: str) -> None:
+    """One process: its rows are the ``rank``-th part of the batch."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=len(sizes))
+    start = sum(sizes[:rank])
+    rows = slice(start, start + sizes[rank])
+    found = {
+        f"{name}/{backend}": run(name, rows, True, backend) for name in settings() for backend in ("reference", "tiled")
+    }
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def launch(sizes: list[int], folder: Path) -> list[dict[str, dict[str, Tensor]]]:
+    """What each of ``len(sizes)`` processes found."""
+    mp.spawn(work, args=(sizes, str(folder)), nprocs=len(sizes))  # type: ignore[attr-defined]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(len(sizes))]

@@ -1,0 +1,39 @@
+"""Gathering across real gloo processes gives the single process's loss and gradients."""
+
+from pathlib import Path
+
+import processes
+import pytest
+import torch
+from torch.testing import assert_close
+
+Found = list[dict[str, dict[str, torch.Tensor]]]
+
+
+@pytest.fixture(scope="module", params=[[12], [6, 6], [3, 3, 3, 3], [5, 7]], ids=["1", "2", "4", "uneven"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Found]:
+    folder: Path = tmp_path_factory.mktemp("processes")
+    return request.param, processes.launch(request.param, folder)
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("name", processes.settings())
+def test_processes_together_equal_one(found: tuple[list[int], Found], name: str, backend: str) -> None:
+    sizes, ranks = found
+    alone = processes.run(name, slice(0, processes.ROWS), gather=False, backend="reference")
+    parts = [rank[f"{name}/{backend}"] for rank in ranks]
+    if name == "none":  # each process has the losses of its own anchors: first views, then second views
+        halves = [part["loss"].reshape(2, -1) for part in parts]
+        assert_close(torch.cat(halves, dim=1).flatten(), alone["loss"], rtol=1e-6, atol=1e-9)
+        if len(set(sizes)) > 1:
+            return  # the mean of local means is not the global mean, and the user took it
+    else:
+        for part in parts:
+            assert_close(part["loss"], alone["loss"], rtol=1e-6, atol=1e-9)
+    # DDP averages gradients over processes, so each carries the number of processes as a factor.
+    for view in ("z1", "z2"):
+        together = torch.cat([part[view] for part in parts]) / len(sizes)
+        assert_close(together, alone[view], rtol=1e-6, atol=1e-9)
+    if "temperature" in alone:
+        average = torch.stack([part["temperature"] for part in parts]).mean()
+        assert_close(average, alone["temperature"], rtol=1e-6, atol=1e-9)
