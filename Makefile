@@ -25,7 +25,7 @@ $(VENV)/%.stamp: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/dev.stamp
-	$(BIN)/python -m hardneg.demo
+	$(BIN)/python examples/digits.py
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -38,7 +38,7 @@ test: lint
 test-all: lint
 	$(BIN)/pytest -n 2 --dist=worksteal -m "slow or not slow"
 
-bench: $(VENV)/bench.stamp
+bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/loss.py
 
 docs: $(VENV)/docs.stamp

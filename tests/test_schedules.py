@@ -1,4 +1,5 @@
 import copy
+import pickle
 
 import pytest
 import torch
@@ -104,12 +105,12 @@ def test_progress_and_adaptive_memory_survive_the_state_dict(tmp_path: object) -
 
 
 def test_a_loss_can_be_copied_and_pickled_state_included() -> None:
-    loss = hn.hcl(beta=hn.HardnessAnneal(1.0, 4))  # type: ignore[arg-type]
+    loss = hn.hcl(beta=hn.HardnessAnneal(1.0, 4))
     loss.set_progress(0.5)
     loss(torch.randn(4, 3), torch.randn(4, 3))
-    twin = copy.deepcopy(loss)
     z = torch.randn(4, 3), torch.randn(4, 3)
-    assert twin(*z) == loss(*z)
+    for twin in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert twin(*z) == loss(*z)
 
 
 @pytest.mark.parametrize("setting", ["temperature", "class_prior", "beta", "tau", "ring", "margin"])

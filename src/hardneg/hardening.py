@@ -54,8 +54,9 @@ class Hardening:
 class Uniform(Hardening):
     """All candidates count alike: plain InfoNCE.
 
-    >>> Uniform().tilt(progress=0.0)
-    0.0
+    Examples:
+        >>> Uniform().tilt(progress=0.0)
+        0.0
     """
 
 
@@ -65,10 +66,11 @@ class Exponential(Hardening):
 
     beta: concentration, ≥ 0; it acts on s = cos/temperature, so on cosines it is ``beta/temperature``
 
-    >>> import torch, hardneg as hn
-    >>> z1, z2 = torch.eye(4), torch.eye(4).roll(1, 0)
-    >>> float(hn.InfoNCE(hardening=hn.Exponential(1.0))(z1, z2)) > float(hn.InfoNCE()(z1, z2))
-    True
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> z1, z2 = torch.eye(4), torch.eye(4).roll(1, 0)
+        >>> float(hn.InfoNCE(hardening=hn.Exponential(1.0))(z1, z2)) > float(hn.InfoNCE()(z1, z2))
+        True
     """
 
     weights: ClassVar[bool] = True
@@ -87,8 +89,9 @@ class Threshold(Hardening):
 
     tau: threshold on e^s, > 0; for a cosine c it is ``exp(c/temperature)``
 
-    >>> Threshold(1.0).bounds(None, progress=0.0)
-    (0.0, None)
+    Examples:
+        >>> Threshold(1.0).bounds(None, progress=0.0)
+        (0.0, None)
     """
 
     tau: Setting
@@ -107,11 +110,12 @@ class Ring(Hardening):
     lower, upper: fractions in [0, 1], lower < upper; of n candidates in ascending order of score (ties by index) it
     keeps positions ⌊lower·n⌋ up to, not including, ⌊upper·n⌋, and always at least one
 
-    >>> import torch, hardneg as hn
-    >>> loss = hn.InfoNCE(hardening=hn.Ring(0.5, 1.0), in_batch="other")
-    >>> _ = loss(torch.randn(9, 16), torch.randn(9, 16))
-    >>> loss.diagnostics()["support"]
-    4.0
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> loss = hn.InfoNCE(hardening=hn.Ring(0.5, 1.0), in_batch="other")
+        >>> _ = loss(torch.randn(9, 16), torch.randn(9, 16))
+        >>> loss.diagnostics()["support"]
+        4.0
     """
 
     lower: Setting
@@ -137,8 +141,9 @@ class BelowPositive(Hardening):
     margin: in units of the score s = cos/temperature (a margin m on cosines is ``m/temperature``), any sign ·
     relative: if given, the limit is ``relative·positive`` instead, such as 0.95. Of several positives the best counts.
 
-    >>> BelowPositive(relative=0.5).bounds(torch.tensor([2.0]), progress=0.0)
-    (None, tensor([1.]))
+    Examples:
+        >>> BelowPositive(relative=0.5).bounds(torch.tensor([2.0]), progress=0.0)
+        (None, tensor([1.]))
     """
 
     needs_positive: ClassVar[bool] = True
@@ -166,10 +171,11 @@ class Custom(Hardening):
     fn: maps a tensor of scores to weights of the same shape; a weight of 0 leaves the candidate out ·
     log: True if ``fn`` returns log-weights, which cannot overflow. Runs in the reference kernel only.
 
-    >>> import torch, hardneg as hn
-    >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
-    >>> custom = hn.InfoNCE(hardening=hn.Custom(lambda s: (2 * s).exp()))(z1, z2)
-    >>> torch.testing.assert_close(custom, hn.InfoNCE(hardening=hn.Exponential(2.0))(z1, z2))
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
+        >>> custom = hn.InfoNCE(hardening=hn.Custom(lambda s: (2 * s).exp()))(z1, z2)
+        >>> torch.testing.assert_close(custom, hn.InfoNCE(hardening=hn.Exponential(2.0))(z1, z2))
     """
 
     weights: ClassVar[bool] = True

@@ -4,11 +4,12 @@ Any of temperature, tilt, threshold, ring bounds or class prior may be a schedul
 of the progress in [0, 1], so that resuming a run needs nothing but the progress; only `Adaptive` has a memory.
 Schedules take part in arithmetic, so one schedule can drive several settings:
 
->>> import hardneg as hn
->>> share = hn.RingAnneal()
->>> ring = hn.Ring(1 - share, 1 - 0.1 * share)
->>> [round(value(ring.lower, p), 3) for p in (0.0, 1 / 6, 1 / 3, 1.0)]
-[0.0, 0.45, 0.9, 0.9]
+Examples:
+    >>> import hardneg as hn
+    >>> share = hn.RingAnneal()
+    >>> ring = hn.Ring(1 - share, 1 - 0.1 * share)
+    >>> [round(value(ring.lower, p), 3) for p in (0.0, 1 / 6, 1 / 3, 1.0)]
+    [0.0, 0.45, 0.9, 0.9]
 """
 
 import itertools
@@ -88,8 +89,9 @@ class _Expression(Schedule):
 class Constant(Schedule):
     """The same value throughout.
 
-    >>> Constant(0.5).at(0.9)
-    0.5
+    Examples:
+        >>> Constant(0.5).at(0.9)
+        0.5
     """
 
     def __init__(self, constant: float) -> None:
@@ -102,8 +104,9 @@ class Constant(Schedule):
 class Linear(Schedule):
     """From ``start`` to ``end`` in a straight line until the fraction ``until`` of training, then ``end``.
 
-    >>> [Linear(0.2, 0.0, until=0.5).at(p) for p in (0.0, 0.25, 0.5, 1.0)]
-    [0.2, 0.1, 0.0, 0.0]
+    Examples:
+        >>> [Linear(0.2, 0.0, until=0.5).at(p) for p in (0.0, 0.25, 0.5, 1.0)]
+        [0.2, 0.1, 0.0, 0.0]
     """
 
     def __init__(self, start: float, end: float, until: float = 1.0) -> None:
@@ -119,8 +122,9 @@ class Linear(Schedule):
 class Steps(Schedule):
     """``values[i]`` from the i-th of ``boundaries`` on: one value more than boundaries.
 
-    >>> [Steps([1.0, 0.5, 0.1], boundaries=[0.25, 0.5]).at(p) for p in (0.0, 0.25, 0.9)]
-    [1.0, 0.5, 0.1]
+    Examples:
+        >>> [Steps([1.0, 0.5, 0.1], boundaries=[0.25, 0.5]).at(p) for p in (0.0, 0.25, 0.9)]
+        [1.0, 0.5, 0.1]
     """
 
     def __init__(self, values: Sequence[float], boundaries: Sequence[float]) -> None:
@@ -139,8 +143,9 @@ class HardnessAnneal(Schedule):
 
     direction: ``"down"``, or ``"up"`` for the same values in reverse order
 
-    >>> [HardnessAnneal(1.0, changes=4).at(p) for p in (0.0, 0.25, 0.99, 1.0)]
-    [1.0, 0.75, 0.25, 0.0]
+    Examples:
+        >>> [HardnessAnneal(1.0, changes=4).at(p) for p in (0.0, 0.25, 0.99, 1.0)]
+        [1.0, 0.75, 0.25, 0.0]
     """
 
     def __init__(self, beta: float, changes: int, direction: str = "down") -> None:
@@ -164,8 +169,9 @@ class RingAnneal(Linear):
     Ring, section 5 and appendix E: 1 → 0.1 over 100 of 300 epochs. The ring is then
     ``Ring(1 - share, 1 - 0.1 * share)``: from [0, 0.9] to [0.9, 0.99].
 
-    >>> RingAnneal().at(1.0)
-    0.1
+    Examples:
+        >>> RingAnneal().at(1.0)
+        0.1
     """
 
     def __init__(self, start: float = 1.0, end: float = 0.1, until: float = 1 / 3) -> None:
@@ -180,11 +186,12 @@ class Adaptive(Schedule):
     Ring's two policies: ``Adaptive(step=0.05, window=5)`` on validation accuracy after each epoch, and
     ``Adaptive(step=0.01, window=10, better="lower")`` on the training loss after each step.
 
-    >>> share = Adaptive(step=0.05, window=2)
-    >>> for accuracy in (0.5, 0.6, 0.7):
-    ...     share.update(accuracy)
-    >>> round(share.at(0.0), 2)
-    0.9
+    Examples:
+        >>> share = Adaptive(step=0.05, window=2)
+        >>> for accuracy in (0.5, 0.6, 0.7):
+        ...     share.update(accuracy)
+        >>> round(share.at(0.0), 2)
+        0.9
     """
 
     def __init__(

@@ -13,10 +13,11 @@ class Learnable(nn.Module):
 
     initial: first value · minimum: smallest value; a step below it is projected back at the next call
 
-    >>> import hardneg as hn
-    >>> loss = hn.InfoNCE(temperature=hn.Learnable(0.07))
-    >>> [name for name, _ in loss.named_parameters()]
-    ['temperature.log_value']
+    Examples:
+        >>> import hardneg as hn
+        >>> loss = hn.InfoNCE(temperature=hn.Learnable(0.07))
+        >>> [name for name, _ in loss.named_parameters()]
+        ['temperature.log_value']
     """
 
     def __init__(self, initial: float = 0.07, minimum: float = 0.01) -> None:

@@ -156,7 +156,7 @@ def test_compiles_without_a_graph_break(preset: str) -> None:
 
 def test_compiled_schedules_do_not_recompile_at_every_step() -> None:
     z1, z2, _ = batch(8, 4)
-    loss = hn.hcl(beta=hn.Linear(2.0, 0.0))  # type: ignore[arg-type]
+    loss = hn.hcl(beta=hn.Linear(2.0, 0.0))
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounter()
     compiled = torch.compile(loss, fullgraph=True, backend=counter)

@@ -74,7 +74,8 @@ class Diagnostics:
         """Effective number of negatives, mean negative score and mean positive score of each anchor, (A,) each."""
         meeting, rule = answer.meeting, answer.rule
         effective, negative = torch.zeros_like(answer.support), torch.zeros_like(answer.support)
-        for rows, scores in tiled.strips(meeting.anchors, meeting.candidates, self._scale):
+        blocks = tiled.strips(meeting.anchors, meeting.candidates, self._scale) if meeting.candidates else ()
+        for rows, scores in blocks:
             kept = reference.support(scores, meeting.who, rule, rows)
             log_weight = rule.log_weights(scores)
             kept &= log_weight > -torch.inf

@@ -15,6 +15,7 @@ from hardneg.hardening import Bound, Custom, Hardening, Uniform
 from hardneg.objectives import meetings
 from hardneg.objectives.debiasing import log_expected_negative
 from hardneg.objectives.diagnostics import Answer, Diagnostics
+from hardneg.objectives.inputs import Inputs, read
 from hardneg.objectives.kernels import BACKENDS, Kernel, LogSums, Rule, choose, tiled
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS
 from hardneg.objectives.meetings import Meeting
@@ -29,7 +30,7 @@ class InfoNCE(nn.Module):
     For an anchor with positives of score p and candidates of score s = cos/temperature it computes
     ``mean log(1 + Q·G·e^{−p})``, where G is the expectation of e^s under q, corrected for the class prior.
 
-    Arguments, all by keyword:
+    Args:
         temperature: number > 0, schedule, or `Learnable`
         hardening: one `Hardening` or a tuple of them: at most one tilt, any number of bands, which intersect
         class_prior: τ⁺, chance that a random sample shares the anchor's class, in [0, 1); 0 turns debiasing off
@@ -51,14 +52,13 @@ class InfoNCE(nn.Module):
         reduction: ``"mean"``, ``"sum"`` or ``"none"`` (one loss per anchor: z1's, then z2's where they are anchors)
         generator: of the draws of ``num_negatives``
 
-    Example:
-
-    >>> import torch, hardneg as hn
-    >>> loss = hn.InfoNCE(temperature=0.5, hardening=hn.Exponential(1.0), class_prior=0.1)
-    >>> z1, z2 = torch.randn(32, 64, requires_grad=True), torch.randn(32, 64)
-    >>> loss(z1, z2).backward()
-    >>> z1.grad.shape
-    torch.Size([32, 64])
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> loss = hn.InfoNCE(temperature=0.5, hardening=hn.Exponential(1.0), class_prior=0.1)
+        >>> z1, z2 = torch.randn(32, 64, requires_grad=True), torch.randn(32, 64)
+        >>> loss(z1, z2).backward()
+        >>> z1.grad.shape
+        torch.Size([32, 64])
     """
 
     def __init__(
@@ -157,9 +157,10 @@ class InfoNCE(nn.Module):
         negative_mask: (B, N) bool, True = may be a negative; row i serves both views of i
         """
         self._check_use(z2, labels, negatives, negative_labels)
-        inputs = meetings.read(z1, z2, labels, negatives, exclude, negative_labels, negative_mask)
-        with torch.autocast(z1.device.type, enabled=False):  # float32 arithmetic inside, always
-            loss = self._loss(inputs)
+        arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask)
+        device = z1.device.type if isinstance(z1, Tensor) else "cpu"
+        with torch.autocast(device, enabled=False):  # float32 arithmetic inside, always
+            loss = self._loss(read(*arguments, normalize=self.normalize))
         if negatives is not None and loss.requires_grad and not torch.compiler.is_compiling():
             loss = _Guard.apply(loss, negatives)  # type: ignore[no-untyped-call]
         return loss
@@ -194,6 +195,9 @@ class InfoNCE(nn.Module):
             schedule.load_state(rest[1 : 1 + size])
             rest = rest[1 + size :]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}  # a copy describes no call yet
+
     def extra_repr(self) -> str:
         shown = ("hardening", "class_prior", "in_batch", "supervision", "negative_count", "reduction", "backend")
         first = [] if isinstance(self.temperature, Learnable) else [f"temperature={self.temperature!r}"]
@@ -223,9 +227,7 @@ class InfoNCE(nn.Module):
         if self.symmetric and isinstance(z2, Tensor) and z2.dim() == 3:
             raise ValueError(f"symmetric=True needs z2 of shape (B, d), got {tuple(z2.shape)}")
 
-    def _loss(self, inputs: meetings.Inputs) -> Tensor:
-        if self.normalize:
-            inputs = meetings.with_unit_length(inputs)
+    def _loss(self, inputs: Inputs) -> Tensor:
         scale = self._scale(inputs.views)
         arranged = meetings.arrange(
             inputs,
@@ -251,13 +253,17 @@ class InfoNCE(nn.Module):
     def _answer(self, meeting: Meeting, scale: Tensor, weights: Rule, kernel: Kernel) -> Answer:
         """The losses of one meeting's anchors."""
         positives: Positives
-        if meeting.similarity is None:
-            positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel)
-        else:
+        if meeting.similarity is not None:
             positives = Given(meeting.similarity * scale)
+        else:
+            positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel)
         positive_count = positives.count()
         rule = self._banded(weights, positives, meeting)
-        negatives = kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.who, rule)
+        if meeting.who.columns > 0:
+            negatives = kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.who, rule)
+        else:  # an empty queue
+            none = torch.zeros_like(positive_count)
+            negatives = LogSums(none - torch.inf, none - torch.inf, none)
         prior = value(self.class_prior, self.progress)
         if prior > 0:
             least = -scale if self.normalize else scale.new_full((), math.log(torch.finfo(scale.dtype).tiny))

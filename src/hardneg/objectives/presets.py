@@ -4,59 +4,62 @@ from typing import Any
 
 from hardneg.hardening import Exponential, Ring, Threshold
 from hardneg.objectives.infonce import InfoNCE
-from hardneg.schedules import Linear, RingAnneal
+from hardneg.schedules import Linear, RingAnneal, Setting
 from hardneg.temperature import Learnable
 
+Temperature = Setting | Learnable
 
-def simclr(temperature: float = 0.5, **options: Any) -> InfoNCE:
+
+def simclr(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """SimCLR's NT-Xent (Chen et al. 2020, eq. 1): uniform negatives from both views.
 
-    >>> import torch, hardneg as hn
-    >>> float(hn.simclr()(torch.eye(2), torch.eye(2)))  # log(1 + 2·e⁰/e²)
-    0.2395...
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> float(hn.simclr()(torch.eye(2), torch.eye(2)))  # log(1 + 2·e⁰/e²)
+        0.2395...
     """
     return InfoNCE(**{"temperature": temperature, **options})
 
 
-def debiased(tau_plus: float = 0.1, temperature: float = 0.5, **options: Any) -> InfoNCE:
+def debiased(tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Debiased contrastive learning (Chuang et al. 2020, eq. 8): the class prior is taken out of the negatives."""
     return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, **options})
 
 
-def hcl(beta: float = 1.0, tau_plus: float = 0.1, temperature: float = 0.5, **options: Any) -> InfoNCE:
+def hcl(beta: Setting = 1.0, tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Contrastive learning with hard negatives (Robinson et al. 2021, eq. 4): debiased and tilted by e^{βs}."""
     return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, "hardening": Exponential(beta), **options})
 
 
-def scl(temperature: float = 0.5, **options: Any) -> InfoNCE:
+def scl(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Supervised contrastive learning as in H-SCL (Jiang et al. 2022, eq. 3): labels choose positives and negatives."""
     return InfoNCE(**{"temperature": temperature, "supervision": "full", "negative_count": "batch", **options})
 
 
-def hscl(beta: float = 1.0, temperature: float = 0.5, **options: Any) -> InfoNCE:
+def hscl(beta: Setting = 1.0, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Hard supervised contrastive learning, H-SCL(β) (Jiang et al. 2022, eq. 3 with η_exp)."""
     return scl(**{"temperature": temperature, "hardening": Exponential(beta), **options})
 
 
-def hscl_threshold(start: float = -0.3, end: float = 0.0, temperature: float = 0.5, **options: Any) -> InfoNCE:
+def hscl_threshold(start: float = -0.3, end: float = 0.0, temperature: Setting = 0.5, **options: Any) -> InfoNCE:
     """H-SCL(τ) (Jiang et al. 2022, eq. 3 and 4): negatives above a cosine that moves from ``start`` to ``end``."""
     tau = (Linear(start, end) / temperature).exp()
     return scl(**{"temperature": temperature, "hardening": Threshold(tau), **options})
 
 
-def supcon(temperature: float = 0.07, **options: Any) -> InfoNCE:
+def supcon(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
     """SupCon (Khosla et al. 2020, eq. 2): each positive's denominator holds the other positives too."""
     return InfoNCE(
         **{"temperature": temperature, "supervision": "full", "combine_positives": "in_denominator", **options}
     )
 
 
-def decoupled(temperature: float = 0.1, **options: Any) -> InfoNCE:
+def decoupled(temperature: Temperature = 0.1, **options: Any) -> InfoNCE:
     """Decoupled contrastive learning (Yeh et al. 2022, eq. 6): the positive leaves the denominator."""
     return InfoNCE(**{"temperature": temperature, "positive_in_denominator": False, **options})
 
 
-def simcse(temperature: float = 0.05, **options: Any) -> InfoNCE:
+def simcse(temperature: Temperature = 0.05, **options: Any) -> InfoNCE:
     """SimCSE (Gao et al. 2021, eq. 4): negatives from the other view. Also MultipleNegativesRankingLoss."""
     return InfoNCE(**{"temperature": temperature, "in_batch": "other", **options})
 
@@ -66,46 +69,49 @@ def clip(temperature: float = 0.07, **options: Any) -> InfoNCE:
     return InfoNCE(**{"temperature": Learnable(temperature), "in_batch": "other", "symmetric": True, **options})
 
 
-def graphcl(temperature: float = 0.2, **options: Any) -> InfoNCE:
+def graphcl(temperature: Temperature = 0.2, **options: Any) -> InfoNCE:
     """GraphCL (You et al. 2020, eq. 3, as its authors code it): one direction, positive left out of the denominator."""
     return InfoNCE(**{"temperature": temperature, "in_batch": "other", "positive_in_denominator": False, **options})
 
 
-def moco(temperature: float = 0.07, **options: Any) -> InfoNCE:
+def moco(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
     """MoCo (He et al. 2020, eq. 1): negatives from a queue, passed as ``negatives=``.
 
-    >>> import torch, hardneg as hn
-    >>> queries, keys, queue = torch.randn(8, 16), torch.randn(8, 16), torch.randn(256, 16)
-    >>> hn.moco()(queries, keys, negatives=queue).shape
-    torch.Size([])
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> queries, keys, queue = torch.randn(8, 16), torch.randn(8, 16), torch.randn(256, 16)
+        >>> hn.moco()(queries, keys, negatives=queue).shape
+        torch.Size([])
     """
     return InfoNCE(**{"temperature": temperature, "in_batch": None, **options})
 
 
-def instance_discrimination(temperature: float = 0.07, **options: Any) -> InfoNCE:
+def instance_discrimination(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
     """Instance discrimination (Wu et al. 2018, eq. 2): the bank's own row is the positive, the others negatives.
 
-    >>> import torch, hardneg as hn
-    >>> z, bank, idx = torch.randn(4, 16), torch.randn(100, 16), torch.tensor([3, 14, 15, 92])
-    >>> hn.instance_discrimination()(z, bank[idx], negatives=bank, exclude=idx).shape
-    torch.Size([])
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> z, bank, idx = torch.randn(4, 16), torch.randn(100, 16), torch.tensor([3, 14, 15, 92])
+        >>> hn.instance_discrimination()(z, bank[idx], negatives=bank, exclude=idx).shape
+        torch.Size([])
     """
     return InfoNCE(**{"temperature": temperature, "in_batch": None, **options})
 
 
 def ring_nce(
-    lower: float = 0.9, upper: float = 0.99, until: float = 1 / 3, temperature: float = 0.07, **options: Any
+    lower: float = 0.9, upper: float = 0.99, until: float = 1 / 3, temperature: Temperature = 0.07, **options: Any
 ) -> InfoNCE:
     """Ring discrimination (Wu et al. 2021, CNCE, eq. 4): negatives from a ring of ranks that closes in on the anchor.
 
     The ring goes from all but the closest to [lower, upper] over the first ``until`` of training; move it with
     ``set_progress``. Negatives are passed as ``negatives=`` (queue or bank), as for `moco`.
 
-    >>> import hardneg as hn
-    >>> loss = hn.ring_nce()
-    >>> loss.set_progress(1.0)
-    >>> [round(p, 2) for p in loss.hardening[0].percentiles(loss.progress)]
-    [0.9, 0.99]
+    Examples:
+        >>> import hardneg as hn
+        >>> loss = hn.ring_nce()
+        >>> loss.set_progress(1.0)
+        >>> [round(p, 2) for p in loss.hardening[0].percentiles(loss.progress)]
+        [0.9, 0.99]
     """
     share = RingAnneal(end=1 - lower, until=until)
     ring = Ring(1 - share, 1 - (1 - upper) / (1 - lower) * share)

@@ -1,9 +1,9 @@
 """The same answers in O(A·d) memory: one strip of rows at a time, recomputed in the backward pass.
 
 Each strip is a block of anchors against all their candidates, so that ranks and sums are local to it. Forward keeps a
-few numbers per anchor; backward makes the strip again, turns it into the weights W = ∂L/∂s, and multiplies. On a CPU
-at 512 rows this is several times faster than autograd through whole matrices: it works in place and shares
-exponentials (`benchmarks/loss.py`).
+few numbers per anchor; backward makes the strip again (or, if one strip is all, takes it up again), turns it into the
+weights W = ∂L/∂s, and multiplies. Where anchors and candidates are the same rows, one product with W + Wᵀ gives the
+whole gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -84,75 +84,95 @@ class _Reduction(Protocol):
     """Numbers per anchor made from its row of scores, and the derivative of a loss of them."""
 
     who: Eligibility
+    shares: bool  # does `forward` leave in its strip what `weights` can use?
+    mirrors: bool  # is the derivative of s_ji found in the strip of row i, if scores are symmetric?
 
     def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
         """Three numbers per row; may overwrite ``scores``."""
 
-    def weights(self, rows: slice, scores: Tensor, results: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
-        """∂L/∂s (R, N) given the whole results and the gradients of the first two; may overwrite ``scores``."""
+    def weights(
+        self, rows: slice, scores: Tensor, results: Sequence[Tensor], grads: Sequence[Tensor], fresh: bool, both: bool
+    ) -> Tensor:
+        """∂L/∂s_ij (R, N), or ∂L/∂s_ij + ∂L/∂s_ji if ``both``, given the whole results and their gradients.
+
+        fresh: ``scores`` are plain and may be overwritten; otherwise they are as `forward` left them, and stay so
+        """
 
 
 def _reduce(
     reduction: _Reduction, anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    results: tuple[Tensor, Tensor, Tensor] = _Strips.apply(reduction, scale, anchors, *candidates)  # type: ignore[no-untyped-call]
+    blocks = [None if block is anchors else block for block in candidates]
+    results: tuple[Tensor, Tensor, Tensor] = _Strips.apply(reduction, scale, anchors, *blocks)  # type: ignore[no-untyped-call]
     return results
 
 
 class _Strips(torch.autograd.Function):
-    """Applies a reduction strip by strip, and recomputes the strips in backward."""
+    """Applies a reduction strip by strip, and recomputes the strips in backward. A block of None is the anchors."""
 
     @staticmethod
     def forward(
-        ctx: Any, reduction: _Reduction, scale: Tensor, anchors: Tensor, *candidates: Tensor
+        ctx: Any, reduction: _Reduction, scale: Tensor, anchors: Tensor, *blocks: Tensor | None
     ) -> tuple[Tensor, ...]:
+        candidates = [anchors if block is None else block for block in blocks]
         results = tuple(anchors.new_empty(len(anchors)) for _ in range(3))
         for rows, scores in strips(anchors, candidates, scale):
             for result, part in zip(results, reduction.forward(rows, scores), strict=True):
                 result[rows] = part
-        ctx.reduction = reduction
+        # What is but one strip need not be made twice.
+        ctx.strip = scores if reduction.shares and len(scores) == len(anchors) else None
+        ctx.reduction, ctx.mine = reduction, [block is None for block in blocks]
         # Saved, not merely kept: autograd then refuses a backward pass over keys that were overwritten meanwhile.
-        kept = [] if reduction.who.allowed is None else [reduction.who.allowed]
-        ctx.save_for_backward(scale, anchors, *candidates, *results, *kept)
-        ctx.candidates = len(candidates)
+        watched = [] if reduction.who.allowed is None else [reduction.who.allowed]
+        ctx.save_for_backward(scale, anchors, *results, *watched, *(b for b in blocks if b is not None))
         ctx.mark_non_differentiable(results[2])
-        ctx.set_materialize_grads(True)
         return results
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        reduction, mine = ctx.reduction, ctx.mine
         scale, anchors, *saved = ctx.saved_tensors
-        candidates, results = saved[: ctx.candidates], saved[ctx.candidates : ctx.candidates + 3]
-        for_scale, for_anchors, *for_candidates = ctx.needs_input_grad[1:]
-        d_anchors = torch.empty_like(anchors)
-        d_candidates = [
-            torch.zeros_like(c) if needed else None for c, needed in zip(candidates, for_candidates, strict=True)
+        results, others = saved[:3], saved[len(saved) - mine.count(False) :]
+        given = iter(others)
+        candidates = [anchors if own else next(given) for own in mine]
+        for_scale, for_anchors, *for_blocks = ctx.needs_input_grad[1:]
+
+        both = reduction.mirrors and mine == [True]
+        by_rows = torch.zeros_like(anchors)  # Σ_c W·c for each anchor
+        by_columns = [
+            torch.zeros_like(block) if needed or (own and not both) else None
+            for block, needed, own in zip(candidates, for_blocks, mine, strict=True)
         ]
-        for rows, scores in strips(anchors, candidates, scale):
-            weights = ctx.reduction.weights(rows, scores, results, grads)  # (R, N)
-            rows_grad, column = torch.zeros_like(anchors[rows]), 0
-            for block, d_block in zip(candidates, d_candidates, strict=True):
+        fresh = ctx.strip is None
+        again = strips(anchors, candidates, scale) if fresh else [(slice(0, len(anchors)), ctx.strip)]
+        for rows, scores in again:
+            weights = reduction.weights(rows, scores, results, grads, fresh, both)  # (R, N)
+            column = 0
+            for block, collected in zip(candidates, by_columns, strict=True):
                 part = weights[:, column : column + block.shape[-2]]
                 column += block.shape[-2]
                 if block.dim() == 2:
-                    if for_anchors or for_scale:
-                        rows_grad.addmm_(part, block)
-                    if d_block is not None:
-                        d_block.addmm_(part.T, anchors[rows] * scale)
+                    by_rows[rows].addmm_(part, block)
+                    if collected is not None:
+                        collected.addmm_(part.T, anchors[rows])
                 else:
                     served = wrapped(rows, len(block), block.device)
-                    rows_grad += torch.bmm(part[:, None, :], block[served])[:, 0]
-                    if d_block is not None:
-                        outer = part[:, :, None] * (anchors[rows] * scale)[:, None, :]  # (R, N, d)
+                    by_rows[rows] += torch.bmm(part[:, None, :], block[served])[:, 0]
+                    if collected is not None:
+                        outer = part[:, :, None] * anchors[rows, None, :]  # (R, N, d)
                         if isinstance(served, slice):
-                            d_block[served] += outer
+                            collected[served] += outer
                         else:
-                            d_block.index_add_(0, served, outer)
-            d_anchors[rows] = rows_grad
-        # s = scale·⟨a, c⟩, so ∂L/∂scale = Σ W·⟨a, c⟩ = Σ_a ⟨a, Σ_c W·c⟩.
-        d_scale = (anchors * d_anchors).sum() if for_scale else None
-        return None, d_scale, d_anchors * scale if for_anchors else None, *d_candidates
+                            collected.index_add_(0, served, outer)
+        # s = scale·⟨a, c⟩, so ∂L/∂scale = Σ W·⟨a, c⟩; with both halves each pair was counted twice.
+        d_scale = (anchors * by_rows).sum() * (0.5 if both else 1.0) if for_scale else None
+        d_blocks: list[Tensor | None] = []
+        for own, collected in zip(mine, by_columns, strict=True):
+            if own and collected is not None:
+                by_rows += collected
+            d_blocks.append(None if own or collected is None else collected.mul_(scale))
+        return None, d_scale, by_rows.mul_(scale) if for_anchors else None, *d_blocks
 
 
 class _NegativeSums:
@@ -162,63 +182,67 @@ class _NegativeSums:
         self.who, self.rule = who, rule
         self.ring: dict[int, tuple[Tensor, ...]] = {}  # by strip: the edges of the band, (R,) each
         self.picked: dict[int, Tensor] = {}  # by strip: the negatives drawn, (R, k)
+        tilt, largest = rule.tilt, rule.largest
+        self.bounded = largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
+        # With β = 0 or 1 one exponential x = e^s serves both sums and both their derivatives.
+        self.shares = self.bounded and rule.draws is None and tilt in (0, 1)
+        self.mirrors = self.shares and not rule.is_banded and who.allowed is None
 
     def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
         rule = self.rule
-        self.who.hide(scores, rows, -torch.inf)
-        if rule.rings:
-            self.ring[rows.start] = _ring_edges(scores, rule)
-        self._cut(rows, scores)
+        self._prepare(rows, scores)
         if rule.draws is not None:
-            kept = scores > -torch.inf
-            self.picked[rows.start] = draw(kept, rule.draws[rows])
+            self.picked[rows.start] = draw(scores > -torch.inf, rule.draws[rows])
             scores = scores.gather(1, self.picked[rows.start])
         if self.who.is_plain and not rule.is_banded and rule.draws is None:
             count = self._plain_count(rows, scores)
         else:
-            count = (scores > -torch.inf).sum(dim=1)
-
-        if self._is_safe:
-            peak = None
+            count = (scores > -torch.inf).sum(dim=1).to(scores.dtype)
+        if self.shares:
+            plain = scores.exp_()
+            total = plain.sum(dim=1).log()
+            if rule.tilt == 0:
+                return total, count.log(), count
+            return 2 * torch.linalg.vector_norm(plain, dim=1).log(), total, count
+        if self.bounded:
+            peak = torch.zeros_like(count)
         else:
-            highest = scores.amax(dim=1)  # (R,)
-            peak = highest.masked_fill(highest == -torch.inf, 0)
+            peak = scores.amax(dim=1)  # (R,)
+            peak = peak.masked_fill(peak == -torch.inf, 0)
             scores -= peak[:, None]
-        tilted, weight = _exponential_sums(scores, rule.tilt, count)
-        if peak is not None:
-            tilted += (rule.tilt + 1) * peak
-            weight += rule.tilt * peak
+        tilted = (scores * (rule.tilt + 1)).exp_().sum(dim=1).log() + (rule.tilt + 1) * peak
+        if isinstance(rule.tilt, Tensor) or rule.tilt > 0:  # 0 · −inf is NaN
+            weight = scores.mul_(rule.tilt).exp_().sum(dim=1).log() + rule.tilt * peak
+        else:
+            weight = count.log()
         return tilted, weight, count
 
-    def weights(self, rows: slice, scores: Tensor, results: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+    def weights(
+        self, rows: slice, scores: Tensor, results: Sequence[Tensor], grads: Sequence[Tensor], fresh: bool, both: bool
+    ) -> Tensor:
         tilt, through = self.rule.tilt, self.rule.grad_through_weights
-        empty = results[2][rows] == 0
-        tilted, weight = (result[rows].masked_fill(empty, 0)[:, None] for result in results[:2])  # (R, 1)
+        empty = results[2] == 0
+        tilted, weight = (result.masked_fill(empty, 0) for result in results[:2])  # (A,)
         # METHODS, gradient: (β+1)·softmax_{β+1} and β·softmax_β; with detached weights 1 and 0.
-        heavy = (grads[0][rows] * (tilt + 1 if through else 1)).masked_fill(empty, 0)[:, None]
-        light = (grads[1][rows] * (tilt if through else 0)).masked_fill(empty, 0)[:, None]
-
-        self.who.hide(scores, rows, -torch.inf)
-        self._cut(rows, scores)
+        heavy = (grads[0] * (tilt + 1 if through else 1)).masked_fill(empty, 0)
+        light = (grads[1] * (tilt if through else 0)).masked_fill(empty, 0)
+        if fresh:
+            self._prepare(rows, scores)
+        if self.shares:
+            plain = scores.exp_() if fresh else scores
+            heavy, light = heavy * (-tilted).exp(), light * (-weight).exp()
+            derivative = plain * (heavy[rows, None] + heavy if both else heavy[rows, None])
+            if tilt == 1:
+                derivative.add_(light[rows, None] + light if both else light[rows, None]).mul_(plain)
+            return derivative
         picked = self.picked.get(rows.start)
         chosen = scores if picked is None else scores.gather(1, picked)
-        if tilt == 0 and not isinstance(tilt, Tensor):
-            derivative = chosen.sub_(tilted).exp_().mul_(heavy)
-        elif tilt == 1 and not isinstance(tilt, Tensor) and self._is_safe:
-            plain = chosen.exp_()
-            derivative = (plain * (heavy * (-tilted).exp())).add_(light * (-weight).exp()).mul_(plain)
-        else:
-            derivative = (chosen * (tilt + 1)).sub_(tilted).exp_().mul_(heavy)
-            if through:
-                derivative += chosen.mul_(tilt).sub_(weight).exp_().mul_(light)
+        derivative = (chosen * (tilt + 1)).sub_(tilted[rows, None]).exp_().mul_(heavy[rows, None])
+        if through and (isinstance(tilt, Tensor) or tilt > 0):
+            derivative += chosen.mul_(tilt).sub_(weight[rows, None]).exp_().mul_(light[rows, None])
         if picked is None:
             return derivative
         return torch.zeros_like(scores).scatter_add_(1, picked, derivative)
-
-    @property
-    def _is_safe(self) -> bool:
-        tilt, largest = self.rule.tilt, self.rule.largest
-        return largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
 
     def _plain_count(self, rows: slice, scores: Tensor) -> Tensor:
         count = scores.new_full((len(scores),), self.who.columns)
@@ -227,9 +251,12 @@ class _NegativeSums:
             count -= (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1) + 1
         return count
 
-    def _cut(self, rows: slice, scores: Tensor) -> None:
-        """Overwrite with −inf what lies outside the bands."""
+    def _prepare(self, rows: slice, scores: Tensor) -> None:
+        """Overwrite with −inf what is not eligible or lies outside the bands."""
+        self.who.hide(scores, rows, -torch.inf)
         if self.rule.rings:
+            if rows.start not in self.ring:
+                self.ring[rows.start] = _ring_edges(scores, self.rule)
             low, low_index, high, high_index = (edge[:, None] for edge in self.ring[rows.start])
             index = torch.arange(scores.shape[1], device=scores.device)
             outside = (scores < low) | ((scores == low) & (index < low_index))
@@ -255,19 +282,10 @@ def _ring_edges(scores: Tensor, rule: Rule) -> tuple[Tensor, ...]:
     return tuple(edges)
 
 
-def _exponential_sums(scores: Tensor, tilt: float | Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """log Σ e^{(β+1)s} and log Σ e^{βs} of each row (R, N), overwritten; one exponential where β allows."""
-    if not isinstance(tilt, Tensor) and tilt == 0:
-        return scores.exp_().sum(dim=1).log(), count.to(scores.dtype).log()
-    if not isinstance(tilt, Tensor) and tilt == 1:
-        plain = scores.exp_()
-        return 2 * torch.linalg.vector_norm(plain, dim=1).log(), plain.sum(dim=1).log()
-    heavy = (scores * (tilt + 1)).exp_().sum(dim=1).log()
-    return heavy, scores.mul_(tilt).exp_().sum(dim=1).log()
-
-
 class _PositiveSums:
     """Σ softplus(offset − p), Σ p, and the derivative of the first in the offset, over each anchor's positives."""
+
+    shares = mirrors = False
 
     def __init__(self, who: Eligibility, offset: Tensor) -> None:
         self.who, self.offset = who, offset
@@ -281,7 +299,9 @@ class _PositiveSums:
             gap.sigmoid_().sum(dim=1),
         )
 
-    def weights(self, rows: slice, scores: Tensor, results: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+    def weights(
+        self, rows: slice, scores: Tensor, results: Sequence[Tensor], grads: Sequence[Tensor], fresh: bool, both: bool
+    ) -> Tensor:
         positive = self._positive(rows, scores)
         slope = (self.offset[rows, None] - scores).sigmoid_()
         return (grads[1][rows, None] - grads[0][rows, None] * slope).masked_fill_(~positive, 0)

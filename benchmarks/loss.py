@@ -1,0 +1,201 @@
+"""Time and peak memory of one forward and backward pass of the loss, against others in the same run.
+
+    python benchmarks/loss.py [--quick]
+
+Peers, all given the same unnormalised embeddings and all normalising them:
+  hardneg tiled      hn.hcl(), the default here
+  hardneg reference  the same through plain autograd
+  published HCL      the formula as the authors of HCL published it: exponentials, masked_select, clamp
+  cross-entropy      NT-Xent as cross-entropy over the full matrix of logits: no hardening, no debiasing
+  metric-learning    pytorch-metric-learning's NTXentLoss
+
+Times are medians over interleaved repetitions, so that a slow moment of the machine hits all peers alike. Memory is
+the rise of the process's peak resident size in a fresh process, beyond inputs and their gradients.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+import hardneg as hn
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+BETA, PRIOR, TEMPERATURE = 1.0, 0.1, 0.5
+PEERS = ("hardneg tiled", "hardneg reference", "published HCL", "cross-entropy", "metric-learning")
+RESULTS = Path(__file__).parents[1] / "results" / "loss.json"
+
+
+def published_hcl(z1: Tensor, z2: Tensor) -> Tensor:
+    """HCL's objective written the way it was published."""
+    batch = len(z1)
+    z = torch.cat([normalize(z1, dim=1), normalize(z2, dim=1)])
+    exponentials = torch.exp(z @ z.T / TEMPERATURE)
+    others = ~torch.eye(batch, dtype=torch.bool, device=z.device).repeat(2, 2)
+    negatives = exponentials.masked_select(others).view(2 * batch, -1)
+    positive = torch.exp((z[:batch] * z[batch:]).sum(dim=1) / TEMPERATURE).repeat(2)
+    count = 2 * batch - 2
+    importance = (BETA * negatives.log()).exp()
+    reweighted = (importance * negatives).sum(dim=1) / importance.mean(dim=1)
+    total = ((reweighted - PRIOR * count * positive) / (1 - PRIOR)).clamp(min=count * math.exp(-1 / TEMPERATURE))
+    return -(positive / (positive + total)).log().mean()
+
+
+def cross_entropy_nt_xent(z1: Tensor, z2: Tensor) -> Tensor:
+    """SimCLR's loss as cross-entropy over logits."""
+    z = torch.cat([normalize(z1, dim=1), normalize(z2, dim=1)])
+    logits = (z @ z.T / TEMPERATURE).fill_diagonal_(-torch.inf)
+    return cross_entropy(logits, torch.arange(len(z), device=z.device).roll(len(z1)))
+
+
+def metric_learning(z1: Tensor, z2: Tensor) -> Tensor:
+    """pytorch-metric-learning's NT-Xent."""
+    from pytorch_metric_learning.losses import NTXentLoss
+
+    labels = torch.arange(len(z1), device=z1.device).repeat(2)
+    value: Tensor = NTXentLoss(temperature=TEMPERATURE)(torch.cat([z1, z2]), labels)
+    return value
+
+
+def peer(name: str) -> Loss:
+    """The loss of this name."""
+    if name.startswith("hardneg"):
+        return hn.hcl(BETA, PRIOR, TEMPERATURE, backend=name.split()[1])
+    return {"published HCL": published_hcl, "cross-entropy": cross_entropy_nt_xent, "metric-learning": metric_learning}[
+        name
+    ]
+
+
+def inputs(batch: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Two noisy views of the same points."""
+    generator = torch.Generator().manual_seed(0)
+    z1 = torch.randn(batch, dim, generator=generator)
+    z2 = z1 + torch.randn(batch, dim, generator=generator)
+    return z1.requires_grad_(), z2.requires_grad_()
+
+
+def step(loss: Loss, z1: Tensor, z2: Tensor) -> None:
+    """Forward and backward."""
+    z1.grad = z2.grad = None
+    torch.autograd.backward(loss(z1, z2))
+
+
+def times(batch: int, dim: int, names: list[str], seconds: float) -> dict[str, list[float]]:
+    """Milliseconds of each peer's repetitions, interleaved for about this long."""
+    z1, z2 = inputs(batch, dim)
+    losses = {name: peer(name) for name in names}
+    for loss in losses.values():
+        step(loss, z1, z2)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends or len(found[names[0]]) < 3:
+        for name, loss in losses.items():
+            if sum(found[name]) > 1000 * seconds:  # a slow peer does not eat the others' repetitions
+                continue
+            begin = time.perf_counter()
+            step(loss, z1, z2)
+            found[name].append(1000 * (time.perf_counter() - begin))
+    return found
+
+
+def peak_memory(name: str, batch: int, dim: int) -> float:
+    """MiB by which one step raises the peak resident size of a fresh process."""
+    command = [sys.executable, __file__, "--memory", name, str(batch), str(dim)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def print_peak_memory(name: str, batch: int, dim: int) -> None:
+    """What the process started by `peak_memory` does."""
+    small = inputs(8, dim)
+    step(peer(name), *small)  # libraries loaded, threads started
+    z1, z2 = inputs(batch, dim)
+    z1.grad, z2.grad = torch.ones_like(z1), torch.ones_like(z2)  # paid for before counting
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew here
+
+    def resident(kind: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(kind))) / 1024
+
+    before = resident("VmRSS")
+    torch.autograd.backward(peer(name)(z1, z2))
+    print(resident("VmHWM") - before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a second per size, small sizes only")
+    parser.add_argument("--memory", nargs=3, metavar=("PEER", "BATCH", "DIM"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory:
+        name, batch, dim = options.memory
+        print_peak_memory(name, int(batch), int(dim))
+        return
+
+    sizes = [(64, 128), (256, 128), (256, 768), (1024, 128)]
+    if not options.quick:
+        sizes += [(1024, 768), (4096, 128), (16384, 128)]
+    rows = []
+    header = f"{'B':>6} {'d':>4}  {'peer':<18} {'ms':>9} {'spread':>14} {'× tiled':>8} {'MiB':>9}"
+    print(header + "\n" + "-" * len(header))
+    for batch, dim in sizes:
+        whole = 4 * (2 * batch) ** 2 / 2**20  # MiB of one float32 matrix of scores
+        names = [
+            name for name in PEERS if name == "hardneg tiled" or whole < (200 if name == "metric-learning" else 600)
+        ]
+        measured = times(batch, dim, names, seconds=1.0 if options.quick else 8.0)
+        base = statistics.median(measured["hardneg tiled"])
+        for name in names:
+            median = statistics.median(measured[name])
+            quartiles = statistics.quantiles(measured[name], n=4)
+            memory = peak_memory(name, batch, dim)
+            rows.append(
+                {
+                    "batch": batch,
+                    "dim": dim,
+                    "peer": name,
+                    "ms": median,
+                    "ms_quartiles": [quartiles[0], quartiles[2]],
+                    "repetitions": len(measured[name]),
+                    "times_tiled": median / base,
+                    "peak_mib": memory,
+                }
+            )
+            spread = f"{quartiles[0]:.1f}–{quartiles[2]:.1f}"
+            print(f"{batch:>6} {dim:>4}  {name:<18} {median:>9.2f} {spread:>14} {median / base:>8.2f} {memory:>9.1f}")
+        if "published HCL" not in names:
+            # exp, log, product, masked copies and their gradients: at least five matrices live at once
+            print(f"{'':>12} published HCL: five matrices of {whole:,.0f} MiB, {5 * whole / 1024:.0f} GiB (computed)")
+    record = {
+        "command": "python " + " ".join(["benchmarks/loss.py", *sys.argv[1:]]),
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "hardneg": hn.__version__},
+        "settings": {"beta": BETA, "class_prior": PRIOR, "temperature": TEMPERATURE, "seed": 0, "dtype": "float32"},
+        "rows": rows,
+    }
+    if not options.quick:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        print(f"\nwritten to {RESULTS.relative_to(RESULTS.parents[1])}")
+
+
+def processor() -> str:
+    """The processor's name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The tensors of one call, checked and brought to one form."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hardneg import checks
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of one call, in one floating dtype of at least 32 bits, of unit length if asked for.
+
+    views: (V, B, d), the anchors' view first · paired: two views of equal standing, each the other's positive ·
+    labels: (B,) · negatives: (N, d) or (B, N, d) · exclude: (B, E) · negative_labels: (N,) or (B, N) ·
+    negative_mask: (B, N) bool
+    """
+
+    views: Tensor
+    paired: bool
+    labels: Tensor | None = None
+    negatives: Tensor | None = None
+    exclude: Tensor | None = None
+    negative_labels: Tensor | None = None
+    negative_mask: Tensor | None = None
+
+
+def read(
+    z1: Tensor,
+    z2: Tensor | None,
+    labels: Tensor | None,
+    negatives: Tensor | None,
+    exclude: Tensor | None,
+    negative_labels: Tensor | None,
+    negative_mask: Tensor | None,
+    *,
+    normalize: bool,
+) -> Inputs:
+    """Check shapes, dtypes and values; then bring the embeddings to one dtype, and to unit length if ``normalize``."""
+    checks.floating("z1", z1)
+    if z1.dim() != 2 or 0 in z1.shape:
+        raise ValueError(f"z1 must have shape (B, d) with B, d ≥ 1, got {tuple(z1.shape)}")
+    batch, dim = z1.shape
+    views = [("z1", z1)]
+    if z2 is not None:
+        checks.floating("z2", z2)
+        if z2.dim() not in (2, 3) or (z2.shape[0], z2.shape[-1]) != (batch, dim) or 0 in z2.shape:
+            raise ValueError(
+                f"z2 must have shape (B, d) or (B, M, d) with (B, d) = {batch, dim}, got {tuple(z2.shape)}"
+            )
+        views.append(("z2", z2))
+    if labels is not None:
+        labels = checks.integers("labels", labels, (batch,), "one per row of z1")
+        checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
+    if negatives is None:
+        for name, given in (
+            ("exclude", exclude),
+            ("negative_labels", negative_labels),
+            ("negative_mask", negative_mask),
+        ):
+            if given is not None:
+                raise ValueError(f"{name} was given without negatives: pass negatives= or leave it out")
+    else:
+        checks.floating("negatives", negatives)
+        shape = tuple(negatives.shape)
+        if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == batch)) or shape[-1] != dim:
+            raise ValueError(f"negatives must have shape (N, d) or (B, N, d) with (B, d) = {batch, dim}, got {shape}")
+        if exclude is not None:
+            columns = exclude.shape[1:] if isinstance(exclude, Tensor) and exclude.dim() == 2 else ()
+            meaning = "indices into negatives for each row of z1"
+            exclude = checks.integers("exclude", exclude, (batch, *columns), meaning).reshape(batch, -1)  # (B, E)
+            checks.in_range("exclude", exclude, shape[-2])
+        if negative_labels is not None:
+            negative_labels = checks.integers("negative_labels", negative_labels, shape[:-1], "one per negative")
+            checks.values(negative_labels >= -1, "negative_labels must be ≥ −1, where −1 means unknown")
+        if negative_mask is not None:
+            if not isinstance(negative_mask, Tensor) or negative_mask.dtype != torch.bool:
+                got = negative_mask.dtype if isinstance(negative_mask, Tensor) else type(negative_mask).__name__
+                raise ValueError(f"negative_mask must be a bool tensor (True = may be a negative), got {got}")
+            if tuple(negative_mask.shape) != (batch, shape[-2]):
+                raise ValueError(
+                    f"negative_mask must have shape {batch, shape[-2]} (B, N), got {tuple(negative_mask.shape)}"
+                )
+    everything = {
+        "z2": z2, "labels": labels, "negatives": negatives,
+        "exclude": exclude, "negative_labels": negative_labels, "negative_mask": negative_mask,
+    }  # fmt: skip
+    dtype = torch.promote_types(torch.float32, z1.dtype)
+    for name, tensor in everything.items():
+        if tensor is None:
+            continue
+        if tensor.device != z1.device:
+            raise ValueError(f"{name} is on {tensor.device}, but z1 on {z1.device}: move all inputs to one device")
+        if tensor.is_floating_point():
+            dtype = torch.promote_types(dtype, tensor.dtype)
+
+    parts = [z1.to(dtype)]
+    if z2 is not None:
+        parts.append((z2 if z2.dim() == 2 else z2.transpose(0, 1).reshape(-1, dim)).to(dtype))
+    flat = _prepared(views, torch.cat(parts), normalize)  # (V·B, d): view after view
+    if negatives is not None:
+        negatives = _prepared([("negatives", negatives)], negatives.to(dtype), normalize)
+    return Inputs(
+        views=flat.view(-1, batch, dim),
+        paired=z2 is not None and z2.dim() == 2,
+        labels=labels,
+        negatives=negatives,
+        exclude=exclude,
+        negative_labels=negative_labels,
+        negative_mask=negative_mask,
+    )
+
+
+def _prepared(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> Tensor:
+    """The vectors, finite and of unit length if ``normalize``; ``named`` are the tensors they were made from."""
+    if normalize and vectors.device.type == "cpu" and vectors.numel() > 0 and not torch.compiler.is_compiling():
+        # Ordinary lengths prove that all is finite and that no care is needed: one pass, and a third of the time.
+        lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, keepdim=True)
+        shortest, longest = torch.aminmax(lengths)
+        if shortest > 1e-15 and longest < 1e15:
+            unit: Tensor = _Divide.apply(vectors, lengths)  # type: ignore[no-untyped-call]
+            return unit
+    for name, tensor in named:
+        checks.finite(name, tensor)
+    return normalized(vectors) if normalize else vectors
+
+
+def normalized(vectors: Tensor, smallest: float = 1e-30) -> Tensor:
+    """Unit vectors along the last dimension; what is shorter than ``smallest`` becomes zero, with zero gradient.
+
+    Dividing by the largest entry first keeps the squares from overflowing or vanishing.
+    """
+    largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
+    zero = largest < smallest
+    moderate = vectors / largest.masked_fill(zero, 1)
+    length: Tensor = torch.linalg.vector_norm(moderate, dim=-1, keepdim=True)
+    return (moderate / length.masked_fill(zero, 1)).masked_fill(zero, 0)
+
+
+class _Divide(torch.autograd.Function):
+    """Vectors divided by their lengths (…, 1), none of which is zero."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, vectors: Tensor, lengths: Tensor) -> Tensor:
+        unit = vectors / lengths
+        ctx.save_for_backward(unit, lengths)
+        return unit
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+        unit, lengths = ctx.saved_tensors  # type: ignore[attr-defined]
+        along = (unit * grad).sum(dim=-1, keepdim=True)
+        return (grad - unit * along) / lengths, None
