@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, Eligibility, LogSums, Rule, draw, per_row, wrapped
 
-STRIP_ELEMENTS = 1 << 21  # scores held at a time: 8 MiB in float32, about a core's share of the cache
+STRIP_ELEMENTS = 1 << 20  # scores held at a time: 4 MiB in float32, the fastest of 2¹⁷ … 2²² at B = 4,096 on 2 cores
 
 # Up to here e^{±x} and sums of millions of them are ordinary float32 numbers, so no row needs its maximum taken off.
 SAFE_EXPONENT = 40.0
