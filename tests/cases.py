@@ -86,7 +86,7 @@ def cases(draw: st.DrawFn, custom: bool = True, integer: bool = False) -> Case:
         per_anchor, count = draw(st.booleans()), draw(st.integers(1, 6))
         arguments["negatives"] = embeddings(batch, count, dim) if per_anchor else embeddings(count, dim)
         if draw(st.booleans()):
-            shape = draw(st.sampled_from([(batch,), (batch, 1), (batch, 3)]))
+            shape = draw(st.sampled_from([(batch,), (batch, 0), (batch, 1), (batch, 3)]))
             arguments["exclude"] = torch.randint(count, shape, generator=generator)
         if draw(st.booleans()):
             arguments["negative_mask"] = torch.rand(batch, count, generator=generator) < 0.7

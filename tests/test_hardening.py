@@ -78,7 +78,7 @@ class Above(hn.Hardening):
 
     needs_positive = True
 
-    def bounds(self, positive: Tensor | None, progress: float) -> tuple[Bound, Bound]:
+    def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
         return positive, None
 
 
@@ -86,3 +86,45 @@ class Above(hn.Hardening):
 def test_a_hardening_of_ones_own_runs_in_every_kernel(backend: str) -> None:
     assert kept(Above(), [0.4, 1.0, 1.1], 1.0, backend) == [1, 2]
     assert kept((Above(), hn.Exponential(1.0), hn.Ring(0.0, 0.7)), [0.4, 1.0, 1.1], 1.0, backend) == [1]
+
+
+class Steep(hn.Hardening):
+    """General weights of a user's own, not even a dataclass."""
+
+    def __init__(self, slope: hn.Schedule | float) -> None:
+        self.slope = slope
+
+    def log_weight(self, scores: Tensor) -> Tensor:
+        return self.slope * scores  # type: ignore[operator]
+
+
+def test_general_weights_of_ones_own_are_heard_and_scheduled() -> None:
+    z1, z2 = torch.randn(2, 6, 4)
+    assert_close(hn.InfoNCE(hardening=Steep(3.0))(z1, z2), hn.InfoNCE(hardening=hn.Exponential(3.0))(z1, z2))
+    loss = hn.InfoNCE(hardening=Steep(hn.Linear(1.0, 3.0)))
+    loss.load_state_dict(loss.state_dict())
+    loss.set_progress(1.0)
+    assert_close(loss(z1, z2), hn.InfoNCE(hardening=hn.Exponential(3.0))(z1, z2))
+    with pytest.raises(ValueError, match="at most one tilt"):
+        hn.InfoNCE(hardening=(Steep(1.0), hn.Exponential(1.0)))
+
+
+def test_custom_weights_see_eligible_scores_only() -> None:
+    # At the anchor itself the weight would overflow, and the second one's slope is infinite.
+    z1, z2 = torch.eye(4, 8), torch.eye(4, 8).roll(4, 1)
+    steep = hn.InfoNCE(temperature=0.05, hardening=hn.Custom(lambda s: (5 * s).exp()))
+    assert_close(steep(z1, z2), hn.InfoNCE(temperature=0.05, hardening=hn.Exponential(5.0))(z1, z2))
+    z1 = torch.randn(64, 8, requires_grad=True)
+    z2 = z1.detach() + 0.1 * torch.randn(64, 8)
+    hn.InfoNCE(temperature=1.0, hardening=hn.Custom(lambda s: 2 - (1 - s).clamp(min=0).sqrt()))(z1, z2).backward()
+    assert z1.grad is not None
+    assert torch.isfinite(z1.grad).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_of_the_positive_is_kept_at_margin_zero_and_dropped_above(backend: str) -> None:
+    z1, z2 = torch.randn(2, 256, 128)
+    for margin, kept_by in ((0.0, 256), (1e-3, 0)):
+        loss = hn.InfoNCE(in_batch=None, temperature=0.05, hardening=hn.BelowPositive(margin), backend=backend)
+        loss(z1, z2, negatives=z2[:, None].clone())
+        assert loss.diagnostics()["without_candidates"] == 256 - kept_by

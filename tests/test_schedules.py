@@ -1,5 +1,6 @@
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def test_ring_anneals_from_all_but_the_closest_to_the_papers_ring() -> None:
     loss = hn.ring_nce()
     for epoch, lower, upper in [(0, 0.0, 0.9), (50, 0.45, 0.945), (100, 0.9, 0.99), (300, 0.9, 0.99)]:
         loss.set_progress(epoch / 300)
-        assert loss.hardening[0].percentiles(loss.progress) == pytest.approx((lower, upper))
+        assert loss.hardening[0].at(loss.progress).percentiles() == pytest.approx((lower, upper))
 
 
 def test_hscl_threshold_moves_as_equation_4() -> None:
@@ -38,7 +39,7 @@ def test_hscl_threshold_moves_as_equation_4() -> None:
     for epoch in (1, 50, 200):
         loss.set_progress((epoch - 1) / 199)
         cosine = -0.5 + (epoch - 1) / 199 * 0.6
-        assert loss.hardening[0].bounds(None, loss.progress)[0] == pytest.approx(cosine / 0.5)
+        assert loss.hardening[0].at(loss.progress).bounds(None)[0] == pytest.approx(cosine / 0.5)
 
 
 @given(
@@ -134,3 +135,35 @@ def test_a_schedule_moves_every_setting_that_takes_one(setting: str) -> None:
         scheduled.set_progress(progress)
         assert scheduled(z1, z2) == pytest.approx(float(make(number)(z1, z2)), rel=1e-6)
     assert make(0.1)(z1, z2) != make(0.6)(z1, z2)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: hn.InfoNCE(temperature=hn.Steps([0.5, -1.0, 0.5], [0.3, 0.6])),
+        lambda: hn.InfoNCE(class_prior=hn.Steps([0.1, 1.5, 0.1], [0.3, 0.6])),
+        lambda: hn.InfoNCE(hardening=hn.Exponential(hn.Steps([0.1, -1.5, 0.1], [0.3, 0.6]))),
+        lambda: hn.InfoNCE(hardening=hn.Ring(hn.Steps([0.1, 0.9, 0.1], [0.3, 0.6]), 0.5)),
+    ],
+)
+def test_a_schedule_that_goes_wrong_in_the_middle_is_refused_there(loss: Callable[[], hn.InfoNCE]) -> None:
+    made = loss()
+    with pytest.raises(ValueError, match="must be"):
+        made.set_progress(0.5)
+
+
+def test_an_adaptive_schedule_moves_the_loss_without_set_progress() -> None:
+    share = hn.Adaptive(step=0.4)
+    loss = hn.InfoNCE(hardening=hn.Ring(1 - share, 1.0), in_batch="other")
+    z1, z2 = torch.randn(2, 11, 4)
+    supports = []
+    for reading in (0.1, 0.2, 0.3):
+        share.update(reading)
+        loss(z1, z2)
+        supports.append(loss.diagnostics()["support"])
+    assert supports == [10.0, 6.0, 2.0]
+
+
+def test_presets_with_schedules_can_be_pickled() -> None:
+    loss = pickle.loads(pickle.dumps(hn.hscl_threshold()))
+    assert loss.supervision == "full"

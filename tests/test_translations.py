@@ -53,14 +53,14 @@ def test_gist_without_its_positive_positive_scores(views: tuple[Tensor, Tensor])
     logits = torch.cat([scores.masked_fill(guided > limit, -torch.inf) for scores, guided in others], dim=1) / 0.01
     # An anchor's score with itself is masked because the guide finds it closer than the positive.
     logits[rows, rows] = matrix(anchors, positives).diagonal() / 0.01  # rounding may put the positive above itself
-    found = hn.InfoNCE(temperature=0.01, in_batch=None)(
+    found = hn.InfoNCE(temperature=0.01, in_batch=None, reduction="sum")(  # an anchor without negatives adds 0
         anchors,
         positives,
         negatives=torch.cat([positives, anchors]),
         exclude=torch.stack([rows, rows + 10], dim=1),
         negative_mask=guide_a @ torch.cat([guide_p, guide_a]).T <= limit,
     )
-    assert_close(found, cross_entropy(logits, rows))
+    assert_close(found, cross_entropy(logits, rows, reduction="sum"))
 
 
 def test_debiased_is_the_published_formula(views: tuple[Tensor, Tensor]) -> None:

@@ -6,10 +6,11 @@ ranks (`percentiles`). What it does not answer it leaves alone. To add one, subc
 question; it then works in every objective and, unless it is a general weight, in every kernel.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import ClassVar
+from dataclasses import dataclass, is_dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -21,33 +22,54 @@ Bound = float | Tensor | None  # a score for all anchors, one per anchor (A,), o
 
 
 class Hardening:
-    """What every hardening answers; the defaults say "all candidates alike"."""
+    """What every hardening answers; the defaults say "all candidates alike". Settings may be schedules.
 
-    weights: ClassVar[bool] = False  # is it a tilt? an objective takes at most one
+    The objective asks a copy whose schedules were replaced by the numbers they stand for at the moment (`at`), so the
+    answers see numbers only.
+    """
+
     needs_positive: ClassVar[bool] = False  # does `bounds` read the positive's score?
 
-    def tilt(self, progress: float) -> float:
+    def tilt(self) -> float:
         """The β of weights e^{βs}."""
         return 0.0
 
-    def log_weight(self, scores: Tensor) -> Tensor | None:
-        """Logarithm of general weights η(s), −inf where a candidate is left out; None if `tilt` says it all."""
-        return None
+    def log_weight(self, scores: Tensor) -> Tensor:
+        """Logarithm of general weights η(s), −inf where a candidate is left out."""
+        raise TypeError(f"{type(self).__name__} has no general weights")  # asked only of those that define it
 
-    def bounds(self, positive: Tensor | None, progress: float) -> tuple[Bound, Bound]:
+    def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
         """The lowest and highest score kept; ``positive`` (A,) is the score of the anchor's best positive."""
         return None, None
 
-    def percentiles(self, progress: float) -> tuple[float, float] | None:
+    def percentiles(self) -> tuple[float, float] | None:
         """The lowest and highest rank kept, as fractions of the anchor's candidates."""
         return None
 
+    @property
+    def has_general_weights(self) -> bool:
+        """Does it define `log_weight`? Then only the reference kernel can run it."""
+        return type(self).log_weight is not Hardening.log_weight
+
+    @property
+    def weighs(self) -> bool:
+        """Does it weigh candidates? An objective takes at most one that does."""
+        return self.has_general_weights or type(self).tilt is not Hardening.tilt
+
     def schedules(self) -> Iterator[Schedule]:
         """The schedules among its settings."""
-        for field in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            setting = getattr(self, field.name)
-            if isinstance(setting, Schedule):
-                yield setting
+        return (setting for setting in vars(self).values() if isinstance(setting, Schedule))
+
+    def at(self, progress: float) -> Self:
+        """A copy with each schedule replaced by its number at this progress, checked like any number given."""
+        numbers = {name: value(s, progress) for name, s in vars(self).items() if isinstance(s, Schedule)}
+        if not numbers:
+            return self
+        if is_dataclass(self):
+            return replace(self, **numbers)
+        twin = copy.copy(self)
+        vars(twin).update(numbers)
+        return twin
 
 
 @dataclass(frozen=True)
@@ -55,7 +77,7 @@ class Uniform(Hardening):
     """All candidates count alike: plain InfoNCE.
 
     Examples:
-        >>> Uniform().tilt(progress=0.0)
+        >>> Uniform().tilt()
         0.0
     """
 
@@ -73,14 +95,13 @@ class Exponential(Hardening):
         True
     """
 
-    weights: ClassVar[bool] = True
     beta: Setting = 1.0
 
     def __post_init__(self) -> None:
         checks.number("beta", self.beta, at_least=0, below=float("inf"))
 
-    def tilt(self, progress: float) -> float:
-        return value(self.beta, progress)
+    def tilt(self) -> float:
+        return float(self.beta)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,7 @@ class Threshold(Hardening):
     tau: threshold on e^s, > 0; for a cosine c it is ``exp(c/temperature)``
 
     Examples:
-        >>> Threshold(1.0).bounds(None, progress=0.0)
+        >>> Threshold(1.0).bounds(None)
         (0.0, None)
     """
 
@@ -99,8 +120,11 @@ class Threshold(Hardening):
     def __post_init__(self) -> None:
         checks.number("tau", self.tau, above=0, below=float("inf"))
 
-    def bounds(self, positive: Tensor | None, progress: float) -> tuple[Bound, Bound]:
-        return math.log(value(self.tau, progress)), None
+        if not isinstance(self.tau, Schedule):  # here, because a compiled graph would take the logarithm for a constant
+            object.__setattr__(self, "_lowest", math.log(self.tau))
+
+    def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
+        return self._lowest, None  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -125,13 +149,12 @@ class Ring(Hardening):
         checks.number("lower", self.lower, at_least=0, at_most=1)
         checks.number("upper", self.upper, at_least=0, at_most=1)
         for progress in (0.0, 1.0):
-            self.percentiles(progress)
+            lower, upper = value(self.lower, progress), value(self.upper, progress)
+            if not lower < upper:
+                raise ValueError(f"lower must be < upper, both in [0, 1], got lower={lower:g}, upper={upper:g}")
 
-    def percentiles(self, progress: float) -> tuple[float, float]:
-        lower, upper = value(self.lower, progress), value(self.upper, progress)
-        if not 0 <= lower < upper <= 1:
-            raise ValueError(f"lower must be < upper, both in [0, 1], got lower={lower:g}, upper={upper:g}")
-        return lower, upper
+    def percentiles(self) -> tuple[float, float]:
+        return float(self.lower), float(self.upper)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -140,9 +163,10 @@ class BelowPositive(Hardening):
 
     margin: in units of the score s = cos/temperature (a margin m on cosines is ``m/temperature``), any sign ·
     relative: if given, the limit is ``relative·positive`` instead, such as 0.95. Of several positives the best counts.
+    A copy of the positive itself is kept at margin 0 (within rounding); any margin above drops it.
 
     Examples:
-        >>> BelowPositive(relative=0.5).bounds(torch.tensor([2.0]), progress=0.0)
+        >>> BelowPositive(relative=0.5).bounds(torch.tensor([2.0]))
         (None, tensor([1.]))
     """
 
@@ -157,11 +181,10 @@ class BelowPositive(Hardening):
             if self.margin != 0.0:
                 raise ValueError(f"give margin or relative, not both, got margin={self.margin!r}, {self.relative!r}")
 
-    def bounds(self, positive: Tensor | None, progress: float) -> tuple[Bound, Bound]:
+    def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
         assert positive is not None  # guaranteed by needs_positive
-        if self.relative is not None:
-            return None, value(self.relative, progress) * positive
-        return None, positive - value(self.margin, progress)
+        limit = positive - self.margin if self.relative is None else self.relative * positive  # type: ignore[operator]
+        return None, limit
 
 
 @dataclass(frozen=True)
@@ -178,7 +201,6 @@ class Custom(Hardening):
         >>> torch.testing.assert_close(custom, hn.InfoNCE(hardening=hn.Exponential(2.0))(z1, z2))
     """
 
-    weights: ClassVar[bool] = True
     fn: Callable[[Tensor], Tensor]
     log: bool = False
 

@@ -33,7 +33,7 @@ class Schedule(ABC):
 
     def exp(self) -> "Schedule":
         """e to the power of this schedule."""
-        return _Expression(lambda x, _: math.exp(x), self, 0.0)
+        return _Expression(_exponential, self, 0.0)
 
     def __add__(self, other: "Setting") -> "Schedule":
         return _Expression(operator.add, self, other)
@@ -69,6 +69,10 @@ Setting = float | Schedule
 def value(setting: Setting, progress: float) -> float:
     """The number a setting stands for at this progress."""
     return setting.at(progress) if isinstance(setting, Schedule) else float(setting)
+
+
+def _exponential(exponent: float, _: float) -> float:
+    return math.exp(exponent)
 
 
 class _Expression(Schedule):

@@ -22,6 +22,9 @@ class Learnable(nn.Module):
 
     def __init__(self, initial: float = 0.07, minimum: float = 0.01) -> None:
         super().__init__()
+        for name, number in (("initial", initial), ("minimum", minimum)):
+            if not isinstance(number, int | float):
+                raise ValueError(f"{name} must be a number: a learnt temperature takes no schedule, got {number!r}")
         checks.number("minimum", minimum, above=0, below=float("inf"))
         checks.number("initial", initial, at_least=minimum, below=float("inf"))
         self.minimum = float(minimum)

@@ -234,3 +234,61 @@ def test_the_floor_warning_comes_once(recwarn: pytest.WarningsRecorder) -> None:
 def test_unnormalised_scores_that_would_overflow_are_refused() -> None:
     with pytest.raises(ValueError, match="too large for normalize=False"):
         hn.InfoNCE(normalize=False)(torch.full((4, 3), 1e20), torch.full((4, 3), 1e20))
+
+
+def test_positives_that_would_overflow_are_refused_too() -> None:
+    loss = hn.InfoNCE(in_batch=None, normalize=False)
+    with pytest.raises(ValueError, match="too large for normalize=False"):
+        loss(torch.full((2, 3), 1e10), torch.full((2, 3), 1e30), negatives=torch.full((4, 3), 1e-10))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_runs_in_inference_mode(name: str) -> None:
+    z1, z2 = torch.randn(2, 6, 4)
+    loss = PRESETS[name]()
+    extra: dict[str, Tensor] = {"labels": torch.arange(6) % 2} if name in SUPERVISED else {}
+    if name in MEMORY:
+        extra["negatives"] = torch.randn(9, 4)
+    with torch.inference_mode():
+        inside = loss(z1, z2, **extra)
+    assert_close(inside, loss(z1, z2, **extra))
+    assert loss.diagnostics()["anchors"] > 0
+
+
+@pytest.mark.parametrize("name", ["moco", "ring_nce"])
+@pytest.mark.parametrize("options", [{}, {"weight_range": 2.0, "normalize": False}, {"num_negatives": 3}])
+def test_an_empty_queue_gives_zero(name: str, options: dict[str, object]) -> None:
+    z1, z2 = torch.randn(2, 6, 4)
+    loss = PRESETS[name](**options)
+    z1.requires_grad_()
+    value = loss(z1, z2, negatives=torch.empty(0, 4))
+    value.backward()
+    assert value == 0
+    assert z1.grad is not None
+    assert (z1.grad == 0).all()
+    assert loss.diagnostics()["without_candidates"] == 6
+
+
+def test_weights_of_tiny_unnormalised_scores_stay_finite() -> None:
+    loss = hn.InfoNCE(in_batch=None, normalize=False, weight_range=2.0, hardening=hn.Exponential(1.0), class_prior=0.1)
+    z1, z2, negatives = torch.randn(6, 4), torch.randn(6, 4), torch.randn(5, 4)
+    for tiny in (1e-12, 1e-39):
+        exact = loss(z1.double(), z2.double(), negatives=tiny * negatives.double())
+        assert_close(loss(z1, z2, negatives=tiny * negatives).double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_float16_rows_too_short_for_a_finite_gradient_count_as_zero() -> None:
+    z1, z2 = torch.randn(2, 6, 4)
+    z1 = (z1 * 1e-6).half().requires_grad_()
+    hn.simclr()(z1, z2.half()).backward()
+    assert z1.grad is not None
+    assert torch.isfinite(z1.grad).all()
+
+
+def test_the_loss_can_be_added_to_in_place() -> None:
+    z1, z2 = torch.randn(2, 6, 4)
+    z1.requires_grad_()
+    total = hn.moco()(z1, z2, negatives=torch.randn(5, 4))
+    total += 1.0
+    total.backward()
+    assert z1.grad is not None

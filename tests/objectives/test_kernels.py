@@ -51,7 +51,7 @@ def relative(found: Tensor, truth: Tensor) -> float:
 
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
 def test_kernels_agree_in_float32_to_1e_5(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled, "STRIP_ELEMENTS", 1000)  # many strips, the last one ragged
+    monkeypatch.setitem(tiled.STRIP_ELEMENTS, "cpu", 1000)  # many strips, the last one ragged
     z1, z2, labels = batch(61, 33)
     plain = value_and_gradients(options, z1, z2, labels, "reference")
     strips = value_and_gradients(options, z1, z2, labels, "tiled")
@@ -128,7 +128,7 @@ def test_the_tiled_kernel_holds_a_strip_and_no_matrix() -> None:
     gc.collect()
     with Watch():
         hn.hcl(backend="tiled")(z1, z2).backward()
-    assert largest <= tiled.STRIP_ELEMENTS < (2 * rows) ** 2
+    assert largest <= tiled.STRIP_ELEMENTS["cpu"] < (2 * rows) ** 2
 
 
 @pytest.mark.parametrize("preset", ["hcl", "hscl", "moco", "clip", "ring"])
@@ -225,3 +225,45 @@ def test_detached_weights_weigh_but_do_not_pull() -> None:
         loss = hn.InfoNCE(**options, positive_in_denominator=False, grad_through_weights=False, backend=backend)
         grad = torch.autograd.grad(loss(anchor, positive, negatives=negatives), negatives)[0][:, 0]
         assert_close(grad, torch.softmax(2.5 * negatives[:, 0].detach(), dim=0))
+
+
+def test_the_reference_kernel_can_be_differentiated_twice() -> None:
+    z1, z2, _ = batch(4, 3, torch.float64)
+    z1.requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda z: hn.hcl(backend="reference")(z, z2), (z1,))
+    (grad,) = torch.autograd.grad(hn.hcl(backend="tiled")(z1, z2), z1, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("beta", [1e2, 1e4, 1e6])
+def test_a_steep_tilt_keeps_its_digits_in_float32(backend: str, beta: float) -> None:
+    z1, z2, _ = batch(64, 8)
+    exact = hn.hcl(beta, 0.0)(z1.double(), z2.double())
+    assert_close(hn.hcl(beta, 0.0, backend=backend)(z1, z2).double(), exact, rtol=1e-5, atol=0)
+
+
+def test_a_backward_pass_inside_autocast_is_the_same() -> None:
+    z1, z2, _ = batch(16, 8)
+    negatives, grads = torch.randn(16, 5, 8), []
+    for inside in (False, True):
+        a = z1.clone().requires_grad_()
+        value = hn.simcse(backend="tiled")(a, z2, negatives=negatives)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            value.backward()
+        grads.append(a.grad)
+    assert_close(grads[0], grads[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", [hn.hscl_threshold, lambda: hn.scl(class_prior=hn.Linear(0.1, 0.0))])
+def test_compiled_thresholds_and_priors_do_not_recompile_at_every_step(make: Any) -> None:
+    z1, z2, labels = batch(8, 4)
+    loss = make()
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(loss, fullgraph=True, backend=counter)
+    for step in range(20):
+        loss.set_progress(step / 20)
+        compiled(z1, z2, labels=labels)
+    assert counter.frame_count <= 5

@@ -1,6 +1,7 @@
 """From log-sums to log G: the expected negative of an anchor, corrected for those that share its class."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,8 +9,22 @@ from torch import Tensor
 from hardneg.objectives.kernels import LogSums
 
 
+@dataclass(frozen=True)
+class Prior:
+    """A class prior τ⁺ in (0, 1) with its logarithms, taken outside of compiled graphs, which hold them constant."""
+
+    share: float
+    log: float
+    log_rest: float  # log(1 − τ⁺)
+
+    @classmethod
+    def of(cls, share: float) -> "Prior":
+        """The prior of this share."""
+        return cls(share, math.log(share), math.log1p(-share))
+
+
 def log_expected_negative(
-    negatives: LogSums, positives: LogSums, positive_count: Tensor, prior: float, form: str, log_floor: Tensor
+    negatives: LogSums, positives: LogSums, positive_count: Tensor, prior: Prior, form: str, log_floor: Tensor
 ) -> tuple[Tensor, Tensor]:
     """log G and which anchors are floored, (A,) each, for a class prior τ⁺ > 0.
 
@@ -17,13 +32,12 @@ def log_expected_negative(
     takes the share of the anchor's class under the tilted distribution · positive_count: (A,), those without weight
     included · log_floor: (), the least log G
     """
-    log_prior = math.log(prior)
     if form == "hcl":
-        log_g = log_difference(negatives.log_mean(), log_prior + positives.log_mean()) - math.log1p(-prior)
+        log_g = log_difference(negatives.mean, prior.log + positives.mean) - prior.log_rest
     else:
         log_n, log_m = negatives.count.log(), positive_count.clamp(min=1).log()
-        numerator = log_difference(negatives.tilted - log_n, log_prior + positives.tilted - log_m)
-        denominator = log_difference(negatives.weight - log_n, log_prior + positives.weight - log_m)
+        numerator = log_difference(negatives.tilted - log_n, prior.log + positives.tilted - log_m)
+        denominator = log_difference(negatives.weight - log_n, prior.log + positives.weight - log_m)
         log_g = torch.where(denominator > -torch.inf, numerator - denominator, -torch.inf)
     floored = (negatives.count > 0) & ~(log_g > log_floor)
     return torch.where(floored, log_floor, log_g), floored

@@ -39,7 +39,9 @@ class Diagnostics:
             for a in answers
         ]
         self._scale = scale
-        self._versions = [[block._version for block in a.meeting.candidates] for a in answers]
+        # A compiled graph makes its own copies, which nobody overwrites.
+        compiling = torch.compiler.is_compiling()
+        self._versions = None if compiling else [_versions(answer.meeting) for answer in answers]
 
     def floored(self) -> dict[str, Tensor]:
         """How many of how many valid anchors are floored."""
@@ -48,8 +50,8 @@ class Diagnostics:
     @torch.no_grad()
     def read(self) -> dict[str, float]:
         """The record as numbers; this waits for the device."""
-        now = [[block._version for block in a.meeting.candidates] for a in self._answers]
-        if now != self._versions:
+        versions = self._versions
+        if versions is not None and [_versions(answer.meeting) for answer in self._answers] != versions:
             raise RuntimeError("the negatives of the last call were overwritten: read diagnostics() before that")
         effective, negative, positive = (
             torch.cat(column) for column in zip(*map(self._means, self._answers), strict=True)
@@ -92,6 +94,11 @@ class Diagnostics:
         nothing = torch.zeros_like(answer.support)
         _, total = tiled.positive_sums(meeting.anchors, meeting.pool, self._scale, meeting.friends, nothing)
         return effective, negative, total / answer.positive_count.clamp(min=1)
+
+
+def _versions(meeting: Meeting) -> list[int | None]:
+    # Inference tensors have no version, and cannot be overwritten outside inference mode.
+    return [None if block.is_inference() else block._version for block in meeting.candidates]
 
 
 def _mean(numbers: Tensor, chosen: Tensor) -> float:

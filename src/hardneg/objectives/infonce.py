@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from hardneg import checks, distributed
-from hardneg.hardening import Bound, Custom, Hardening, Uniform
+from hardneg.hardening import Bound, Hardening, Uniform
 from hardneg.objectives import meetings
-from hardneg.objectives.debiasing import log_expected_negative
+from hardneg.objectives.debiasing import Prior, log_expected_negative
 from hardneg.objectives.diagnostics import Answer, Diagnostics
 from hardneg.objectives.inputs import Inputs, read
 from hardneg.objectives.kernels import BACKENDS, Kernel, LogSums, Rule, choose, tiled
@@ -90,7 +90,7 @@ class InfoNCE(nn.Module):
         for part in hardenings:
             if not isinstance(part, Hardening):
                 raise ValueError(f"hardening must be a Hardening or a tuple of them, got {part!r}")
-        if sum(part.weights for part in hardenings) > 1:
+        if sum(part.weighs for part in hardenings) > 1:
             raise ValueError(f"hardening takes at most one tilt (Exponential or Custom), got {hardening!r}")
         checks.number("class_prior", class_prior, at_least=0, below=1)
         checks.choice("debias", debias, ("hcl", "exact"))
@@ -113,6 +113,17 @@ class InfoNCE(nn.Module):
             checks.number("weight_range", weight_range, above=0, below=math.inf)
         checks.choice("backend", backend, BACKENDS)
         checks.choice("reduction", reduction, ("mean", "sum", "none"))
+        for name, flag in (
+            ("symmetric", symmetric),
+            ("positive_in_denominator", positive_in_denominator),
+            ("grad_through_weights", grad_through_weights),
+            ("normalize", normalize),
+            ("gather", gather),
+        ):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name} must be True or False, got {flag!r}")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise ValueError(f"generator must be a torch.Generator or None, got {generator!r}")
 
         self.temperature = temperature
         self.hardening = hardenings
@@ -133,9 +144,12 @@ class InfoNCE(nn.Module):
         self.backend = backend
         self.reduction = reduction
         self.generator = generator
-        self.progress = 0.0
         self._last: Diagnostics | None = None
         self._warned = False
+        self._hardening: tuple[Hardening, ...]  # as the schedules have it now
+        self._prior: Prior | None
+        self._moves = any(True for _ in self._adaptive())  # without set_progress
+        self.set_progress(0.0)
         self._kernel()  # a backend that cannot run these settings is refused now
 
     def forward(
@@ -157,6 +171,8 @@ class InfoNCE(nn.Module):
         negative_mask: (B, N) bool, True = may be a negative; row i serves both views of i
         """
         self._check_use(z2, labels, negatives, negative_labels)
+        if self._moves:
+            self.set_progress(self.progress)
         arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask)
         device = z1.device.type if isinstance(z1, Tensor) else "cpu"
         with torch.autocast(device, enabled=False):  # float32 arithmetic inside, always
@@ -170,6 +186,12 @@ class InfoNCE(nn.Module):
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be in [0, 1], got {fraction!r}: pass steps done / steps in all")
         self.progress = float(fraction)
+        # Schedules become plain numbers here, checked, and outside of any compiled graph.
+        checks.number("class_prior", prior := value(self.class_prior, fraction), at_least=0, below=1)
+        if not isinstance(self.temperature, Learnable):
+            checks.number("temperature", value(self.temperature, fraction), above=0, below=math.inf)
+        self._hardening = tuple(part.at(fraction) for part in self.hardening)
+        self._prior = Prior.of(prior) if prior > 0 else None
 
     def diagnostics(self) -> dict[str, float]:
         """What the negatives of the last call were; see `hardneg.objectives.diagnostics.Diagnostics`."""
@@ -189,11 +211,16 @@ class InfoNCE(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take back what `get_extra_state` gave."""
-        self.progress, *rest = state.tolist()
+        progress, *rest = state.tolist()
         for schedule in self._adaptive():
+            if not rest:
+                raise ValueError(
+                    "the state has no memory of an Adaptive schedule, but this loss has one: was it saved by another?"
+                )
             size = int(rest[0])
             schedule.load_state(rest[1 : 1 + size])
             rest = rest[1 + size :]
+        self.set_progress(progress)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}  # a copy describes no call yet
@@ -238,11 +265,15 @@ class InfoNCE(nn.Module):
         )
         weights, kernel = self._weights(arranged, scale), self._kernel()
         if not self.normalize:
-            meetings.check_range(arranged, scale, weights.tilt)
+            # Rescaled weights cannot overflow.
+            meetings.check_range(arranged, scale, weights.tilt if self.weight_range is None else 0.0)
         answers = [self._answer(meeting, scale, weights, kernel) for meeting in arranged]
         self._last = Diagnostics(answers, scale.detach())
-        prior = value(self.class_prior, self.progress)
-        if prior > 0 and scale.device.type == "cpu" and not (self._warned or torch.compiler.is_compiling()):
+        if (
+            self._prior is not None
+            and scale.device.type == "cpu"
+            and not (self._warned or torch.compiler.is_compiling())
+        ):
             self._warn_if_floored(**{name: float(count) for name, count in self._last.floored().items()})
         return self._reduced(
             torch.cat([answer.losses for answer in answers]),
@@ -258,20 +289,19 @@ class InfoNCE(nn.Module):
         else:
             positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel)
         positive_count = positives.count()
-        rule = self._banded(weights, positives, meeting)
+        rule = self._banded(weights, positives, meeting, scale)
         if meeting.who.columns > 0:
             negatives = kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.who, rule)
         else:  # an empty queue
             none = torch.zeros_like(positive_count)
             negatives = LogSums(none - torch.inf, none - torch.inf, none)
-        prior = value(self.class_prior, self.progress)
-        if prior > 0:
+        if self._prior is not None:
             least = -scale if self.normalize else scale.new_full((), math.log(torch.finfo(scale.dtype).tiny))
             log_g, floored = log_expected_negative(
-                negatives, positives.sums(weights), positive_count, prior, self.debias, least
+                negatives, positives.sums(weights), positive_count, self._prior, self.debias, least
             )
         else:
-            log_g, floored = negatives.log_mean(), torch.zeros_like(negatives.count, dtype=torch.bool)
+            log_g, floored = negatives.mean, torch.zeros_like(negatives.count, dtype=torch.bool)
 
         valid = (negatives.count > 0) & (positive_count > 0)
         log_total = torch.where(valid, self._log_number(negatives, meeting) + log_g, 0.0)  # log(Q·G)
@@ -327,23 +357,25 @@ class InfoNCE(nn.Module):
         return 1 / lowest
 
     def _kernel(self) -> Kernel:
-        return choose(self.backend, general_weights=any(isinstance(part, Custom) for part in self.hardening))
+        return choose(self.backend, general_weights=any(part.has_general_weights for part in self.hardening))
 
     def _weights(self, arranged: list[Meeting], scale: Tensor) -> Rule:
         """The part of the rule that speaks of weights; it holds for positives too."""
         stretch: float | Tensor = 1.0
         if self.weight_range is not None:
             extents = [
-                tiled.largest_magnitude(m.anchors, m.candidates, scale, m.who) for m in map(Meeting.detached, arranged)
+                tiled.largest_magnitude(m.anchors, m.candidates, scale, m.who)
+                for m in map(Meeting.detached, arranged)
+                if m.candidates
             ]
-            largest = torch.stack(extents).amax()
+            largest = torch.stack([torch.zeros_like(scale), *extents]).detach().amax()
             if self.gather and distributed.world_size() > 1:
                 largest = distributed.maximum(largest)
-            stretch = torch.where(largest > 0, self.weight_range / largest, 1.0)
+            stretch = torch.where(largest > 0, self.weight_range / largest.clamp(min=1e-30), 1.0)
         tilt, log_weight = 0.0, None
-        for part in self.hardening:
-            tilt += part.tilt(self.progress)
-            if isinstance(part, Custom):
+        for part in self._hardening:
+            tilt += part.tilt()
+            if part.has_general_weights:
                 log_weight = lambda scores, part=part: part.log_weight(scores * stretch)  # noqa: E731
         return Rule(
             tilt=tilt * stretch if tilt > 0 else 0.0,
@@ -352,18 +384,26 @@ class InfoNCE(nn.Module):
             largest=self._largest(),
         )
 
-    def _banded(self, weights: Rule, positives: Positives, meeting: Meeting) -> Rule:
+    def _banded(self, weights: Rule, positives: Positives, meeting: Meeting, scale: Tensor) -> Rule:
         """The whole rule: weights, bands and draws."""
-        best = positives.best() if any(part.needs_positive for part in self.hardening) else None
+        best = positives.best() if any(part.needs_positive for part in self._hardening) else None
         lower: Bound = None
         upper: Bound = None
         rings = []
-        for part in self.hardening:
-            low, high = part.bounds(best, self.progress)
-            lower, upper = _tighter(lower, low, torch.maximum), _tighter(upper, high, torch.minimum)
-            percentiles = part.percentiles(self.progress)
+        for part in self._hardening:
+            low, high = part.bounds(best)
+            lower, upper = _tighter(lower, low, max), _tighter(upper, high, min)
+            percentiles = part.percentiles()
             if percentiles is not None:
                 rings.append(percentiles)
+        if best is not None:
+            # Kernels sum products in another order: a copy of the positive must compare as equal to it.
+            reach: float | Tensor = 1.0
+            if not self.normalize:
+                reach = meeting.anchors.detach().norm(dim=1) * meeting.pool.detach().norm(dim=1).amax()
+            rounding = 8 * torch.finfo(scale.dtype).eps * reach * scale.detach()
+            lower = lower - rounding if isinstance(lower, Tensor) else lower
+            upper = upper + rounding if isinstance(upper, Tensor) else upper
         draws = None
         if self.num_negatives is not None:
             # Drawn for the anchors of all processes, so that the draws do not depend on how many there are.
@@ -405,14 +445,17 @@ class InfoNCE(nn.Module):
                     yield leaf
 
 
-def _tighter(one: Bound, other: Bound, pick: Callable[[Tensor, Tensor], Tensor]) -> Bound:
-    """The tighter of two bounds: ``pick`` is torch.maximum for lower ones, torch.minimum for upper ones."""
+def _tighter(one: Bound, other: Bound, pick: Callable[[float, float], float]) -> Bound:
+    """The tighter of two bounds: ``pick`` is max for lower ones, min for upper ones."""
     if one is None or other is None:
         return other if one is None else one
-    like = one if isinstance(one, Tensor) else other
-    if isinstance(like, Tensor):
-        return pick(torch.as_tensor(one).to(like), torch.as_tensor(other).to(like))
-    return float(pick(torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)))
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.maximum(one, other) if pick is max else torch.minimum(one, other)
+    if isinstance(other, Tensor):
+        one, other = other, one
+    if isinstance(one, Tensor):
+        return one.clamp(min=other) if pick is max else one.clamp(max=other)
+    return pick(one, other)  # type: ignore[arg-type]
 
 
 class _Guard(torch.autograd.Function):
@@ -424,7 +467,7 @@ class _Guard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *watched: Tensor) -> Tensor:
         ctx.save_for_backward(*watched)
-        return loss.view_as(loss)
+        return loss.clone()  # a view could not be changed in place, as in total += other
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

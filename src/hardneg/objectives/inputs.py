@@ -71,6 +71,7 @@ def read(
             meaning = "indices into negatives for each row of z1"
             exclude = checks.integers("exclude", exclude, (batch, *columns), meaning).reshape(batch, -1)  # (B, E)
             checks.in_range("exclude", exclude, shape[-2])
+            exclude = exclude if exclude.shape[1] else None
         if negative_labels is not None:
             negative_labels = checks.integers("negative_labels", negative_labels, shape[:-1], "one per negative")
             checks.values(negative_labels >= -1, "negative_labels must be ≥ −1, where −1 means unknown")
@@ -114,16 +115,18 @@ def read(
 
 def _prepared(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> Tensor:
     """The vectors, finite and of unit length if ``normalize``; ``named`` are the tensors they were made from."""
+    # The gradient of a vector's direction is one over its length: below this it would overflow the input's dtype.
+    smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for _, tensor in named))
     if normalize and vectors.device.type == "cpu" and vectors.numel() > 0 and not torch.compiler.is_compiling():
         # Ordinary lengths prove that all is finite and that no care is needed: one pass, and a third of the time.
         lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, keepdim=True)
         shortest, longest = torch.aminmax(lengths)
-        if shortest > 1e-15 and longest < 1e15:
+        if shortest > max(1e-15, smallest * vectors.shape[-1] ** 0.5) and longest < 1e15:
             unit: Tensor = _Divide.apply(vectors, lengths)  # type: ignore[no-untyped-call]
             return unit
     for name, tensor in named:
         checks.finite(name, tensor)
-    return normalized(vectors) if normalize else vectors
+    return normalized(vectors, smallest) if normalize else vectors
 
 
 def normalized(vectors: Tensor, smallest: float = 1e-30) -> Tensor:
@@ -143,12 +146,14 @@ class _Divide(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, vectors: Tensor, lengths: Tensor) -> Tensor:
-        unit = vectors / lengths
-        ctx.save_for_backward(unit, lengths)
-        return unit
+        ctx.save_for_backward(vectors, lengths)
+        return vectors / lengths
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
-        unit, lengths = ctx.saved_tensors  # type: ignore[attr-defined]
+        vectors, lengths = ctx.saved_tensors  # type: ignore[attr-defined]
+        if torch.is_grad_enabled():  # a second derivative is wanted, and lengths depend on vectors
+            lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        unit = vectors / lengths
         along = (unit * grad).sum(dim=-1, keepdim=True)
         return (grad - unit * along) / lengths, None

@@ -66,7 +66,7 @@ def check_range(arranged: Sequence[Meeting], scale: Tensor, tilt: float | Tensor
     """Raise if scores of unnormalised embeddings might overflow, tilted or not."""
     for meeting in arranged:
         anchor = meeting.anchors.detach().abs().amax()
-        reach = torch.stack([anchor, *(block.detach().abs().amax() for block in meeting.candidates)]).amax()
+        reach = torch.stack([block.detach().abs().amax() for block in (meeting.pool, *meeting.candidates)]).amax()
         largest = anchor * reach * meeting.anchors.shape[1] * scale.detach() * (tilt + 2)
         checks.values(
             largest < torch.finfo(scale.dtype).max,

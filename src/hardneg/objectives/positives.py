@@ -45,7 +45,7 @@ class Given:
     def sums(self, rule: Rule) -> LogSums:
         log_weight = rule.log_weights(self.scores)
         if self.scores.shape[1] == 1 and rule.log_weight is None:  # M = 1: P = e^p
-            return LogSums((log_weight + self.scores)[:, 0], log_weight[:, 0], self.count())
+            return LogSums(self.scores[:, 0], log_weight[:, 0], self.count())
         return reference.sums(self.scores, log_weight, log_weight > -torch.inf)
 
     def mean(self) -> Tensor:

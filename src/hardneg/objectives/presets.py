@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hardneg import checks
 from hardneg.hardening import Exponential, Ring, Threshold
 from hardneg.objectives.infonce import InfoNCE
 from hardneg.schedules import Linear, RingAnneal, Setting
@@ -43,6 +44,7 @@ def hscl(beta: Setting = 1.0, temperature: Temperature = 0.5, **options: Any) ->
 
 def hscl_threshold(start: float = -0.3, end: float = 0.0, temperature: Setting = 0.5, **options: Any) -> InfoNCE:
     """H-SCL(τ) (Jiang et al. 2022, eq. 3 and 4): negatives above a cosine that moves from ``start`` to ``end``."""
+    checks.number("temperature", temperature, above=0)
     tau = (Linear(start, end) / temperature).exp()
     return scl(**{"temperature": temperature, "hardening": Threshold(tau), **options})
 
@@ -110,9 +112,10 @@ def ring_nce(
         >>> import hardneg as hn
         >>> loss = hn.ring_nce()
         >>> loss.set_progress(1.0)
-        >>> [round(p, 2) for p in loss.hardening[0].percentiles(loss.progress)]
+        >>> [round(p, 2) for p in loss.hardening[0].at(loss.progress).percentiles()]
         [0.9, 0.99]
     """
+    checks.number("lower", lower, at_least=0, below=1)
     share = RingAnneal(end=1 - lower, until=until)
     ring = Ring(1 - share, 1 - (1 - upper) / (1 - lower) * share)
     return moco(**{"temperature": temperature, "hardening": ring, **options})

@@ -9,7 +9,7 @@ from torch import Tensor
 from hardneg.objectives.kernels import reference, tiled
 from hardneg.objectives.kernels.problem import Eligibility, LogSums, Rule
 
-BACKENDS = ("auto", "reference", "tiled")
+BACKENDS = ("auto", "reference", "tiled", "fused")
 
 
 class Kernel(Protocol):
@@ -32,6 +32,8 @@ def choose(backend: str, *, general_weights: bool) -> Kernel:
     ``"auto"`` takes the tiled one, which is faster at every size measured (docs/kernels.md), except where only the
     reference one will do: general weights, and inside torch.compile, which fuses the plain operations itself.
     """
+    if backend == "fused":
+        raise ValueError("backend='fused' is not there yet: use 'tiled' or 'auto'")
     if backend == "auto":
         backend = "reference" if general_weights or torch.compiler.is_compiling() else "tiled"
     if backend == "tiled" and general_weights:

@@ -14,16 +14,20 @@ EXACT_SOFTPLUS = 40.0
 
 @dataclass(frozen=True)
 class LogSums:
-    """What a kernel answers for each anchor, over the support S of its negatives."""
+    """What a kernel answers for each anchor, over the support S of its negatives; −inf where S is empty.
 
-    tilted: Tensor  # (A,) log Σ_S e^{(β+1)s}, −inf where S is empty
-    weight: Tensor  # (A,) log Σ_S e^{βs}, −inf where S is empty
+    The first of the two log-sums comes as its difference to the second, the expected negative: a kernel can take that
+    difference relative to the row's peak, where nothing cancels, however steep the tilt.
+    """
+
+    mean: Tensor  # (A,) log E_q[e^s] = log Σ_S e^{(β+1)s} − log Σ_S e^{βs} (HCL eq. 4)
+    weight: Tensor  # (A,) log Σ_S e^{βs}
     count: Tensor  # (A,) |S|
 
-    def log_mean(self) -> Tensor:
-        """log E_q[e^s] of each anchor with q ∝ e^{βs} on S (HCL eq. 4); −inf where S is empty."""
-        some = self.count > 0
-        return torch.where(some, torch.where(some, self.tilted, 0.0) - torch.where(some, self.weight, 0.0), -torch.inf)
+    @property
+    def tilted(self) -> Tensor:
+        """log Σ_S e^{(β+1)s}, (A,)."""
+        return self.mean + self.weight
 
 
 @dataclass(frozen=True)

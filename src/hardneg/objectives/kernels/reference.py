@@ -16,8 +16,12 @@ def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: 
     """
     scores = score_matrix(anchors, candidates, scale)  # (A, N)
     kept = support(scores.detach(), who, rule, slice(0, len(scores)))  # (A, N)
-    log_weight = rule.log_weights(scores)  # (A, N)
-    if rule.log_weight is not None:
+    if rule.log_weight is None:
+        log_weight = rule.log_weights(scores)  # (A, N)
+    else:
+        # General weights see eligible scores only: elsewhere they may be infinite, or steep.
+        safe = scores.detach().masked_fill(~kept, -torch.inf).amax(dim=1, keepdim=True)
+        log_weight = rule.log_weights(torch.where(kept, scores, safe.masked_fill(safe == -torch.inf, 0)))
         kept = kept & (log_weight > -torch.inf)
     if rule.draws is not None:
         picked = draw(kept, rule.draws)  # (A, k)
@@ -28,9 +32,20 @@ def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: 
 
 def sums(scores: Tensor, log_weight: Tensor, kept: Tensor) -> LogSums:
     """The log-sums of each row of ``scores`` (A, N) over the entries ``kept``."""
+    some = kept.any(dim=1)
+
+    def peak(numbers: Tensor) -> Tensor:
+        highest = numbers.detach().masked_fill(~kept, -torch.inf).amax(dim=1, keepdim=True)
+        return highest.masked_fill(~some[:, None], 0)  # (A, 1)
+
+    top, heaviest = peak(scores), peak(log_weight)
+    weight = (log_weight - heaviest).masked_fill(~kept, -torch.inf)
+    tilted = torch.logsumexp(weight + (scores - top).masked_fill(~kept, 0), dim=1)
+    total = torch.logsumexp(weight, dim=1)
+    mean = torch.where(some, tilted, 0.0) - torch.where(some, total, 0.0) + top[:, 0]
     return LogSums(
-        torch.logsumexp((log_weight + scores).masked_fill(~kept, -torch.inf), dim=1),
-        torch.logsumexp(log_weight.masked_fill(~kept, -torch.inf), dim=1),
+        torch.where(some, mean, -torch.inf),
+        total + heaviest[:, 0],
         kept.sum(dim=1).to(scores.dtype),
     )
 

@@ -16,7 +16,9 @@ from torch.nn.functional import softplus
 
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, Eligibility, LogSums, Rule, draw, per_row, wrapped
 
-STRIP_ELEMENTS = 1 << 20  # scores held at a time: 4 MiB in float32, the fastest of 2¹⁷ … 2²² at B = 4,096 on 2 cores
+# Scores held at a time. On a CPU 4 MiB in float32, the fastest of 2¹⁷ … 2²² at B = 4,096 on 2 cores; on an accelerator
+# 128 MiB, because every strip is a round of launches.
+STRIP_ELEMENTS = {"cpu": 1 << 20, "accelerator": 1 << 25}
 
 # Up to here e^{±x} and sums of millions of them are ordinary float32 numbers, so no row needs its maximum taken off.
 SAFE_EXPONENT = 40.0
@@ -24,8 +26,8 @@ SAFE_EXPONENT = 40.0
 
 def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
     """As `reference.log_sums`, for every rule but general weights."""
-    tilted, weight, count = _reduce(_NegativeSums(who, rule), anchors, candidates, scale)
-    return LogSums(tilted, weight, count)
+    mean, weight, count = _reduce(_NegativeSums(who, rule, anchors), anchors, candidates, scale)
+    return LogSums(mean, weight, count)
 
 
 def positive_sums(
@@ -42,7 +44,8 @@ def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iter
     rows, columns = len(anchors), sum(block.shape[-2] for block in candidates)
     # A per-anchor block is gathered row by row, which costs d numbers for each score.
     cost = sum(block.shape[-2] * (block.shape[-1] if block.dim() == 3 else 1) for block in candidates)
-    height = max(1, min(rows, STRIP_ELEMENTS // max(cost, 1)))
+    budget = STRIP_ELEMENTS["cpu" if anchors.device.type == "cpu" else "accelerator"]
+    height = max(1, min(rows, budget // max(cost, 1)))
     buffer = anchors.new_empty(height, columns)
     for start in range(0, rows, height):
         strip = slice(start, min(start + height, rows))
@@ -131,6 +134,12 @@ class _Strips(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # A backward pass may be run inside an autocast block; this arithmetic stays as it is.
+        with torch.autocast(grads[0].device.type, enabled=False):
+            return _Strips._backward(ctx, grads)
+
+    @staticmethod
+    def _backward(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         reduction, mine = ctx.reduction, ctx.mine
         scale, anchors, *saved = ctx.saved_tensors
         results, others = saved[:3], saved[len(saved) - mine.count(False) :]
@@ -178,8 +187,10 @@ class _Strips(torch.autograd.Function):
 class _NegativeSums:
     """The two log-sums and the count of `LogSums`."""
 
-    def __init__(self, who: Eligibility, rule: Rule) -> None:
+    def __init__(self, who: Eligibility, rule: Rule, anchors: Tensor) -> None:
         self.who, self.rule = who, rule
+        # Row by row the peak of the scores, and the two log-sums of scores less that peak.
+        self.peak, self.heavy, self.light = (anchors.new_zeros(len(anchors)) for _ in range(3))
         self.ring: dict[int, tuple[Tensor, ...]] = {}  # by strip: the edges of the band, (R,) each
         self.picked: dict[int, Tensor] = {}  # by strip: the negatives drawn, (R, k)
         tilt, largest = rule.tilt, rule.largest
@@ -201,45 +212,46 @@ class _NegativeSums:
         if self.shares:
             plain = scores.exp_()
             total = plain.sum(dim=1).log()
-            if rule.tilt == 0:
-                return total, count.log(), count
-            return 2 * torch.linalg.vector_norm(plain, dim=1).log(), total, count
-        if self.bounded:
-            peak = torch.zeros_like(count)
+            squares = total if rule.tilt == 0 else 2 * torch.linalg.vector_norm(plain, dim=1).log()
+            self.heavy[rows], self.light[rows] = squares, count.log() if rule.tilt == 0 else total
         else:
-            peak = scores.amax(dim=1)  # (R,)
-            peak = peak.masked_fill(peak == -torch.inf, 0)
-            scores -= peak[:, None]
-        tilted = (scores * (rule.tilt + 1)).exp_().sum(dim=1).log() + (rule.tilt + 1) * peak
-        if isinstance(rule.tilt, Tensor) or rule.tilt > 0:  # 0 · −inf is NaN
-            weight = scores.mul_(rule.tilt).exp_().sum(dim=1).log() + rule.tilt * peak
-        else:
-            weight = count.log()
-        return tilted, weight, count
+            if not self.bounded:
+                highest = scores.amax(dim=1)  # (R,)
+                self.peak[rows] = highest.masked_fill(highest == -torch.inf, 0)
+                scores -= self.peak[rows, None]
+            self.heavy[rows] = (scores * (rule.tilt + 1)).exp_().sum(dim=1).log()
+            if isinstance(rule.tilt, Tensor) or rule.tilt > 0:  # 0 · −inf is NaN
+                self.light[rows] = scores.mul_(rule.tilt).exp_().sum(dim=1).log()
+            else:
+                self.light[rows] = count.log()
+        heavy, light, peak = self.heavy[rows], self.light[rows], self.peak[rows]
+        mean = torch.where(count > 0, heavy - light + peak, -torch.inf)
+        return mean, light + rule.tilt * peak, count
 
     def weights(
         self, rows: slice, scores: Tensor, results: Sequence[Tensor], grads: Sequence[Tensor], fresh: bool, both: bool
     ) -> Tensor:
         tilt, through = self.rule.tilt, self.rule.grad_through_weights
         empty = results[2] == 0
-        tilted, weight = (result.masked_fill(empty, 0) for result in results[:2])  # (A,)
-        # METHODS, gradient: (β+1)·softmax_{β+1} and β·softmax_β; with detached weights 1 and 0.
+        # METHODS, gradient: (β+1)·softmax_{β+1} and −β·softmax_β; with detached weights 1 and 0.
         heavy = (grads[0] * (tilt + 1 if through else 1)).masked_fill(empty, 0)
-        light = (grads[1] * (tilt if through else 0)).masked_fill(empty, 0)
+        light = ((grads[1] - grads[0]) * (tilt if through else 0)).masked_fill(empty, 0)
+        heavy_sum, light_sum = self.heavy.masked_fill(empty, 0), self.light.masked_fill(empty, 0)
         if fresh:
             self._prepare(rows, scores)
         if self.shares:
             plain = scores.exp_() if fresh else scores
-            heavy, light = heavy * (-tilted).exp(), light * (-weight).exp()
+            heavy, light = heavy * (-heavy_sum).exp(), light * (-light_sum).exp()
             derivative = plain * (heavy[rows, None] + heavy if both else heavy[rows, None])
             if tilt == 1:
                 derivative.add_(light[rows, None] + light if both else light[rows, None]).mul_(plain)
             return derivative
         picked = self.picked.get(rows.start)
         chosen = scores if picked is None else scores.gather(1, picked)
-        derivative = (chosen * (tilt + 1)).sub_(tilted[rows, None]).exp_().mul_(heavy[rows, None])
+        chosen -= self.peak[rows, None]
+        derivative = (chosen * (tilt + 1)).sub_(heavy_sum[rows, None]).exp_().mul_(heavy[rows, None])
         if through and (isinstance(tilt, Tensor) or tilt > 0):
-            derivative += chosen.mul_(tilt).sub_(weight[rows, None]).exp_().mul_(light[rows, None])
+            derivative += chosen.mul_(tilt).sub_(light_sum[rows, None]).exp_().mul_(light[rows, None])
         if picked is None:
             return derivative
         return torch.zeros_like(scores).scatter_add_(1, picked, derivative)
