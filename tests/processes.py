@@ -87,3 +87,8 @@ def launch(sizes: list[int], folder: Path) -> list[dict[str, dict[str, Tensor]]]
     """What each of ``len(sizes)`` processes found."""
     mp.spawn(work, args=(sizes, str(folder)), nprocs=len(sizes))  # type: ignore[attr-defined]
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(len(sizes))]
+
+
+def plain_encoder() -> torch.nn.Module:
+    """An encoder without batch-norm, whose result for a picture does not depend on its batch."""
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))

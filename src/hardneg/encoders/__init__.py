@@ -1,0 +1,62 @@
+"""Encoders: small ones of our own, or any module of the user's."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hardneg import checks
+from hardneg.encoders.resnet import ResNet, resnet18, resnet34, resnet50
+from hardneg.encoders.small import Tiny, projection
+
+KNOWN: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+    "resnet50": resnet50,
+    "tiny": Tiny,
+}
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    """An encoder by name, or by ``package.module:callable`` for one of the user's own.
+
+    Examples:
+        >>> build("tiny", channels=1, size=8).features
+        128
+        >>> build("torch.nn:Flatten")
+        Flatten(start_dim=1, end_dim=-1)
+    """
+    if ":" not in name:
+        checks.choice("encoder", name, tuple(KNOWN))
+        return KNOWN[name](**options)
+    module, _, attribute = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), attribute)(**options)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"encoder={name!r} could not be imported: {error}; write it as package.module:callable"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"encoder={name!r} must return a torch.nn.Module, got {type(made).__name__}")
+    return made
+
+
+@torch.no_grad()
+def feature_size(encoder: nn.Module, shape: tuple[int, ...]) -> int:
+    """How many features the encoder gives a picture of this shape (C, H, W); tried out where it does not say."""
+    known = getattr(encoder, "features", None)
+    if isinstance(known, int):
+        return known
+    was_training = encoder.training
+    try:
+        found = encoder.eval()(torch.zeros(1, *shape))
+    finally:
+        encoder.train(was_training)
+    if found.dim() != 2:
+        raise ValueError(f"the encoder must return (B, features), but gave {tuple(found.shape)} for one picture")
+    return int(found.shape[1])
+
+
+__all__ = ["ResNet", "Tiny", "build", "feature_size", "projection", "resnet18", "resnet34", "resnet50"]

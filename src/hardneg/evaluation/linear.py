@@ -1,0 +1,285 @@
+"""Linear readout of frozen features: multinomial logistic regression, all penalties solved as one batched problem.
+
+For each penalty λ, with x the standardised features of N samples and y their classes, minimise
+
+    F(W, b) = 1/N Σ_n −log softmax(W x_n + b)[y_n]  +  λ/2 · ‖W‖²            (the bias b is not penalised)
+
+which is scikit-learn's ``LogisticRegression(C=1 / (N λ))`` divided by its C·N.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hardneg import checks
+from hardneg.evaluation.features import (
+    check_sets,
+    class_indices,
+    exact_products,
+    random_ranks,
+    row_blocks,
+    share_equal,
+    whole,
+)
+
+PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+# F is λ-strongly convex in W, so that F − min F ≤ ‖∇F‖²/(2λ): a fit has converged once this is below TOLERANCE · F.
+TOLERANCE = 1e-4
+BIAS_CURVATURE = 1e-3  # stands for λ above it: there the unpenalised bias is the flattest direction
+MEMORY = 10  # pairs that L-BFGS remembers
+BACKTRACKS = 20  # most step lengths tried in one iteration
+SUFFICIENT = 1e-4  # share of the decrease that the slope promises and a step must give (Armijo)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearResult:
+    """A linear readout and how it was found.
+
+    accuracy: on the test set, in [0, 1] · penalty: the one chosen · validation_accuracies: by penalty; empty for a
+    single one · converged: whether every fit, the last one included, is within 1e-4 of its minimum (relative) · weight:
+    (C, d) · bias: (C,) · mean, std: (d,) float64, of the training features; std is 1 for a constant one · classes: (C,)
+    the label of each row of ``weight``, ascending
+
+    The label of a feature vector x is ``classes[argmax(weight @ ((x − mean) / std) + bias)]``.
+    """
+
+    accuracy: float
+    penalty: float
+    validation_accuracies: dict[float, float]
+    converged: bool
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    std: Tensor
+    classes: Tensor
+
+
+def linear_probe(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    penalties: Sequence[float] = PENALTIES,
+    validation: float = 0.2,
+    seed: int = 0,
+    steps: int = 500,
+) -> LinearResult:
+    """Test accuracy of multinomial logistic regression on frozen features, its L2 penalty chosen on held-out samples.
+
+    train_features: (N, d), standardised with their mean and standard deviation · train_labels: (N,) any integers ·
+    test_features: (T, d) · test_labels: (T,); a label that training does not hold counts as an error · penalties:
+    candidates for λ; of equally good ones the largest is chosen, and a single one is taken as it is · validation: share
+    of each class held out to choose λ, before all training samples are fitted · seed: of that split · steps: most
+    iterations of a fit; see ``converged`` of the result
+
+    Examples:
+        >>> features, labels = torch.eye(2).repeat(10, 1), torch.tensor([3, 7]).repeat(10)
+        >>> result = linear_probe(features, labels, features, labels)
+        >>> result.accuracy, result.converged
+        (1.0, True)
+    """
+    dtype = check_sets(train_features, train_labels, test_features, test_labels)
+    if len(penalties) == 0:
+        raise ValueError("penalties is empty: give at least one number > 0")
+    for penalty in penalties:
+        checks.number("penalties", penalty, above=0, below=float("inf"))
+    checks.number("validation", validation, above=0, below=1)
+    whole("steps", steps)
+    grid = sorted(set(map(float, penalties)), reverse=True)  # the first of the best is then the largest
+    with exact_products(train_features.device):
+        classes, targets = class_indices(train_labels)
+        held = _held_out(targets, validation, seed) if len(grid) > 1 else torch.zeros_like(targets, dtype=torch.bool)
+        order = held.int().argsort(stable=True)  # held-out samples last: both parts are then views
+        fitted = len(targets) - int(held.sum())
+        mean, std = _mean_and_std(train_features)
+        inputs, targets = _standardised(train_features, mean, std, dtype, order), targets[order]  # (N, d), (N,)
+
+        start = inputs.new_zeros(len(grid), len(classes), inputs.shape[1] + 1)  # (P, C, d + 1)
+        solutions, reached = minimise(inputs[:fitted], targets[:fitted], grid, start, steps)
+        accuracies, best, converged = [], 0, bool(reached.all())
+        if len(grid) > 1:
+            accuracies = [share_equal(guess, targets[fitted:]) for guess in _winners(inputs[fitted:], solutions)]
+            best = accuracies.index(max(accuracies))
+            solutions, reached = minimise(inputs, targets, [grid[best]], solutions[best : best + 1], steps)
+            converged &= bool(reached.all())
+        predicted = classes[_winners(_standardised(test_features, mean, std, dtype), solutions)[0]]  # (T,)
+    return LinearResult(
+        accuracy=share_equal(predicted, test_labels),
+        penalty=grid[best],
+        validation_accuracies=dict(zip(grid, accuracies, strict=False)),
+        converged=converged,
+        weight=solutions[0, :, :-1].contiguous(),
+        bias=solutions[0, :, -1].contiguous(),
+        mean=mean,
+        std=std,
+        classes=classes,
+    )
+
+
+def minimise(
+    inputs: Tensor, targets: Tensor, penalties: Sequence[float], start: Tensor, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Minimise F for all penalties at once, by L-BFGS with one step length per penalty.
+
+    inputs: (N, d) · targets: (N,) class indices · penalties: P numbers · start: (P, C, d + 1), the bias last · steps:
+    most iterations · returns the solutions (P, C, d + 1) and whether each has converged (P,)
+
+    A fit leaves the batch once it has converged, or once rounding hides any further decrease.
+    """
+    penalty = torch.tensor(penalties, dtype=inputs.dtype, device=inputs.device)  # (P,)
+    solutions, converged = start.clone(), torch.zeros(len(penalties), dtype=torch.bool, device=inputs.device)
+    unsolved = torch.arange(len(penalties), device=inputs.device)
+    point, scale = start, torch.ones_like(penalty, dtype=torch.float64)
+    value, gradient = objective(inputs, targets, point, penalty)
+    pairs: list[tuple[Tensor, Tensor, Tensor]] = []
+    rejected = torch.zeros_like(converged)
+    for step in range(steps + 1):
+        solutions[unsolved] = point
+        solved = _dot(gradient, gradient) <= 2 * penalty.clamp(max=BIAS_CURVATURE) * TOLERANCE * value  # (P,)
+        converged[unsolved] = solved
+        keep = (~solved & ~rejected).nonzero()[:, 0]
+        if len(keep) == 0 or step == steps:
+            break
+        if len(keep) < len(unsolved):
+            unsolved, penalty, point, scale, value, gradient = (
+                tensor[keep] for tensor in (unsolved, penalty, point, scale, value, gradient)
+            )
+            pairs = [(move[keep], change[keep], curvature[keep]) for move, change, curvature in pairs]
+
+        before = point, gradient
+        direction = _direction(gradient, pairs, scale)
+        point, value, gradient, rejected = _line_search(inputs, targets, penalty, point, value, gradient, direction)
+        move, change = point - before[0], gradient - before[1]
+        curvature, squares = _dot(move, change), _dot(change, change)
+        # F is convex, so that only rounding makes the curvature vanish; such a pair is remembered as zeros.
+        useful = curvature > torch.finfo(inputs.dtype).eps * (squares * _dot(move, move)).sqrt()
+        move, change = (tensor * _per_problem(useful, tensor) for tensor in (move, change))
+        scale = torch.where(useful, curvature / squares, scale)
+        pairs = [*pairs, (move, change, torch.where(useful, curvature, 1.0))][-MEMORY:]
+    return solutions, converged
+
+
+def objective(inputs: Tensor, targets: Tensor, point: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
+    """F and its gradient for P problems that share their data.
+
+    inputs: (N, d) · targets: (N,) · point: (P, C, d + 1), the bias last · penalty: (P,) · returns (P,) float64 and
+    (P, C, d + 1)
+    """
+    problems, classes, _ = point.shape
+    weight, bias = point[..., :-1].flatten(0, 1), point[..., -1].flatten()  # (P · C, d), (P · C,)
+    value = torch.zeros(problems, dtype=torch.float64, device=inputs.device)
+    gradient = torch.zeros_like(point)
+    for block in row_blocks(len(inputs), problems * classes):
+        # One product for all problems: (R, d) by (d, P · C).
+        logs = torch.addmm(bias, inputs[block], weight.T).view(-1, problems, classes).log_softmax(dim=2)  # (R, P, C)
+        answers = targets[block, None, None].expand(-1, problems, 1)  # (R, P, 1)
+        answered = logs.gather(2, answers)
+        # Once a sample is fitted well, 1 − p is all rounding; the sum of the other classes' probabilities is not.
+        residual = logs.exp_().scatter_(2, answers, 0)
+        missed = residual.sum(dim=2, keepdim=True)  # (R, P, 1)
+        residual = residual.scatter_(2, answers, -missed).flatten(1)  # softmax − one-hot, (R, P · C)
+        losses = torch.where(missed < 0.5, -torch.log1p(-missed), -answered)
+        value += losses[..., 0].sum(dim=0, dtype=torch.float64)
+        gradient[..., :-1] += (residual.T @ inputs[block]).view(problems, classes, -1)
+        gradient[..., -1] += residual.sum(dim=0).view(problems, classes)
+    gradient /= len(inputs)
+    gradient[..., :-1] += _per_problem(penalty, point) * point[..., :-1]
+    squares = point[..., :-1].square().sum(dim=(1, 2), dtype=torch.float64)
+    return value / len(inputs) + penalty / 2 * squares, gradient
+
+
+def _line_search(
+    inputs: Tensor, targets: Tensor, penalty: Tensor, point: Tensor, value: Tensor, gradient: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Walk along each problem's direction until F has decreased enough.
+
+    Returns the new points, their values and gradients, and where no step was good enough (P,): there nothing moves.
+    """
+    slope = _dot(direction, gradient)  # (P,)
+    length = torch.ones_like(slope)
+    rounding = 10 * torch.finfo(inputs.dtype).eps * value  # differences of F below this mean nothing
+    for _ in range(BACKTRACKS):
+        trial = point + _per_problem(length, direction) * direction
+        trial_value, trial_gradient = objective(inputs, targets, trial, penalty)
+        gain = trial_value - value
+        rejected = ~((gain <= SUFFICIENT * length * slope + rounding) & (slope < 0))  # NaN is rejected, too
+        if not bool(rejected.any()):
+            break
+        # The minimum of the parabola through the old value, its slope and the new value.
+        share = -slope * length / (2 * (gain - slope * length))
+        length = torch.where(rejected, length * share.nan_to_num(0.1).clamp(0.1, 0.5), length)
+    stay = _per_problem(rejected, point)
+    return (
+        torch.where(stay, point, trial),
+        torch.where(rejected, value, trial_value),
+        torch.where(stay, gradient, trial_gradient),
+        rejected,
+    )
+
+
+def _direction(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, Tensor]], scale: Tensor) -> Tensor:
+    """−H ∇F with the inverse Hessian that L-BFGS has learnt (the two-loop recursion), (P, C, d + 1)."""
+    direction = -gradient
+    shares = []
+    for move, change, curvature in reversed(pairs):
+        shares.append(_dot(move, direction) / curvature)  # (P,)
+        direction -= _per_problem(shares[-1], change) * change
+    direction *= _per_problem(scale, direction)
+    for (move, change, curvature), share in zip(pairs, reversed(shares), strict=True):
+        direction += _per_problem(share - _dot(change, direction) / curvature, move) * move
+    return direction
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    """Inner product of each problem's tensors, (P,) float64."""
+    return (one * other).sum(dim=(1, 2), dtype=torch.float64)
+
+
+def _per_problem(numbers: Tensor, like: Tensor) -> Tensor:
+    """Numbers (P,) in a shape that multiplies ``like`` (P, …)."""
+    numbers = numbers if numbers.dtype == torch.bool else numbers.to(like.dtype)
+    return numbers.view(-1, *[1] * (like.dim() - 1))
+
+
+def _winners(inputs: Tensor, solutions: Tensor) -> Tensor:
+    """The most probable class of inputs (T, d) under solutions (P, C, d + 1), as indices (P, T)."""
+    problems, classes, _ = solutions.shape
+    weight, bias = solutions[..., :-1].flatten(0, 1), solutions[..., -1].flatten()
+    winners = [
+        torch.addmm(bias, inputs[block], weight.T).view(-1, problems, classes).argmax(dim=2)
+        for block in row_blocks(len(inputs), problems * classes)
+    ]
+    return torch.cat(winners).T
+
+
+def _held_out(targets: Tensor, share: float, seed: int) -> Tensor:
+    """Which samples (N,) to hold out: the share of each class, rounded, and never a whole class."""
+    counts = targets.bincount()
+    held = random_ranks(targets, seed) < (counts * share).round().clamp(max=counts - 1)[targets]
+    if not bool(held.any()):
+        raise ValueError(
+            f"validation={share} holds out no sample, since no class has more than {int(counts.max())}: "
+            "give more samples, a larger share, or a single penalty"
+        )
+    return held
+
+
+def _mean_and_std(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each feature, (d,) float64; 1 for the deviation of a constant one."""
+    blocks = row_blocks(features.shape[1], len(features))  # of columns here
+    moments = [torch.std_mean(features[:, block].double(), dim=0, correction=0) for block in blocks]
+    std, mean = (torch.cat(part) for part in zip(*moments, strict=True))
+    return mean, std.masked_fill(std == 0, 1)
+
+
+def _standardised(
+    features: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype, order: Tensor | None = None
+) -> Tensor:
+    """(features − mean)/std, (N, d), its rows in the given order (N,)."""
+    inputs = torch.empty_like(features, dtype=dtype)
+    for block in row_blocks(*features.shape):
+        part = features[block] if order is None else features[order[block]]
+        inputs[block] = (part.double() - mean) / std
+    return inputs

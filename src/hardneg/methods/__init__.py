@@ -1,0 +1,1 @@
+"""Methods: how encoders, views, memory and an objective are wired together, as LightningModules."""

@@ -1,0 +1,1 @@
+"""Training: recipes, optimisers, batches and runs."""

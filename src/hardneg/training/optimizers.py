@@ -1,0 +1,109 @@
+"""Optimisers and learning-rate schedules by name."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hardneg import checks
+
+
+class LARS(Optimizer):
+    """Momentum SGD with the step of each weight matrix scaled to its norm (You et al. 2017), as SimCLR uses it.
+
+    Biases and norm weights (fewer than two dimensions) take plain momentum steps without decay. PyTorch has none.
+
+    Args:
+        params: parameters
+        lr: learning rate
+        momentum: of the running step
+        weight_decay: added to the gradient of matrices
+        trust: the trust coefficient η
+
+    Examples:
+        >>> weight = nn.Parameter(torch.ones(2, 2))
+        >>> optimizer = LARS([weight], lr=1.0)
+        >>> weight.sum().backward(); optimizer.step()
+        >>> bool((weight < 1).all())
+        True
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 0.3,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-6,
+        trust: float = 1e-3,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; ``closure`` recomputes the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                update = weight.grad
+                if weight.dim() > 1:
+                    update = update + group["weight_decay"] * weight
+                    length, pull = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(update)
+                    ratio = group["trust"] * length / pull
+                    update = update * torch.where((length > 0) & (pull > 0), ratio, 1.0)
+                state = self.state[weight]
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(weight)
+                state["momentum"].mul_(group["momentum"]).add_(update)
+                weight.add_(state["momentum"], alpha=-group["lr"])
+        return loss
+
+
+OPTIMIZERS = ("adam", "adamw", "sgd", "lars")
+SCHEDULES = ("constant", "cosine", "step")
+
+
+def build(name: str, modules: Iterable[nn.Module], lr: float, weight_decay: float, momentum: float = 0.9) -> Optimizer:
+    """The optimiser of this name over all trainable parameters of the modules."""
+    checks.choice("optimizer", name, OPTIMIZERS)
+    weights = [weight for module in modules for weight in module.parameters() if weight.requires_grad]
+    if name == "lars":
+        return LARS(weights, lr=lr, weight_decay=weight_decay, momentum=momentum)
+    if name == "sgd":
+        return torch.optim.SGD(weights, lr=lr, weight_decay=weight_decay, momentum=momentum)
+    fused = all(weight.is_cuda for weight in weights)  # one launch for all weights
+    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    return kind(weights, lr=lr, weight_decay=weight_decay, fused=fused or None)
+
+
+def learning_rate(
+    schedule: str, warmup: float = 0.0, drops: tuple[float, ...] = (), factor: float = 0.1
+) -> Callable[[float], float]:
+    """The factor of the learning rate as a function of the fraction of training done.
+
+    schedule: ``"constant"``, ``"cosine"`` (to 0) or ``"step"`` (times ``factor`` at each of ``drops``) ·
+    warmup: fraction of training over which it rises linearly from 0
+
+    Examples:
+        >>> [round(learning_rate("cosine", warmup=0.1)(p), 3) for p in (0.05, 0.1, 0.55, 1.0)]
+        [0.5, 1.0, 0.5, 0.0]
+    """
+    checks.choice("schedule", schedule, SCHEDULES)
+
+    def at(progress: float) -> float:
+        if progress < warmup:
+            return progress / warmup
+        if schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+        if schedule == "step":
+            return factor ** sum(progress >= drop for drop in drops)
+        return 1.0
+
+    return at

@@ -1,0 +1,214 @@
+"""Recipes: everything that makes a run, typed, from YAML and ``key=value`` overrides.
+
+A recipe is a tree of dataclasses. Unknown keys are refused with a suggestion, values are checked against the type of
+their field, and what was resolved can be written back as YAML and read again.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hardneg import schedules
+from hardneg.objectives import presets
+from hardneg.objectives.infonce import InfoNCE
+
+
+@dataclass(frozen=True)
+class Data:
+    """source: see `hardneg.data.load_images` · size: side of the pictures, if they differ · workers: that decode."""
+
+    source: str = "digits"
+    size: int | None = None
+    workers: int = 2
+
+
+@dataclass(frozen=True)
+class Views:
+    """preset: ``"simclr"`` or ``"moco"`` · options: any field of `hardneg.views.images.ImageViews`, which then wins."""
+
+    preset: str = "simclr"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """name: known, or ``package.module:callable`` · options: of the encoder · hidden, outputs, norm: of the head."""
+
+    name: str = "tiny"
+    options: dict[str, Any] = field(default_factory=dict)
+    hidden: int = 512
+    outputs: int = 128
+    norm: bool = True
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """name, lr, weight_decay, momentum · schedule, warmup (epochs), drops (epochs) · clip: largest gradient norm."""
+
+    name: str = "adam"
+    lr: float = 1e-3
+    weight_decay: float = 1e-6
+    momentum: float = 0.9
+    schedule: str = "constant"
+    warmup: float = 0.0
+    drops: tuple[int, ...] = ()
+    clip: float | None = None
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """epochs · batch_size: of all processes together · precision, accelerator, devices: Lightning's words ·
+    compile: a mode of torch.compile, ``default`` or ``reduce-overhead`` · channels_last: memory layout · knn_every: epochs between online kNN, 0 for never ·
+    save_every: steps between checkpoints beside those at every epoch's end, 0 for none."""
+
+    epochs: int = 100
+    batch_size: int = 256
+    precision: str = "32-true"
+    accelerator: str = "auto"
+    devices: int = 1
+    compile: str | None = None
+    channels_last: bool = True
+    knn_every: int = 10
+    save_every: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole run. objective: a preset's name under ``preset``, and its arguments · about: what it stands for."""
+
+    about: str = ""
+    method: str = "simclr"
+    seed: int = 0
+    data: Data = field(default_factory=Data)
+    views: Views = field(default_factory=Views)
+    encoder: Encoder = field(default_factory=Encoder)
+    objective: dict[str, Any] = field(default_factory=lambda: {"preset": "simclr"})
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    trainer: Trainer = field(default_factory=Trainer)
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from a YAML file or a mapping, with ``key.subkey=value`` overrides.
+
+    Examples:
+        >>> recipe = load({"seed": 3}, ["trainer.epochs=5", "objective.preset=hcl", "objective.beta=0.5"])
+        >>> recipe.trainer.epochs, objective(recipe).hardening
+        (5, (Exponential(beta=0.5),))
+        >>> load({}, ["trainer.epoch=5"])
+        Traceback (most recent call last):
+        ValueError: trainer.epoch is not a key of the recipe: did you mean trainer.epochs?
+    """
+    import yaml
+
+    if isinstance(source, Mapping):
+        tree = dict(source)
+    else:
+        try:
+            tree = yaml.safe_load(Path(source).read_text()) or {}
+        except yaml.YAMLError as error:
+            raise ValueError(f"{source} is not readable YAML: {error}") from error
+        if not isinstance(tree, dict):
+            raise ValueError(f"{source} must hold keys and values, got {type(tree).__name__}")
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        if not separator or not path:
+            raise ValueError(f"an override must be key=value, got {override!r}")
+        *parents, last = path.split(".")
+        place = tree
+        for parent in parents:
+            below = place.get(parent)
+            place[parent] = dict(below) if isinstance(below, Mapping) else {}
+            place = place[parent]
+        place[last] = yaml.safe_load(text) if text else None
+    recipe: Recipe = _typed(Recipe, tree, "")
+    objective(recipe)  # a bad objective is refused now
+    return recipe
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as YAML that `load` reads back."""
+    import yaml
+
+    tree = dataclasses.asdict(recipe)
+    tree["optimizer"]["drops"] = list(tree["optimizer"]["drops"])
+    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+
+
+def objective(recipe: Recipe, **more: Any) -> InfoNCE:
+    """The loss that the recipe names; ``more`` wins over it. A mapping ``{schedule: linear, …}`` makes a schedule."""
+    options = dict(recipe.objective)
+    name = options.pop("preset", "simclr")
+    known = sorted(
+        n for n, made in vars(presets).items() if inspect.isfunction(made) and made.__module__ == presets.__name__
+    )
+    if name not in known:
+        raise ValueError(f"objective.preset={name!r} is not known: {_hint(str(name), known)}")
+    preset = getattr(presets, name)
+    allowed = {key for made in (preset, InfoNCE.__init__) for key in inspect.signature(made).parameters}
+    allowed -= {"self", "options", "generator", "hardening"}
+    for key, setting in options.items():
+        if key not in allowed:
+            raise ValueError(f"objective.{key} is not an argument of {name}: {_hint(key, sorted(allowed))}")
+        if isinstance(setting, Mapping):
+            options[key] = _schedule(f"objective.{key}", dict(setting))
+    made: InfoNCE = preset(**{**options, **more})
+    return made
+
+
+def _schedule(where: str, settings: dict[str, Any]) -> schedules.Schedule:
+    kinds: dict[str, type[schedules.Schedule]] = {
+        "constant": schedules.Constant,
+        "linear": schedules.Linear,
+        "steps": schedules.Steps,
+        "hardness_anneal": schedules.HardnessAnneal,
+        "ring_anneal": schedules.RingAnneal,
+    }
+    kind = str(settings.pop("schedule", None))
+    if kind not in kinds:
+        raise ValueError(f"{where}.schedule={kind!r} is not known: {_hint(str(kind), sorted(kinds))}")
+    try:
+        return kinds[kind](**settings)
+    except TypeError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _typed(kind: Any, given: Any, where: str) -> Any:
+    """``given`` as a value of the annotated type ``kind``; ``where`` is its place in the recipe."""
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{where or 'the recipe'} must hold keys and values, got {given!r}")
+        hints = typing.get_type_hints(kind)
+        for key in given:
+            if key not in hints:
+                full, places = f"{where}.{key}".lstrip("."), [f"{where}.{name}".lstrip(".") for name in hints]
+                raise ValueError(f"{full} is not a key of the recipe: {_hint(full, places)}")
+        return kind(**{key: _typed(hints[key], value, f"{where}.{key}".lstrip(".")) for key, value in given.items()})  # type: ignore[operator]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        if given is None:
+            return None
+        return _typed(next(argument for argument in arguments if argument is not type(None)), given, where)
+    if origin is dict and isinstance(given, Mapping):
+        return dict(given)
+    if origin is tuple and isinstance(given, list | tuple):
+        return tuple(_typed(arguments[0], value, where) for value in given)
+    if kind is float and isinstance(given, str):  # YAML reads 1e-3 as text
+        with contextlib.suppress(ValueError):
+            given = float(given)
+    if kind is float and isinstance(given, int) and not isinstance(given, bool):
+        return float(given)
+    if isinstance(kind, type) and isinstance(given, kind) and (kind is bool or not isinstance(given, bool)):
+        return given
+    raise ValueError(f"{where} must be {getattr(kind, '__name__', kind)}, got {given!r}")
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else "choose one of " + ", ".join(known)

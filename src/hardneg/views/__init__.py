@@ -1,0 +1,1 @@
+"""Views: random transformations of a batch that keep what it shows."""

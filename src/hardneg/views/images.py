@@ -1,0 +1,442 @@
+"""Random views of a batch of images: SimCLR's and MoCo's augmentations, and CMC's Lab split.
+
+Every sample has its own crop, flip, colours and blur, yet no step loops over samples, copies by a mask or reads a value
+back from the device: a sample that an operation leaves alone gets the factor that does nothing.
+
+The laws are torchvision's (RandomResizedCrop in whole pixels, ColorJitter, RandomGrayscale, GaussianBlur) but for one:
+the order of the four colour operations is drawn once per batch, from the seed of the generator.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from hardneg import checks
+from hardneg.randomness import mix
+
+CACHED = 1 << 20  # numbers in the views that a CPU makes at a time
+TRIES = 10  # crops proposed before the central one is taken
+ORDERS = list(itertools.permutations(range(4)))  # of brightness, contrast, saturation, hue
+UNCHANGED = (1.0, 1.0, 1.0, 0.0)  # what leaves each of those four as it was
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as PIL
+XYZ = ((0.412453, 0.357580, 0.180423), (0.212671, 0.715160, 0.072169), (0.019334, 0.119193, 0.950227))  # of linear sRGB
+LAB_CENTRE, LAB_REACH = (50.0, 6.025, -6.6895), (50.0, 92.208, 101.1675)  # of all sRGB colours, as CMC has them
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn for each sample of a batch."""
+
+    boxes: Tensor  # (B, 4) top, left, height, width in pixels
+    flipped: Tensor  # (B,) bool
+    colours: Tensor  # (4, B) factors of brightness, contrast and saturation; shift of hue in turns
+    order: tuple[int, ...]  # of the rows of colours, for the whole batch
+    greyed: Tensor  # (B,) 1.0 or 0.0
+    sigmas: Tensor  # (B,) in pixels of the view, 0 where it stays sharp
+
+    def __getitem__(self, part: slice) -> "Draws":
+        colours, greyed, sigmas = self.colours[:, part], self.greyed[part], self.sigmas[part]
+        return Draws(self.boxes[part], self.flipped[part], colours, self.order, greyed, sigmas)
+
+
+@dataclass(frozen=True)
+class ImageViews:
+    """Draws one random view of each image of a batch.
+
+    Args:
+        size: side of a view in pixels.
+        scale: smallest and largest area of a crop, as fractions of the image's area.
+        ratio: smallest and largest width / height of a crop.
+        flip: probability of mirroring left and right.
+        jitter: strengths of brightness, contrast, saturation and hue: the first three multiply by a factor from
+            [max(0, 1 − strength), 1 + strength], the last turns the colour circle by up to ± strength ≤ 0.5.
+        jitter_probability: probability that a sample's colours are jittered.
+        grey: probability of losing the colours.
+        blur: probability of a Gaussian blur, reflected at the borders, over about a tenth of the side.
+        blur_sigma: smallest and largest standard deviation of that blur, in pixels of the view.
+        mean, std: per channel, subtracted and divided by at the end; None leaves views in [0, 1].
+
+    Called with images (B, C, H, W), C = 1 or 3, uint8 or floats in [0, 1], and a generator on their device (see
+    `hardneg.randomness.generator`), it returns float32 (B, C, size, size) without gradient. One channel skips
+    saturation, hue and grey.
+
+    Examples:
+        >>> from hardneg.randomness import generator
+        >>> images = torch.randint(0, 256, (4, 3, 40, 48), dtype=torch.uint8)
+        >>> views = ImageViews(size=32)
+        >>> first, second = (views(images, generator("cpu", 0, 5, view)) for view in range(2))
+        >>> first.shape, bool((first == second).all())
+        (torch.Size([4, 3, 32, 32]), False)
+    """
+
+    size: int
+    scale: tuple[float, float] = (0.2, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
+    jitter_probability: float = 0.8
+    grey: float = 0.2
+    blur: float = 0.0
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.size, int) or self.size < 2:
+            raise ValueError(f"size must be an integer ≥ 2 (pixels of a side), got {self.size!r}")
+        for name, at_most in (("scale", 1.0), ("ratio", 1e6), ("blur_sigma", 1e6)):
+            lowest, highest = _checked(name, getattr(self, name), 2, above=0, at_most=at_most)
+            if lowest > highest:
+                raise ValueError(f"{name} must hold the smaller value first, got {(lowest, highest)}: swap them")
+        for name in ("flip", "jitter_probability", "grey", "blur"):
+            checks.number(f"{name} (a probability)", getattr(self, name), at_least=0, at_most=1)
+        *_, hue = _checked("jitter", self.jitter, 4, at_least=0, at_most=1e6)
+        checks.number("jitter's hue, in turns,", hue, at_most=0.5)
+        if self.mean is not None or self.std is not None:
+            channels = 1 if isinstance(self.mean, Sequence) and len(self.mean) == 1 else 3
+            _checked("mean", self.mean, channels)
+            _checked("std", self.std, channels, above=0)
+
+    @torch.no_grad()
+    def __call__(
+        self, images: Tensor, generator: torch.Generator, views: int = 1, first: int = 0, total: int | None = None
+    ) -> Tensor:
+        """So many views of each image, all first ones and then all second ones, (views·B, C, size, size).
+
+        Of ``total`` images in all processes these are the ones from ``first`` on: they take their part of the draws.
+        """
+        _check_images(images, generator, self.mean)
+        count = len(images) if total is None else total
+        uniform = torch.rand(2 * TRIES + 11, views, count, generator=generator, device=images.device)
+        uniform = uniform[:, :, first : first + len(images)].flatten(1)  # (…, views·B)
+        images = images.repeat(views, 1, 1, 1)
+        draws = self.draws(uniform, images.shape[2], images.shape[3], generator.initial_seed())
+        if not images.is_cpu:
+            return self.render(images, draws)
+        _keep_freed_memory()
+        # A CPU is twice as fast at 96 pixels when what it works on stays in its cache.
+        block = max(1, CACHED // (images.shape[1] * self.size**2))
+        if len(images) <= block:
+            return self.render(images, draws)
+        made = torch.empty(*images.shape[:2], self.size, self.size)
+        for part in (slice(start, start + block) for start in range(0, len(images), block)):
+            made[part] = self.render(images[part], draws[part])
+        return made
+
+    def plain(self, images: Tensor) -> Tensor:
+        """The images themselves, as the network is to see them after training: scaled and standardised only."""
+        views = images.to(torch.float32, copy=True)
+        if images.dtype == torch.uint8:
+            views = views.mul_(1 / 255)
+        return self._standardised(views)
+
+    def draws(self, uniform: Tensor, height: int, width: int, seed: int) -> Draws:
+        """What to do to images of this height and width.
+
+        uniform: (2·TRIES + 11, B) numbers from [0, 1) · seed: decides the order of the colour operations
+        """
+        gates, colours = uniform[-9:-5], uniform[-5:-1]  # (4, B) each
+        probabilities = (self.flip, self.jitter_probability, self.grey, self.blur)
+        flipped, jittered, greyed, blurred = (gates < _column(probabilities, uniform.device)).unbind()  # (B,) each
+        lowest = (*(max(0.0, 1 - strength) for strength in self.jitter[:3]), -self.jitter[3])
+        spans = tuple(same + most - least for same, most, least in zip(UNCHANGED, self.jitter, lowest, strict=True))
+        colours = torch.addcmul(_column(lowest, uniform.device), colours, _column(spans, uniform.device))  # (4, B)
+        least, most = self.blur_sigma
+        return Draws(
+            boxes=crop_boxes(uniform[:-9], height, width, self.scale, self.ratio),
+            flipped=flipped,
+            colours=torch.where(jittered, colours, _column(UNCHANGED, uniform.device)),
+            order=ORDERS[mix(seed) % len(ORDERS)],
+            greyed=greyed.float(),
+            sigmas=(uniform[-1] * (most - least) + least) * blurred,
+        )
+
+    def render(self, images: Tensor, draws: Draws) -> Tensor:
+        """The views that were drawn of images (B, C, H, W)."""
+        colourful = images.shape[1] == 3
+        # Columns become rows, as the crop wants them first, while a pixel is still a byte.
+        views = images.mT.contiguous().float().mT
+        if images.dtype == torch.uint8:
+            views = views.mul_(1 / 255)
+        views = crop_resize(views, draws.boxes, self.size, draws.flipped)
+        for which in draws.order:
+            if self.jitter[which] > 0 and self.jitter_probability > 0 and (which < 2 or colourful):
+                views = ADJUSTMENTS[which](views, draws.colours[which])
+        if self.grey > 0 and colourful:
+            greyed = draws.greyed.view(-1, 1, 1, 1)
+            grey = luma(views) * greyed
+            views = views.mul_(1 - greyed).add_(grey)
+        if self.blur > 0:
+            views = gaussian_blur(views, draws.sigmas, radius=max(1, self.size // 20))
+        return self._standardised(views)
+
+    def _standardised(self, views: Tensor) -> Tensor:
+        if self.mean is None or self.std is None:
+            return views
+        mean, std = (_column(tuple(numbers), views.device, 3) for numbers in (self.mean, self.std))  # (C, 1, 1) each
+        return views.sub_(mean).div_(std)
+
+
+def simclr_views(size: int, strength: float | None = None, **options: Any) -> ImageViews:
+    """SimCLR's augmentations (Chen et al. 2020, appendix A; for sides up to 32 pixels its settings for CIFAR-10).
+
+    size: side of a view; blur, with probability 0.5, above 32 pixels only · strength: of the colour jitter, by default
+    0.5 up to 32 pixels and 1 above · options: any setting of `ImageViews`, which then wins
+
+    Examples:
+        >>> simclr_views(32).jitter, simclr_views(32).blur, simclr_views(96).blur
+        ((0.4, 0.4, 0.4, 0.1), 0.0, 0.5)
+    """
+    if strength is None:
+        strength = 0.5 if size <= 32 else 1.0
+    jitter = (0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength)
+    return ImageViews(size, **{"scale": (0.08, 1.0), "jitter": jitter, "blur": 0.5 if size > 32 else 0.0, **options})
+
+
+def moco_views(size: int, **options: Any) -> ImageViews:
+    """MoCo v2's augmentations (Chen et al. 2020); size: side of a view · options: as in `simclr_views`.
+
+    Examples:
+        >>> moco_views(224).scale
+        (0.2, 1.0)
+    """
+    return ImageViews(size, **{"blur": 0.5, **options})
+
+
+def crop_boxes(
+    uniform: Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Tensor:
+    """Boxes (B, 4) of top, left, height, width by RandomResizedCrop's law, in whole pixels.
+
+    The area is uniform and the ratio log-uniform; the first of TRIES proposals that fits is placed uniformly, and where
+    none fits the largest central box within the ratios is taken.
+
+    uniform: (2·TRIES + 2, B) numbers from [0, 1) · height, width: of the images · scale, ratio: see `ImageViews`
+
+    Examples:
+        >>> crop_boxes(torch.zeros(22, 1), 40, 40, scale=(0.25, 1.0), ratio=(1.0, 1.0))
+        tensor([[ 0.,  0., 20., 20.]])
+    """
+    areas, ratios, places = uniform[:TRIES], uniform[TRIES:-2], uniform[-2:]
+    roots = (areas * ((scale[1] - scale[0]) * height * width) + scale[0] * height * width).sqrt_()  # (TRIES, B)
+    lowest, highest = (math.log(bound) / 2 for bound in ratio)
+    stretches = (ratios * (highest - lowest) + lowest).exp_()  # (TRIES, B) square root of width / height
+    central = (min(height, max(1, round(width / ratio[0]))), min(width, max(1, round(height * ratio[1]))))
+    last = _column(central, uniform.device, 3).expand(2, 1, uniform.shape[1])  # always fits
+    sides = torch.cat([torch.stack([roots / stretches, roots * stretches]).round_(), last], dim=1)  # (2, TRIES + 1, B)
+    whole = _column((height, width), uniform.device, 3)  # (2, 1, 1)
+    fits = ((sides >= 1) & (sides <= whole)).all(dim=0)  # (TRIES + 1, B)
+    first = fits.byte().argmax(dim=0)  # (B,)
+    sides = sides.gather(1, first.expand(2, 1, -1))[:, 0]  # (2, B)
+    room = whole[:, 0] - sides  # (2, B)
+    corners = torch.where(first < TRIES, places * (room + 1), room / 2).floor_()  # (2, B)
+    return torch.cat([corners, sides]).T
+
+
+def crop_resize(images: Tensor, boxes: Tensor, size: int, flipped: Tensor) -> Tensor:
+    """Cut a box from each image and resample it to a square, bilinearly, averaging where it shrinks.
+
+    Pixels outside the box have no influence, as if it had been cut out first.
+
+    images: (B, C, H, W) floats · boxes: (B, 4) top, left, height, width in pixels, at least one pixel high and wide
+    size: side of the square · flipped: (B,) bool, mirrors left and right · returns (B, C, size, size)
+
+    Examples:
+        >>> ramp = torch.arange(4.0).expand(1, 1, 4, 4)
+        >>> crop_resize(ramp, torch.tensor([[0.0, 0.0, 4.0, 4.0]]), 2, torch.tensor([True]))
+        tensor([[[[2.2857, 0.7143],
+                  [2.2857, 0.7143]]]])
+    """
+    corners, sides = boxes.T[:2, :, None], boxes.T[2:, :, None]  # (2, B, 1) each: of rows, of columns
+    steps = sides / size  # (2, B, 1)
+    places = torch.arange(size, dtype=images.dtype, device=images.device) + 0.5  # (size,)
+    # A mirrored axis is walked from its far end, so that flipping costs nothing.
+    mirrored = torch.stack([torch.zeros_like(flipped), flipped])[:, :, None]  # (2, B, 1)
+    centres = torch.addcmul(corners, steps, torch.where(mirrored, size - places, places))  # (2, B, size)
+    reach = steps.clamp(min=1)  # half the width of the triangle of weights: wider than a pixel it averages, as in PIL
+    taps = math.ceil(2 * max(1.0, max(images.shape[2:]) / size))
+    further = torch.arange(taps, dtype=images.dtype, device=images.device).view(-1, 1, 1, 1)
+    pixels = (centres - reach - 0.5).ceil_() + further  # (taps, 2, B, size)
+    weights = (reach - (pixels - (centres - 0.5)).abs_()).clamp_(min=0)  # (taps, 2, B, size)
+    weights *= (pixels - (corners + (sides - 1) / 2)).abs_() < sides / 2  # nothing from outside the box
+    weights /= weights.sum(dim=0)
+    (rows, columns), (down, across) = pixels.int().movedim(0, 3), weights.movedim(0, 3)  # (B, size, taps) each
+    narrow = _mix_rows(images.mT, columns, across)  # (B, C, size, H)
+    return _mix_rows(narrow.mT, rows, down)
+
+
+def _mix_rows(images: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of rows of images (B, C, H, W); rows, weights: (B, R, taps); returns (B, C, R, W)."""
+    batch, channels, height, width = images.shape
+    starts = torch.arange(0, batch * channels * height, height, dtype=rows.dtype, device=images.device)
+    # In the table of all rows of all images: (B, C, R, taps).
+    indices = starts.view(batch, channels, 1, 1) + rows.clamp(0, height - 1)[:, None]
+    # Measured on a CPU at 96 pixels: twice as fast as grid_sample, or as products with matrices of mostly zero weights.
+    mixed = embedding_bag(
+        indices.flatten(0, 2),
+        images.reshape(batch * channels * height, width),
+        per_sample_weights=weights[:, None].expand_as(indices).flatten(0, 2),
+        mode="sum",
+    )
+    return mixed.view(batch, channels, rows.shape[1], width)
+
+
+def luma(images: Tensor) -> Tensor:
+    """Brightness (B, 1, H, W) of images (B, 3, H, W), by ITU-R 601; one channel is its own.
+
+    Examples:
+        >>> luma(torch.tensor([1.0, 0.0, 1.0]).view(1, 3, 1, 1)).item()
+        0.41299...
+    """
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = images[:, :1], images[:, 1:2], images[:, 2:]  # (B, 1, H, W) each
+    return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+
+
+def _blend(images: Tensor, other: Tensor, share: Tensor) -> Tensor:
+    """share · images + (1 − share) · other, within [0, 1]; share: (B,), may exceed 1."""
+    share = share.view(-1, 1, 1, 1)
+    return (images * share).add_(other * (1 - share)).clamp_(0, 1)
+
+
+def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
+    """Images (B, C, H, W) times the factors (B,): 0 is black, 1 changes nothing."""
+    return (images * factors.view(-1, 1, 1, 1)).clamp_(0, 1)
+
+
+def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
+    """Images (B, C, H, W) away from their mean luma by the factors (B,): 0 is plain grey, 1 changes nothing."""
+    return _blend(images, luma(images.mean(dim=(2, 3), keepdim=True)), factors)
+
+
+def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
+    """Images (B, 3, H, W) away from their greyscale by the factors (B,): 0 is greyscale, 1 changes nothing."""
+    return _blend(images, luma(images), factors)
+
+
+def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
+    """Turn the hue of images (B, 3, H, W) in [0, 1] by the shifts (B,) in turns; HSV's saturation and value stay.
+
+    Examples:
+        >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+        >>> adjust_hue(red, torch.tensor([1 / 3])).flatten()
+        tensor([0., 1., 0.])
+    """
+    red, green, blue = images.unbind(dim=1)  # (B, H, W) each
+    value = torch.maximum(torch.maximum(red, green), blue)
+    lowest = torch.minimum(torch.minimum(red, green), blue)
+    chroma = value - lowest
+    # In sixths of a turn the hue is ±(1 + (green + blue − red − lowest) / chroma), + where green ≥ blue: the textbook's
+    # three cases in one, without masks. A grey has the numerator 0, so any divisor serves.
+    sixths = (green + blue).sub_(red).sub_(lowest).div_(chroma.clamp(min=1e-12)).add_(1).copysign_(green - blue)
+    sixths += 6 * shifts.view(-1, 1, 1)
+    sixths.sub_((sixths / 6).floor_(), alpha=6)  # from 0 to 6
+    # One to two sixths away from cyan, at 3, red rises; as far from their own hues, 2 and 4, green and blue fall.
+    moved = (sixths[:, None] - _column((3.0, 2.0, 4.0), images.device, 3)).abs_().sub_(1).clamp_(0, 1)  # (B, 3, H, W)
+    moved[:, 0].mul_(chroma).add_(lowest)
+    moved[:, 1:].mul_(-chroma[:, None]).add_(value[:, None])
+    return moved
+
+
+ADJUSTMENTS = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
+
+
+def gaussian_blur(images: Tensor, sigmas: Tensor, radius: int) -> Tensor:
+    """Blur images (B, C, S, S) by Gaussians of the sigmas (B,), cut off at the radius; 0 leaves a sample sharp.
+
+    The borders reflect without repeating the outermost pixel; radius: in pixels, below S.
+
+    Examples:
+        >>> point = torch.zeros(1, 1, 3, 3).index_fill(3, torch.tensor(1), 1.0)
+        >>> gaussian_blur(point, torch.tensor([1.0]), radius=1)[0, 0, 0]
+        tensor([0.5481, 0.4519, 0.5481])
+    """
+    offsets = torch.arange(-radius, radius + 1, dtype=torch.int32, device=images.device)  # (taps,)
+    # A sigma this small has no weight beside the centre, exactly.
+    weights = (offsets / sigmas.clamp(min=1e-3)[:, None]).square_().mul_(-0.5).exp_()  # (B, taps)
+    weights /= weights.sum(dim=1, keepdim=True)
+    last = images.shape[2] - 1
+    rows = torch.arange(last + 1, dtype=torch.int32, device=images.device)[:, None] + offsets  # (S, taps)
+    rows = (last - (last - rows.abs_()).abs_()).expand(len(images), -1, -1)  # (B, S, taps), reflected at both ends
+    weights = weights[:, None].expand(rows.shape)
+    return _mix_rows(_mix_rows(images.mT, rows, weights).mT, rows, weights)
+
+
+def rgb_to_lab(images: Tensor) -> Tensor:
+    """CIE L*a*b* (white point D65) of sRGB images (B, 3, H, W) in [0, 1]: L from 0 to 100, a and b about ±100.
+
+    Examples:
+        >>> rgb_to_lab(torch.ones(1, 3, 1, 1)).flatten().round().abs()
+        tensor([100.,   0.,   0.])
+    """
+    linear = torch.where(images > 0.04045, ((images.clamp(min=0) + 0.055) / 1.055) ** 2.4, images / 12.92)
+    # Each row divided by its sum, the white point, so that every grey has a = b = 0.
+    relative = torch.stack([_column(row, images.device, 3).to(images.dtype) / sum(row) for row in XYZ])  # (3, 3, 1, 1)
+    xyz = (linear[:, None] * relative).sum(dim=2)  # (B, 3, H, W)
+    edge = 6 / 29
+    response = torch.where(xyz > edge**3, xyz.clamp(min=edge**3) ** (1 / 3), xyz / (3 * edge**2) + 4 / 29)
+    x, y, z = response.unbind(dim=1)
+    return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], dim=1)
+
+
+def lab_split(images: Tensor) -> tuple[Tensor, Tensor]:
+    """CMC's two views (Tian et al. 2020): L (B, 1, H, W) and ab (B, 2, H, W), each channel scaled to [−1, 1].
+
+    images: (B, 3, H, W) in [0, 1], so views for it are made with mean=None
+
+    Examples:
+        >>> lightness, colour = lab_split(torch.rand(2, 3, 8, 8))
+        >>> lightness.shape, colour.shape
+        (torch.Size([2, 1, 8, 8]), torch.Size([2, 2, 8, 8]))
+    """
+    centre, reach = (_column(numbers, images.device, 3) for numbers in (LAB_CENTRE, LAB_REACH))
+    scaled = (rgb_to_lab(images) - centre) / reach
+    return scaled[:, :1], scaled[:, 1:]
+
+
+@lru_cache(maxsize=256)
+def _column(numbers: tuple[float, ...], device: torch.device, ndim: int = 2) -> Tensor:
+    """Numbers as a float32 tensor (N, 1, …) of ndim dimensions."""
+    # Kept on the device, because the host waits at every copy; not as an inference tensor, which training refuses.
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, dtype=torch.float32, device=device).view(-1, *[1] * (ndim - 1))
+
+
+@lru_cache(maxsize=1)
+def _keep_freed_memory() -> None:
+    # Until it has seen a tensor of this size freed, glibc may return each smaller one to the system and pay for its
+    # pages anew: measured, 15 ms instead of 5 for 256 views of 32 pixels. Its memory is never touched.
+    torch.empty(31 << 18)
+
+
+def _checked(name: str, given: object, count: int, **limits: float) -> Sequence[float]:
+    if not isinstance(given, Sequence) or len(given) != count:
+        raise ValueError(f"{name} must hold {count} numbers, got {given!r}")
+    for entry in given:
+        checks.number(name, entry, **limits)
+    return given
+
+
+def _check_images(images: Tensor, generator: torch.Generator, mean: Sequence[float] | None) -> None:
+    if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
+        given = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images must be a tensor (B, C, H, W) with C = 1 or 3, got {given}: permute or slice it")
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise ValueError(
+            f"images must be uint8, or floats in [0, 1], got {images.dtype}: convert with .to(torch.uint8)"
+        )
+    if mean is not None and len(mean) != images.shape[1]:
+        raise ValueError(f"mean and std hold {len(mean)} numbers, images {images.shape[1]} channels: give one for each")
+    if generator.device.type != images.device.type:
+        raise ValueError(
+            f"generator must be on the images' device {images.device}, got one on {generator.device}: "
+            "make it with hardneg.randomness.generator(images.device, …)"
+        )

@@ -1,0 +1,131 @@
+"""Runs: they learn, they can be killed at any moment, and two processes are one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hardneg.training import recipe, run
+
+SETTINGS = Path(run.__file__).parents[1] / "recipes" / "digits-simclr.yaml"
+SHORT = ["trainer.epochs=3", "trainer.save_every=2", "trainer.knn_every=0", "optimizer.schedule=cosine",
+         "objective.preset=hcl", "objective.beta={schedule: linear, start: 2, end: 0}"]  # fmt: skip
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]  # type: ignore[no-any-return]
+
+
+def child(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("whole") / "run"
+    run.train(recipe.load(SETTINGS, SHORT), folder)
+    return folder
+
+
+def test_a_run_writes_its_recipe_environment_and_metrics(uninterrupted: Path) -> None:
+    assert recipe.load(uninterrupted / "recipe.yaml") == recipe.load(SETTINGS, SHORT)
+    assert json.loads((uninterrupted / "environment.json").read_text())["torch"] == torch.__version__
+    lines = [json.loads(text) for text in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert [line["step"] for line in lines] == [5, 10, 15]
+    assert {"data", "augmentation", "network"} <= set(lines[0]["seconds"])
+    assert lines[0]["objective"]["support"] == 510
+
+
+KILLED = """
+import os, signal, sys
+from hardneg.training import recipe, run
+folder, moment, settings, *overrides = sys.argv[1:]
+step = run.Keeper.on_train_batch_end
+def deadly(self, trainer, *rest):
+    step(self, trainer, *rest)
+    if moment == f"after step {trainer.global_step}":
+        os.kill(os.getpid(), signal.SIGKILL)
+run.Keeper.on_train_batch_end = deadly
+replace = run.os.replace
+def half_way(source, target):
+    if moment == "while saving" and str(target).endswith("last.ckpt") and os.path.exists(target):
+        os.truncate(source, 1000)
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+run.os.replace = half_way
+run.train(recipe.load(settings, overrides), folder)
+"""
+
+
+@pytest.mark.parametrize("moment", ["after step 1", "after step 3", "after step 5", "after step 9", "while saving"])
+def test_a_killed_run_resumes_bit_by_bit(uninterrupted: Path, tmp_path: Path, moment: str) -> None:
+    folder = tmp_path / "run"
+    killed = child(KILLED, str(folder), moment, str(SETTINGS), *SHORT)
+    assert killed.returncode == -9, killed.stderr
+    run.train(recipe.load(SETTINGS), folder, resume=True)
+    for name, weight in weights(uninterrupted).items():
+        assert torch.equal(weight, weights(folder)[name]), name
+    curves = [
+        [(line["step"], line["loss"]) for line in map(json.loads, (f / "metrics.jsonl").read_text().splitlines())]
+        for f in (uninterrupted, folder)
+    ]
+    assert curves[0] == curves[1]
+
+
+def test_resuming_a_finished_run_changes_nothing(uninterrupted: Path) -> None:
+    before = (uninterrupted / "metrics.jsonl").read_text()
+    run.train(recipe.load(SETTINGS), uninterrupted, resume=True)
+    assert (uninterrupted / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_is_neither_overwritten_nor_invented(uninterrupted: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds a run already"):
+        run.train(recipe.load(SETTINGS, SHORT), uninterrupted)
+    with pytest.raises(ValueError, match="holds no run to resume"):
+        run.train(recipe.load(SETTINGS, SHORT), tmp_path / "nothing", resume=True)
+
+
+TWO = """
+import sys
+from hardneg.training import recipe, run
+folder, settings, *overrides = sys.argv[1:]
+run.train(recipe.load(settings, overrides), folder)
+"""
+
+
+def test_two_processes_train_to_the_weights_of_one(tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    plain = [*SHORT, "encoder.name=processes:plain_encoder", "encoder.options={}", "encoder.norm=false"]
+    for devices in (1, 2):
+        command = [sys.executable, str(script), str(tmp_path / str(devices)), str(SETTINGS), *plain,
+                   f"trainer.devices={devices}"]  # fmt: skip
+        environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stderr
+    one, two = weights(tmp_path / "1"), weights(tmp_path / "2")
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["simclr", "hcl", "hscl"])
+def test_training_beats_the_untrained_encoder(tmp_path: Path, preset: str) -> None:
+    from hardneg.data import load_images
+    from hardneg.evaluation import extract, few_label_accuracy
+
+    settings = recipe.load(SETTINGS, [f"objective.preset={preset}", "trainer.epochs=30", "trainer.knn_every=0"])
+    sets = [load_images("digits", split, labels=True) for split in ("train", "test")]
+
+    def accuracy(encoder: torch.nn.Module) -> float:
+        known, asked = (extract(encoder, part.images) for part in sets)  # type: ignore[union-attr]
+        return few_label_accuracy(known, sets[0].labels, asked, sets[1].labels, per_class=5)[0]  # type: ignore[arg-type]
+
+    untrained = accuracy(run.build(settings, sets[0]).encoder)
+    trained = accuracy(run.train(settings, tmp_path / "run").encoder)
+    assert trained > untrained + 0.02
