@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 HARDNEG_DATA ?= $(wildcard $(abspath ../shared/data))
 export HARDNEG_DATA
 
-.PHONY: demo test test-all lint bench docs clean
+.PHONY: demo test test-all lint bench docs data clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test-all  the slow tests too"
 	@echo "make lint      ruff and mypy only"
 	@echo "make bench     measure time and memory of the loss; writes results/"
+	@echo "make data      unpack the data sets of HARDNEG_DATA into data/"
 	@echo "make docs      build the documentation into site/"
 
 # A stamp per set of extras, renewed when the dependencies change.
@@ -40,6 +41,10 @@ test-all: lint
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/loss.py
+
+data: $(VENV)/dev.stamp
+	test -n "$(HARDNEG_DATA)" || { echo "set HARDNEG_DATA to the folder of packed data sets"; exit 2; }
+	$(BIN)/python -m hardneg.data.unpack "$(HARDNEG_DATA)" data
 
 docs: $(VENV)/docs.stamp
 	$(BIN)/mkdocs build --strict

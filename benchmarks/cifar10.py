@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import torch
-from hardneg.evaluation import extract, few_label_accuracy, knn_accuracy, linear_probe
 
 import hardneg as hn
 from hardneg.data import ImageSet, load_images
+from hardneg.evaluation import extract, few_label_accuracy, knn_accuracy, linear_probe
 from hardneg.training import recipe, run
 
 RECIPE = Path(hn.__file__).parent / "recipes" / "cifar10-simclr.yaml"

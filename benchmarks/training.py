@@ -35,7 +35,7 @@ def network_alone(settings: recipe.Recipe, train_set: Any, epochs: int) -> list[
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(len(train_set) // batch):
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             with torch.autocast("cuda", torch.bfloat16):
                 loss = module.head(module.encoder(images)).float().square().mean()
             optimizer.zero_grad()

@@ -1,5 +1,6 @@
 """hardneg: choose the negatives of contrastive learning."""
 
+from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
 from hardneg.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
 from hardneg.objectives.infonce import InfoNCE
 from hardneg.objectives.presets import (
@@ -43,11 +44,14 @@ __all__ = [
     "clip",
     "debiased",
     "decoupled",
+    "few_label_accuracy",
     "graphcl",
     "hcl",
     "hscl",
     "hscl_threshold",
     "instance_discrimination",
+    "knn_accuracy",
+    "linear_probe",
     "moco",
     "ring_nce",
     "scl",

@@ -59,7 +59,8 @@ class SimCLR(L.LightningModule):
             self.labels = self.labels.to(self.device)
 
     def training_step(self, batch: Tensor | tuple[Tensor, ...], batch_idx: int) -> Tensor:
-        torch.compiler.cudagraph_mark_step_begin()  # what the last step's graphs hold may be overwritten
+        # CUDA graphs of the last step may now overwrite what they gave out.
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         index, *rest = (batch,) if isinstance(batch, Tensor) else batch
         images = rest[0] if rest else self._resident()[index]
         step = self.trainer.global_step

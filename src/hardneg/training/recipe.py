@@ -65,8 +65,9 @@ class Optimizer:
 @dataclass(frozen=True)
 class Trainer:
     """epochs · batch_size: of all processes together · precision, accelerator, devices: Lightning's words ·
-    compile: a mode of torch.compile, ``default`` or ``reduce-overhead`` · channels_last: memory layout · knn_every: epochs between online kNN, 0 for never ·
-    save_every: steps between checkpoints beside those at every epoch's end, 0 for none."""
+    compile: a mode of torch.compile, ``default`` or ``reduce-overhead`` · channels_last: memory layout ·
+    knn_every: epochs between online kNN, 0 for never · save_every: steps between checkpoints, beside those at every
+    epoch's end; 0 for none."""
 
     epochs: int = 100
     batch_size: int = 256

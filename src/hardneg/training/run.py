@@ -153,7 +153,8 @@ class Keeper(L.Callback):
         self.batches: Batches | None = None
         self.train_set: ImageSet | StreamedImages | None = None
         self.last: dict[str, Any] = {}
-        self.losses: Tensor | None = None  # (2,) float64: sum and number of this epoch's losses
+        self.losses: Tensor | None = None  # () float64: sum of this epoch's losses
+        self.number = 0  # of this epoch's losses
         self.began = time.perf_counter()
 
     def begin(self, trainer: L.Trainer) -> None:
@@ -192,9 +193,11 @@ class Keeper(L.Callback):
         assert isinstance(pl_module, SimCLR)
         assert self.batches is not None
         pl_module.clock.mark("network")
-        loss = outputs["loss"].detach().double()
-        one = torch.stack([loss, torch.ones_like(loss)])
-        self.losses = one if self.losses is None else self.losses.to(one.device) + one
+        loss = outputs["loss"].detach()
+        if self.losses is None or self.losses.device != loss.device:
+            self.losses = torch.zeros((), dtype=torch.float64, device=loss.device) + (self.losses or 0.0)
+        self.losses += loss
+        self.number += 1
         epoch, rest = divmod(trainer.global_step, self.batches.steps_per_epoch)
         if rest == 0:
             self._end_epoch(trainer, pl_module, epoch)
@@ -202,11 +205,11 @@ class Keeper(L.Callback):
             self._save(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"losses": None if self.losses is None else self.losses.tolist()}
+        return {"losses": 0.0 if self.losses is None else float(self.losses), "number": self.number}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        losses = state_dict["losses"]
-        self.losses = None if losses is None else torch.tensor(losses, dtype=torch.float64)
+        self.losses = torch.tensor(state_dict["losses"], dtype=torch.float64)
+        self.number = state_dict["number"]
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         assert self.batches is not None
@@ -215,8 +218,8 @@ class Keeper(L.Callback):
     def _end_epoch(self, trainer: L.Trainer, module: SimCLR, epoch: int) -> None:
         assert self.losses is not None
         assert self.batches is not None
-        total, number = self.losses.tolist()
-        self.losses = None
+        total, number = float(self.losses), self.number
+        self.losses, self.number = None, 0
         seconds = module.clock.read()
         every, epochs = self.settings.trainer.knn_every, self.settings.trainer.epochs
         line: dict[str, Any] = {

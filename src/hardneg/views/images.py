@@ -116,7 +116,8 @@ class ImageViews:
         count = len(images) if total is None else total
         uniform = torch.rand(2 * TRIES + 11, views, count, generator=generator, device=images.device)
         uniform = uniform[:, :, first : first + len(images)].flatten(1)  # (…, views·B)
-        images = images.repeat(views, 1, 1, 1)
+        if views > 1:
+            images = images.repeat(views, 1, 1, 1)
         draws = self.draws(uniform, images.shape[2], images.shape[3], generator.initial_seed())
         if not images.is_cpu:
             return self.render(images, draws)
