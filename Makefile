@@ -37,7 +37,7 @@ test: lint
 	$(BIN)/pytest -n 2 --dist=worksteal
 
 test-all: lint
-	$(BIN)/pytest -n 2 --dist=worksteal -m "slow or not slow"
+	HARDNEG_FRESH_EXAMPLES=1 $(BIN)/pytest -n 2 --dist=worksteal -m "slow or not slow"
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/loss.py

@@ -114,6 +114,7 @@ def test_a_loss_can_be_copied_and_pickled_state_included() -> None:
         assert twin(*z) == loss(*z)
 
 
+@pytest.mark.filterwarnings("ignore:.*anchors are floored")
 @pytest.mark.parametrize("setting", ["temperature", "class_prior", "beta", "tau", "ring", "margin"])
 def test_a_schedule_moves_every_setting_that_takes_one(setting: str) -> None:
     torch.manual_seed(0)

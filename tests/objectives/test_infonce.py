@@ -63,10 +63,9 @@ def test_kernels_agree_in_value_and_gradient(case: Case) -> None:
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(case=cases())
 def test_gradients_are_those_of_finite_differences(case: Case) -> None:
-    if case.options["normalize"]:
-        for tensor in case.arguments.values():
-            if tensor.is_floating_point() and not tensor.view(-1, tensor.shape[-1]).any(dim=1).all():
-                return  # a zero vector has no direction, so no finite difference
+    for tensor in case.arguments.values():
+        if tensor.is_floating_point() and not tensor.view(-1, tensor.shape[-1]).any(dim=1).all():
+            return  # a zero vector has no direction, and ties with everybody: no finite difference
     if case.options["weight_range"] is not None:
         return  # the range is held constant on purpose
     names = [name for name, tensor in case.arguments.items() if tensor.is_floating_point()]
@@ -88,7 +87,7 @@ def kinks(case: Case, inputs: list[torch.Tensor]) -> bool:
     """Is a jump or corner of the loss within reach of a finite difference? Bands and floors have them."""
     steps = torch.Generator().manual_seed(0)
     here = case.truth()
-    for _ in range(4):
+    for _ in range(24):
         moved = dict(case.arguments)
         for name, tensor in moved.items():
             if tensor.is_floating_point():
