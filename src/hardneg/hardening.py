@@ -21,6 +21,19 @@ from hardneg.schedules import Schedule, Setting, value
 Bound = float | Tensor | None  # a score for all anchors, one per anchor (A,), or no bound
 
 
+def tighter(one: Bound, other: Bound, pick: Callable[[float, float], float]) -> Bound:
+    """The tighter of two bounds: ``pick`` is max for lower ones, min for upper ones."""
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.maximum(one, other) if pick is max else torch.minimum(one, other)
+    if isinstance(other, Tensor):
+        one, other = other, one
+    if isinstance(one, Tensor):
+        return one.clamp(min=other) if pick is max else one.clamp(max=other)
+    return pick(one, other)  # type: ignore[arg-type]
+
+
 class Hardening:
     """What every hardening answers; the defaults say "all candidates alike". Settings may be schedules.
 

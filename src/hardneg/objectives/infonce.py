@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from hardneg import checks, distributed
-from hardneg.hardening import Bound, Hardening, Uniform
+from hardneg.hardening import Bound, Hardening, Uniform, tighter
 from hardneg.objectives import meetings
 from hardneg.objectives.debiasing import Prior, log_expected_negative
 from hardneg.objectives.diagnostics import Answer, Diagnostics
-from hardneg.objectives.inputs import Inputs, read
+from hardneg.objectives.inputs import Inputs, check_use, read
 from hardneg.objectives.kernels import BACKENDS, Kernel, LogSums, Rule, choose, tiled
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS
 from hardneg.objectives.meetings import Meeting
@@ -170,7 +170,7 @@ class InfoNCE(nn.Module):
         in the batch · exclude: (B,) or (B, E) indices into negatives · negative_labels: (N,) or (B, N) ·
         negative_mask: (B, N) bool, True = may be a negative; row i serves both views of i
         """
-        self._check_use(z2, labels, negatives, negative_labels)
+        check_use(self.supervision, self.in_batch, self.symmetric, z2, labels, negatives, negative_labels)
         if self._moves:
             self.set_progress(self.progress)
         arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask)
@@ -229,30 +229,6 @@ class InfoNCE(nn.Module):
         shown = ("hardening", "class_prior", "in_batch", "supervision", "negative_count", "reduction", "backend")
         first = [] if isinstance(self.temperature, Learnable) else [f"temperature={self.temperature!r}"]
         return ", ".join(first + [f"{name}={getattr(self, name)!r}" for name in shown])
-
-    def _check_use(
-        self, z2: Tensor | None, labels: Tensor | None, negatives: Tensor | None, negative_labels: Tensor | None
-    ) -> None:
-        """Raise where the settings and the arguments of this call do not fit."""
-        supervised = self.supervision
-        if labels is not None and supervised == "none":
-            raise ValueError(
-                "labels were given, but supervision='none' ignores them: set supervision or leave them out"
-            )
-        if labels is None and supervised != "none":
-            raise ValueError(f"supervision={supervised!r} needs labels: pass labels=, with −1 where unknown")
-        if negatives is None and self.in_batch is None:
-            raise ValueError("in_batch=None takes no negatives from the batch: pass negatives=")
-        if negative_labels is not None and supervised not in ("negatives", "full"):
-            raise ValueError(f"negative_labels were given, but supervision={supervised!r} ignores them")
-        if negatives is not None and negative_labels is None and supervised in ("negatives", "full"):
-            raise ValueError(f"supervision={supervised!r} with negatives needs negative_labels, with −1 where unknown")
-        if z2 is None and supervised not in ("positives", "full"):
-            raise ValueError(f"one view needs positives from labels, but supervision={supervised!r}: pass z2 or set it")
-        if z2 is None and self.in_batch == "other":
-            raise ValueError("in_batch='other' needs a second view: pass z2, or set in_batch='both'")
-        if self.symmetric and isinstance(z2, Tensor) and z2.dim() == 3:
-            raise ValueError(f"symmetric=True needs z2 of shape (B, d), got {tuple(z2.shape)}")
 
     def _loss(self, inputs: Inputs) -> Tensor:
         scale = self._scale(inputs.views)
@@ -392,7 +368,7 @@ class InfoNCE(nn.Module):
         rings = []
         for part in self._hardening:
             low, high = part.bounds(best)
-            lower, upper = _tighter(lower, low, max), _tighter(upper, high, min)
+            lower, upper = tighter(lower, low, max), tighter(upper, high, min)
             percentiles = part.percentiles()
             if percentiles is not None:
                 rings.append(percentiles)
@@ -443,19 +419,6 @@ class InfoNCE(nn.Module):
                 if isinstance(leaf, Adaptive) and id(leaf) not in seen:
                     seen.add(id(leaf))
                     yield leaf
-
-
-def _tighter(one: Bound, other: Bound, pick: Callable[[float, float], float]) -> Bound:
-    """The tighter of two bounds: ``pick`` is max for lower ones, min for upper ones."""
-    if one is None or other is None:
-        return other if one is None else one
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.maximum(one, other) if pick is max else torch.minimum(one, other)
-    if isinstance(other, Tensor):
-        one, other = other, one
-    if isinstance(one, Tensor):
-        return one.clamp(min=other) if pick is max else one.clamp(max=other)
-    return pick(one, other)  # type: ignore[arg-type]
 
 
 class _Guard(torch.autograd.Function):

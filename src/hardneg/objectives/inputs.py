@@ -26,6 +26,34 @@ class Inputs:
     negative_mask: Tensor | None = None
 
 
+def check_use(
+    supervised: str,
+    in_batch: str | None,
+    symmetric: bool,
+    z2: Tensor | None,
+    labels: Tensor | None,
+    negatives: Tensor | None,
+    negative_labels: Tensor | None,
+) -> None:
+    """Raise where the settings and the arguments of this call do not fit."""
+    if labels is not None and supervised == "none":
+        raise ValueError("labels were given, but supervision='none' ignores them: set supervision or leave them out")
+    if labels is None and supervised != "none":
+        raise ValueError(f"supervision={supervised!r} needs labels: pass labels=, with −1 where unknown")
+    if negatives is None and in_batch is None:
+        raise ValueError("in_batch=None takes no negatives from the batch: pass negatives=")
+    if negative_labels is not None and supervised not in ("negatives", "full"):
+        raise ValueError(f"negative_labels were given, but supervision={supervised!r} ignores them")
+    if negatives is not None and negative_labels is None and supervised in ("negatives", "full"):
+        raise ValueError(f"supervision={supervised!r} with negatives needs negative_labels, with −1 where unknown")
+    if z2 is None and supervised not in ("positives", "full"):
+        raise ValueError(f"one view needs positives from labels, but supervision={supervised!r}: pass z2 or set it")
+    if z2 is None and in_batch == "other":
+        raise ValueError("in_batch='other' needs a second view: pass z2, or set in_batch='both'")
+    if symmetric and isinstance(z2, Tensor) and z2.dim() == 3:
+        raise ValueError(f"symmetric=True needs z2 of shape (B, d), got {tuple(z2.shape)}")
+
+
 def read(
     z1: Tensor,
     z2: Tensor | None,
