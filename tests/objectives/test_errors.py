@@ -8,9 +8,9 @@ import torch
 
 import hardneg as hn
 
-Z = torch.randn(4, 3)
+Z = torch.tensor([[1.0, 0.2, 0.0], [0.1, 1.0, 0.3], [-1.0, 0.4, 0.5], [0.3, -1.0, 0.2]])  # cosines of either sign
 Y = torch.tensor([0, 1, 0, 1])
-N = torch.randn(5, 3)
+N = torch.cat([Z, -Z[:1]])
 NAN = torch.tensor([[float("nan"), 0, 0]] + [[1.0, 0, 0]] * 3)
 INF = torch.tensor([[float("inf"), 0, 0]] + [[1.0, 0, 0]] * 3)
 
