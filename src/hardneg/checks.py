@@ -97,3 +97,9 @@ def values(condition: Tensor, message: str) -> None:
             raise ValueError(message)
     else:
         torch._assert_async(condition, message)
+
+
+def whole(name: str, given: object, at_least: int = 1) -> None:
+    """Raise unless ``given`` is a whole number of at least ``at_least``."""
+    if not isinstance(given, int) or isinstance(given, bool) or given < at_least:
+        raise ValueError(f"{name} must be a whole number ≥ {at_least}, got {given!r}")

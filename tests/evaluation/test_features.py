@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from hardneg.evaluation import extract
-from hardneg.evaluation.features import exact_products, random_ranks
+from hardneg.evaluation.features import random_ranks
+from hardneg.products import exact_products
 
 
 def convolutional() -> nn.Sequential:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from hardneg.evaluation import features as shared
+from hardneg import products as shared
 from hardneg.evaluation import linear, linear_probe
 from hardneg.evaluation.linear import minimise, objective
 

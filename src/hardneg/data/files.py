@@ -137,11 +137,16 @@ def _resized(images: ImageSet, size: int | None) -> ImageSet:
     return ImageSet(pixels, images.labels, images.classes, images.name)
 
 
+class UndividedWarning(UserWarning):
+    """A split was asked of a source that is not divided into splits."""
+
+
 def _warn_if_whole(path: Path, split: str) -> None:
     if split != "train" and split not in re.split(r"[-_.]", path.name):
         warnings.warn(
             f"{path} is not divided into splits, so split={split!r} is all of it: "
             "if you train on it too, results on it are no test",
+            UndividedWarning,
             stacklevel=4,
         )
 

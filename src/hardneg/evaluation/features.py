@@ -6,12 +6,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader
 
 from hardneg import checks
+from hardneg.data.images import ImageSet, StreamedImages
 from hardneg.randomness import generator
-
-# Elements of the largest temporary (128 MiB in float32): large enough to fill an accelerator, small beside the data.
-TILE = 1 << 25
 
 
 @torch.no_grad()
@@ -38,7 +37,7 @@ def extract(
         raise ValueError(f"images must be a tensor (N, …) of at least one image, got {_described(images)}")
     if prepare is None and images.dtype != torch.uint8 and not images.is_floating_point():
         raise ValueError(f"images must be uint8 or floating, got {images.dtype}: convert them, or pass prepare=")
-    whole("batch_size", batch_size)
+    checks.whole("batch_size", batch_size)
     _refuse_batch_statistics(encoder)
     place = _place(encoder, device, images)
     ready = prepare or _scaled_to(encoder)
@@ -59,6 +58,51 @@ def extract(
             features[start : start + batch_size] = output
     assert features is not None
     return features
+
+
+def extract_set(
+    encoder: nn.Module,
+    images: ImageSet | StreamedImages,
+    batch_size: int = 512,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    workers: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Features and labels of a whole set, in memory or streamed; what is broken or has no label is left out.
+
+    encoder, batch_size, prepare: as for `extract` · workers: processes that decode a streamed set · returns (n, d)
+    float32 and (n,) int64, on the device of the encoder
+
+    Examples:
+        >>> pictures = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
+        >>> features, labels = extract_set(nn.Flatten(), ImageSet(pictures, torch.tensor([0, -1, 1]), ("cat", "dog")))
+        >>> features.shape, labels
+        (torch.Size([2, 4]), tensor([0, 1]))
+    """
+    if images.labels is None:
+        raise ValueError(f"{images.name} has no labels, and an evaluation needs them: give labels with the images")
+    features = extract_all(encoder, images, batch_size, prepare, workers)
+    labels = images.labels.to(features.device)
+    known = labels >= 0
+    if isinstance(images, StreamedImages):
+        known &= ~images.broken.flags.to(known.device)
+    return (features, labels) if bool(known.all()) else (features[known], labels[known])
+
+
+def extract_all(
+    encoder: nn.Module,
+    images: ImageSet | StreamedImages,
+    batch_size: int = 512,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    workers: int = 0,
+) -> Tensor:
+    """Features (N, d) of every image of a set; a broken one has those of the image that replaces it.
+
+    Arguments as for `extract_set`.
+    """
+    if isinstance(images, ImageSet):
+        return extract(encoder, images.images, batch_size, prepare=prepare)
+    loader = DataLoader(images, batch_size=batch_size, num_workers=workers)
+    return torch.cat([extract(encoder, batch, batch_size, prepare=prepare) for _, batch in loader])
 
 
 def check_sets(
@@ -102,23 +146,6 @@ def class_indices(labels: Tensor) -> tuple[Tensor, Tensor]:
     return classes, targets
 
 
-def row_blocks(rows: int, columns: int, size: int | None = None) -> list[slice]:
-    """Blocks of ``size`` rows, or by default as many as keep a temporary with these columns within a tile.
-
-    Examples:
-        >>> row_blocks(5, 10, 3)
-        [slice(0, 3, None), slice(3, 6, None)]
-    """
-    size = size or max(1, TILE // columns)
-    return [slice(start, start + size) for start in range(0, rows, size)]
-
-
-def whole(name: str, given: object, at_least: int = 1) -> None:
-    """Raise unless ``given`` is a whole number of at least ``at_least``."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < at_least:
-        raise ValueError(f"{name} must be a whole number ≥ {at_least}, got {given!r}")
-
-
 def share_equal(predicted: Tensor, labels: Tensor) -> float:
     """Share of the predictions that equal their labels, in [0, 1]."""
     return int((predicted == labels).sum()) / len(labels)  # a float32 mean would not be exact
@@ -141,23 +168,6 @@ def random_ranks(targets: Tensor, *counters: int) -> Tensor:
     ranks = torch.empty_like(order)
     ranks[order] = torch.arange(len(here)) - first
     return ranks.to(targets.device)
-
-
-@contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
-    """No gradients, no autocast, and float32 matrix products in float32, whatever training has switched on."""
-    matmul = torch.backends.cuda.matmul if device.type == "cuda" else getattr(torch.backends.mkldnn, "matmul", None)
-    # PyTorch 2.9 renamed the switch, and reading the old one raises once the new one was used.
-    switch, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
-    before = getattr(matmul, switch, None)
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        if before is not None:
-            setattr(matmul, switch, exact)
-        try:
-            yield
-        finally:
-            if before is not None:
-                setattr(matmul, switch, before)
 
 
 @contextmanager

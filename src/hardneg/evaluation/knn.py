@@ -9,16 +9,10 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
-from hardneg.evaluation.features import (
-    check_sets,
-    class_indices,
-    exact_products,
-    random_ranks,
-    row_blocks,
-    share_equal,
-    whole,
-)
+from hardneg.checks import whole
+from hardneg.evaluation.features import check_sets, class_indices, random_ranks, share_equal
 from hardneg.objectives.inputs import normalized
+from hardneg.products import exact_products, row_blocks
 
 
 def knn_accuracy(

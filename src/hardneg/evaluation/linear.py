@@ -14,15 +14,9 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
-from hardneg.evaluation.features import (
-    check_sets,
-    class_indices,
-    exact_products,
-    random_ranks,
-    row_blocks,
-    share_equal,
-    whole,
-)
+from hardneg.checks import whole
+from hardneg.evaluation.features import check_sets, class_indices, random_ranks, share_equal
+from hardneg.products import exact_products, row_blocks
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # F is λ-strongly convex in W, so that F − min F ≤ ‖∇F‖²/(2λ): a fit has converged once this is below TOLERANCE · F.

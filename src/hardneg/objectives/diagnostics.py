@@ -9,6 +9,7 @@ from torch import Tensor
 from hardneg.objectives.kernels import Rule, reference, tiled
 from hardneg.objectives.kernels.problem import draw
 from hardneg.objectives.meetings import Meeting
+from hardneg.objectives.positives import Given
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Diagnostics:
             effective[rows] = (2 * total - squares).exp()
             negative[rows] = scores.masked_fill(~kept, 0).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
         if meeting.similarity is not None:
-            return effective, negative, (meeting.similarity * self._scale).mean(dim=1)
+            return effective, negative, Given(meeting.similarity * self._scale, meeting.real).mean()
         nothing = torch.zeros_like(answer.support)
         _, total = tiled.positive_sums(meeting.anchors, meeting.pool, self._scale, meeting.friends, nothing)
         return effective, negative, total / answer.positive_count.clamp(min=1)

@@ -162,18 +162,25 @@ class InfoNCE(nn.Module):
         exclude: Tensor | None = None,
         negative_labels: Tensor | None = None,
         negative_mask: Tensor | None = None,
+        positive_mask: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch.
 
         z1: (B, d) · z2: (B, d), or (B, M, d) for M positives of anchors z1; None if positives are found by label ·
         labels: (B,) integers, −1 = unknown · negatives: (N, d) shared or (B, N, d) per anchor, added to the candidates
         in the batch · exclude: (B,) or (B, E) indices into negatives · negative_labels: (N,) or (B, N) ·
-        negative_mask: (B, N) bool, True = may be a negative; row i serves both views of i
+        negative_mask: (B, N) bool, True = may be a negative; row i serves both views of i · positive_mask: (B, M)
+        bool, for z2 (B, M, d) that is padded: True = is a positive
         """
         check_use(self.supervision, self.in_batch, self.symmetric, z2, labels, negatives, negative_labels)
+        if positive_mask is not None and (self.in_batch is not None or self.supervision in ("positives", "full")):
+            raise ValueError(
+                "positive_mask is for given positives and given negatives: set in_batch=None and take no positives "
+                f"from labels, got in_batch={self.in_batch!r}, supervision={self.supervision!r}"
+            )
         if self._moves:
             self.set_progress(self.progress)
-        arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask)
+        arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
         device = z1.device.type if isinstance(z1, Tensor) else "cpu"
         with torch.autocast(device, enabled=False):  # float32 arithmetic inside, always
             loss = self._loss(read(*arguments, normalize=self.normalize))
@@ -192,6 +199,21 @@ class InfoNCE(nn.Module):
             checks.number("temperature", value(self.temperature, fraction), above=0, below=math.inf)
         self._hardening = tuple(part.at(fraction) for part in self.hardening)
         self._prior = Prior.of(prior) if prior > 0 else None
+
+    def observe(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
+        """Tell adaptive schedules how training goes: those that want more take the accuracy, the others the loss.
+
+        accuracy: on validation, after an epoch · loss: of training, after a step
+        """
+        for schedule in self._adaptive():
+            reading = accuracy if schedule.better == "higher" else loss
+            if reading is not None:
+                schedule.update(reading)
+
+    @property
+    def observes_loss(self) -> bool:
+        """Whether an adaptive schedule wants to be told the loss of every step."""
+        return any(schedule.better == "lower" for schedule in self._adaptive())
 
     def diagnostics(self) -> dict[str, float]:
         """What the negatives of the last call were; see `hardneg.objectives.diagnostics.Diagnostics`."""
@@ -261,7 +283,7 @@ class InfoNCE(nn.Module):
         """The losses of one meeting's anchors."""
         positives: Positives
         if meeting.similarity is not None:
-            positives = Given(meeting.similarity * scale)
+            positives = Given(meeting.similarity * scale, meeting.real)
         else:
             positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel)
         positive_count = positives.count()

@@ -14,7 +14,7 @@ class Inputs:
 
     views: (V, B, d), the anchors' view first · paired: two views of equal standing, each the other's positive ·
     labels: (B,) · negatives: (N, d) or (B, N, d) · exclude: (B, E) · negative_labels: (N,) or (B, N) ·
-    negative_mask: (B, N) bool
+    negative_mask: (B, N) bool · positive_mask: (B, M) bool
     """
 
     views: Tensor
@@ -24,6 +24,7 @@ class Inputs:
     exclude: Tensor | None = None
     negative_labels: Tensor | None = None
     negative_mask: Tensor | None = None
+    positive_mask: Tensor | None = None
 
 
 def check_use(
@@ -62,6 +63,7 @@ def read(
     exclude: Tensor | None,
     negative_labels: Tensor | None,
     negative_mask: Tensor | None,
+    positive_mask: Tensor | None,
     *,
     normalize: bool,
 ) -> Inputs:
@@ -104,16 +106,15 @@ def read(
             negative_labels = checks.integers("negative_labels", negative_labels, shape[:-1], "one per negative")
             checks.values(negative_labels >= -1, "negative_labels must be ≥ −1, where −1 means unknown")
         if negative_mask is not None:
-            if not isinstance(negative_mask, Tensor) or negative_mask.dtype != torch.bool:
-                got = negative_mask.dtype if isinstance(negative_mask, Tensor) else type(negative_mask).__name__
-                raise ValueError(f"negative_mask must be a bool tensor (True = may be a negative), got {got}")
-            if tuple(negative_mask.shape) != (batch, shape[-2]):
-                raise ValueError(
-                    f"negative_mask must have shape {batch, shape[-2]} (B, N), got {tuple(negative_mask.shape)}"
-                )
+            _check_mask("negative_mask", negative_mask, (batch, shape[-2]), "True = may be a negative")
+    if positive_mask is not None:
+        if z2 is None or z2.dim() != 3:
+            raise ValueError("positive_mask was given, but z2 is not (B, M, d): pass several positives or leave it out")
+        _check_mask("positive_mask", positive_mask, (batch, z2.shape[1]), "True = is a positive")
     everything = {
         "z2": z2, "labels": labels, "negatives": negatives,
         "exclude": exclude, "negative_labels": negative_labels, "negative_mask": negative_mask,
+        "positive_mask": positive_mask,
     }  # fmt: skip
     dtype = torch.promote_types(torch.float32, z1.dtype)
     for name, tensor in everything.items():
@@ -138,7 +139,16 @@ def read(
         exclude=exclude,
         negative_labels=negative_labels,
         negative_mask=negative_mask,
+        positive_mask=positive_mask,
     )
+
+
+def _check_mask(name: str, mask: object, shape: tuple[int, int], meaning: str) -> None:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"{name} must be a bool tensor ({meaning}), got {got}")
+    if tuple(mask.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(mask.shape)}")
 
 
 def _prepared(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> Tensor:

@@ -17,8 +17,8 @@ class Meeting:
 
     anchors: (A, d) · candidates: blocks (N, d) or (B, N, d) · who: which of them an anchor may meet ·
     met: (A,) their number before labels are looked at · order: (A,) place of each anchor among the ``total_anchors`` of
-    all processes · similarity: (A, M) of anchors with their own positives, or
-    None where positives are found by group in the ``pool`` (P, d) as ``friends`` says
+    all processes · similarity: (A, M) of anchors with their own positives, or None where positives are found by group
+    in the ``pool`` (P, d) as ``friends`` says · real: (A, M) bool, which of the own positives are there; None for all
     """
 
     anchors: Tensor
@@ -28,6 +28,7 @@ class Meeting:
     order: Tensor
     total_anchors: int
     similarity: Tensor | None
+    real: Tensor | None
     pool: Tensor
     friends: Eligibility
 
@@ -132,6 +133,7 @@ class _Crowd:
             order=torch.cat([instance + whole * position for position in range(repeats)]),
             total_anchors=whole * repeats,
             similarity=None if by_label else self._similarity(anchor_views),
+            real=self.inputs.positive_mask,
             pool=pool,
             friends=self._friends(anchor_views, pool_views, instance) if by_label else Eligibility(0),
         )

@@ -32,27 +32,37 @@ class Positives(Protocol):
 
 @dataclass(frozen=True)
 class Given:
-    """Positives given for each anchor, with scores (A, M)."""
+    """Positives given for each anchor, with scores (A, M); where ``real`` (A, M) is False there is none."""
 
     scores: Tensor
+    real: Tensor | None = None
 
     def count(self) -> Tensor:
+        if self.real is not None:
+            return self.real.sum(dim=1, dtype=self.scores.dtype)
         return torch.full_like(self.scores[:, 0], self.scores.shape[1])
 
     def best(self) -> Tensor:
-        return self.scores.detach().amax(dim=1)
+        scores = self.scores.detach()
+        return (scores if self.real is None else scores.masked_fill(~self.real, -torch.inf)).amax(dim=1)
 
     def sums(self, rule: Rule) -> LogSums:
         log_weight = rule.log_weights(self.scores)
-        if self.scores.shape[1] == 1 and rule.log_weight is None:  # M = 1: P = e^p
+        if self.scores.shape[1] == 1 and rule.log_weight is None and self.real is None:  # M = 1: P = e^p
             return LogSums(self.scores[:, 0], log_weight[:, 0], self.count())
-        return reference.sums(self.scores, log_weight, log_weight > -torch.inf)
+        weighty = log_weight > -torch.inf
+        return reference.sums(self.scores, log_weight, weighty if self.real is None else weighty & self.real)
 
     def mean(self) -> Tensor:
-        return self.scores.mean(dim=1)
+        return self._mean(self.scores)
 
     def mean_softplus(self, offset: Tensor) -> Tensor:
-        return softplus(offset[:, None] - self.scores, threshold=EXACT_SOFTPLUS).mean(dim=1)
+        return self._mean(softplus(offset[:, None] - self.scores, threshold=EXACT_SOFTPLUS))
+
+    def _mean(self, numbers: Tensor) -> Tensor:
+        if self.real is None:
+            return numbers.mean(dim=1)
+        return numbers.masked_fill(~self.real, 0).sum(dim=1) / self.count().clamp(min=1)
 
 
 @dataclass(frozen=True)

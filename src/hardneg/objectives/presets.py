@@ -5,7 +5,7 @@ from typing import Any
 from hardneg import checks
 from hardneg.hardening import Exponential, Ring, Threshold
 from hardneg.objectives.infonce import InfoNCE
-from hardneg.schedules import Linear, RingAnneal, Setting
+from hardneg.schedules import Adaptive, Linear, RingAnneal, Setting, Steps
 from hardneg.temperature import Learnable
 
 Temperature = Setting | Learnable
@@ -101,12 +101,21 @@ def instance_discrimination(temperature: Temperature = 0.07, **options: Any) -> 
 
 
 def ring_nce(
-    lower: float = 0.9, upper: float = 0.99, until: float = 1 / 3, temperature: Temperature = 0.07, **options: Any
+    lower: float = 0.9,
+    upper: float = 0.99,
+    anneal: str = "linear",
+    until: float = 1 / 3,
+    temperature: Temperature = 0.07,
+    **options: Any,
 ) -> InfoNCE:
     """Ring discrimination (Wu et al. 2021, CNCE, eq. 4): negatives from a ring of ranks that closes in on the anchor.
 
-    The ring goes from all but the closest to [lower, upper] over the first ``until`` of training; move it with
-    ``set_progress``. Negatives are passed as ``negatives=`` (queue or bank), as for `moco`.
+    The ring goes from all but the closest to [lower, upper]; move it with ``set_progress``. Negatives are passed as
+    ``negatives=`` (queue or bank), as for `moco`.
+
+    anneal: how it closes (Ring, appendix E): ``"linear"`` over the first ``until`` of training; ``"step"``, the same
+    way in three jumps; ``"accuracy"`` or ``"loss"``, closing while validation accuracy or the training loss improves,
+    told by ``observe``; ``"none"``, [lower, upper] from the start, the lesion of its Table 2 (``upper=1`` is the other)
 
     Examples:
         >>> import hardneg as hn
@@ -116,6 +125,17 @@ def ring_nce(
         [0.9, 0.99]
     """
     checks.number("lower", lower, at_least=0, below=1)
-    share = RingAnneal(end=1 - lower, until=until)
+    checks.choice("anneal", anneal, ("linear", "step", "accuracy", "loss", "none"))
+    least = 1 - lower  # share of the closest candidates in the end
+    share: Setting = least
+    if anneal == "linear":
+        share = RingAnneal(end=least, until=until)
+    elif anneal == "step":
+        jumps = [until * third / 3 for third in (1, 2, 3)]
+        share = Steps([1.0, 1 - (1 - least) / 3, 1 - (1 - least) * 2 / 3, least], jumps)
+    elif anneal == "accuracy":
+        share = Adaptive(step=0.05, window=5, minimum=least)
+    elif anneal == "loss":
+        share = Adaptive(step=0.01, window=10, minimum=least, better="lower")
     ring = Ring(1 - share, 1 - (1 - upper) / (1 - lower) * share)
     return moco(**{"temperature": temperature, "hardening": ring, **options})

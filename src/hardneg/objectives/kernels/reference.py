@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, Eligibility, LogSums, Rule, draw, per_row
+from hardneg.objectives.kernels import ranks
+from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, Eligibility, LogSums, Rule, count_true, draw, per_row
 
 
 def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
@@ -46,7 +47,7 @@ def sums(scores: Tensor, log_weight: Tensor, kept: Tensor) -> LogSums:
     return LogSums(
         torch.where(some, mean, -torch.inf),
         total + heaviest[:, 0],
-        kept.sum(dim=1).to(scores.dtype),
+        count_true(kept).to(scores.dtype),
     )
 
 
@@ -84,11 +85,8 @@ def support(scores: Tensor, who: Eligibility, rule: Rule, rows: slice) -> Tensor
     who.hide(eligible, rows, False)
     kept = eligible
     if rule.rings:
-        # Stable, so that ties go by index; the ineligible are sorted behind the eligible.
-        order = scores.masked_fill(~eligible, torch.inf).argsort(dim=1, stable=True)
-        ranks = order.argsort(dim=1)  # (A, N)
-        start, end = rule.ranks(eligible.sum(dim=1))
-        kept = kept & (ranks >= start[:, None]) & (ranks < end[:, None])
+        band = ranks.edges(scores.masked_fill(~eligible, -torch.inf), rule)
+        kept = kept & ~band.outside(scores)
     if rule.lower is not None:
         kept = kept & (scores >= per_row(rule.lower, rows))
     if rule.upper is not None:

@@ -14,11 +14,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
-from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, Eligibility, LogSums, Rule, draw, per_row, wrapped
+from hardneg.objectives.kernels import ranks
+from hardneg.objectives.kernels.problem import (
+    EXACT_SOFTPLUS,
+    Eligibility,
+    LogSums,
+    Rule,
+    count_true,
+    draw,
+    per_row,
+    wrapped,
+)
 
 # Scores held at a time. On a CPU 4 MiB in float32, the fastest of 2¹⁷ … 2²² at B = 4,096 on 2 cores; on an accelerator
 # 128 MiB, because every strip is a round of launches.
 STRIP_ELEMENTS = {"cpu": 1 << 20, "accelerator": 1 << 25}
+
+# Each strip reads all shared candidates once more, so a strip of few rows mostly waits for them: where the above makes
+# it lower than this on a CPU, it may hold four times as many scores. At N = 65,536 the product takes half the time.
+LEAST_ROWS = 64
 
 # Up to here e^{±x} and sums of millions of them are ordinary float32 numbers, so no row needs its maximum taken off.
 SAFE_EXPONENT = 40.0
@@ -44,8 +58,12 @@ def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iter
     rows, columns = len(anchors), sum(block.shape[-2] for block in candidates)
     # A per-anchor block is gathered row by row, which costs d numbers for each score.
     cost = sum(block.shape[-2] * (block.shape[-1] if block.dim() == 3 else 1) for block in candidates)
-    budget = STRIP_ELEMENTS["cpu" if anchors.device.type == "cpu" else "accelerator"]
-    height = max(1, min(rows, budget // max(cost, 1)))
+    on_cpu = anchors.device.type == "cpu"
+    budget = STRIP_ELEMENTS["cpu" if on_cpu else "accelerator"]
+    height = budget // max(cost, 1)
+    if on_cpu and height < LEAST_ROWS and all(block.dim() == 2 for block in candidates):
+        height = min(LEAST_ROWS, 4 * budget // max(cost, 1))
+    height = max(1, min(rows, height))
     buffer = anchors.new_empty(height, columns)
     for start in range(0, rows, height):
         strip = slice(start, min(start + height, rows))
@@ -191,7 +209,7 @@ class _NegativeSums:
         self.who, self.rule = who, rule
         # Row by row the peak of the scores, and the two log-sums of scores less that peak.
         self.peak, self.heavy, self.light = (anchors.new_zeros(len(anchors)) for _ in range(3))
-        self.ring: dict[int, tuple[Tensor, ...]] = {}  # by strip: the edges of the band, (R,) each
+        self.ring: dict[int, ranks.Edges] = {}  # by strip: the edges of the band
         self.picked: dict[int, Tensor] = {}  # by strip: the negatives drawn, (R, k)
         tilt, largest = rule.tilt, rule.largest
         self.bounded = largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
@@ -207,8 +225,10 @@ class _NegativeSums:
             scores = scores.gather(1, self.picked[rows.start])
         if self.who.is_plain and not rule.is_banded and rule.draws is None:
             count = self._plain_count(rows, scores)
+        elif rule.rings and rule.lower is None and rule.upper is None and rule.draws is None:
+            count = self.ring[rows.start].count.to(scores.dtype)
         else:
-            count = (scores > -torch.inf).sum(dim=1).to(scores.dtype)
+            count = count_true(scores > -torch.inf).to(scores.dtype)
         if self.shares:
             plain = scores.exp_()
             total = plain.sum(dim=1).log()
@@ -237,7 +257,8 @@ class _NegativeSums:
         heavy = (grads[0] * (tilt + 1 if through else 1)).masked_fill(empty, 0)
         light = ((grads[1] - grads[0]) * (tilt if through else 0)).masked_fill(empty, 0)
         heavy_sum, light_sum = self.heavy.masked_fill(empty, 0), self.light.masked_fill(empty, 0)
-        if fresh:
+        picked = self.picked.get(rows.start)
+        if fresh and picked is None:
             self._prepare(rows, scores)
         if self.shares:
             plain = scores.exp_() if fresh else scores
@@ -246,8 +267,9 @@ class _NegativeSums:
             if tilt == 1:
                 derivative.add_(light[rows, None] + light if both else light[rows, None]).mul_(plain)
             return derivative
-        picked = self.picked.get(rows.start)
         chosen = scores if picked is None else scores.gather(1, picked)
+        # What was drawn needs no mask again, except in a row that has no negatives.
+        chosen = chosen if picked is None else chosen.masked_fill_(empty[rows, None], -torch.inf)
         chosen -= self.peak[rows, None]
         derivative = (chosen * (tilt + 1)).sub_(heavy_sum[rows, None]).exp_().mul_(heavy[rows, None])
         if through and (isinstance(tilt, Tensor) or tilt > 0):
@@ -268,30 +290,12 @@ class _NegativeSums:
         self.who.hide(scores, rows, -torch.inf)
         if self.rule.rings:
             if rows.start not in self.ring:
-                self.ring[rows.start] = _ring_edges(scores, self.rule)
-            low, low_index, high, high_index = (edge[:, None] for edge in self.ring[rows.start])
-            index = torch.arange(scores.shape[1], device=scores.device)
-            outside = (scores < low) | ((scores == low) & (index < low_index))
-            outside |= (scores > high) | ((scores == high) & (index > high_index))
-            scores.masked_fill_(outside, -torch.inf)
+                self.ring[rows.start] = ranks.edges(scores, self.rule)
+            scores.masked_fill_(self.ring[rows.start].outside(scores), -torch.inf)
         if self.rule.lower is not None:
             scores.masked_fill_(scores < per_row(self.rule.lower, rows), -torch.inf)
         if self.rule.upper is not None:
             scores.masked_fill_(scores > per_row(self.rule.upper, rows), -torch.inf)
-
-
-def _ring_edges(scores: Tensor, rule: Rule) -> tuple[Tensor, ...]:
-    """Score and index of the first and last candidate in the ring of each row (R, N); hidden ones are −inf."""
-    eligible = (scores > -torch.inf).sum(dim=1)
-    start, end = rule.ranks(eligible)
-    hidden = scores.shape[1] - eligible  # they are sorted before the others
-    ordered, order = scores.sort(dim=1, stable=True)
-    first = (hidden + start).clamp(max=scores.shape[1] - 1)[:, None]
-    last = (hidden + end - 1).clamp(min=0)[:, None]
-    edges = [table.gather(1, at)[:, 0] for at in (first, last) for table in (ordered, order)]
-    # Disjoint rings, or no candidates at all, keep nothing: a band that begins above every score.
-    edges[0] = edges[0].masked_fill(end <= start, torch.inf)
-    return tuple(edges)
 
 
 class _PositiveSums:

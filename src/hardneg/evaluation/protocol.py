@@ -1,0 +1,55 @@
+"""Every figure that a trained encoder is judged by, in one call."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from hardneg.evaluation.features import class_indices
+from hardneg.evaluation.knn import few_label_accuracy, knn_accuracy
+from hardneg.evaluation.linear import linear_probe
+
+METRICS = {
+    "knn": "weighted kNN, k = 200",
+    "nearest": "1-NN",
+    "few_1": "1-NN from 1 label per class",
+    "few_5": "1-NN from 5 labels per class",
+    "linear": "linear readout",
+}
+
+
+def judge(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    metrics: Sequence[str] = tuple(METRICS),
+    seed: int = 0,
+) -> dict[str, float]:
+    """Accuracies in [0, 1] of frozen features; a figure that too few labels forbid is left out.
+
+    train_features: (N, d) · train_labels: (N,) · test_features: (T, d) · test_labels: (T,) · metrics: names from
+    ``METRICS`` · seed: of the labels drawn for ``few_…`` and of the validation split of ``linear``
+
+    Examples:
+        >>> import torch
+        >>> features, labels = torch.eye(2).repeat(20, 1), torch.tensor([0, 1]).repeat(20)
+        >>> judge(features, labels, features, labels, ["nearest", "few_5"])
+        {'nearest': 1.0, 'few_5': 1.0}
+    """
+    for name in metrics:
+        if name not in METRICS:
+            raise ValueError(f"metrics must be among {', '.join(METRICS)}, got {name!r}")
+    sets = (train_features, train_labels, test_features, test_labels)
+    smallest = int(class_indices(train_labels)[1].bincount().min())
+    found: dict[str, float] = {}
+    for name in metrics:
+        if name == "knn":
+            found[name] = knn_accuracy(*sets)
+        elif name == "nearest":
+            found[name] = knn_accuracy(*sets, k=1)
+        elif name == "linear":
+            if smallest > 1:  # a sample to learn from and one to validate on
+                found[name] = linear_probe(*sets, seed=seed).accuracy
+        elif (per_class := int(name.removeprefix("few_"))) <= smallest:
+            found[name] = few_label_accuracy(*sets, per_class=per_class, seed=seed)[0]
+    return found

@@ -1,0 +1,37 @@
+"""Matrix products too large to hold at once, and exact whatever training has switched on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# Elements of the largest temporary (128 MiB in float32): large enough to fill an accelerator, small beside the data.
+TILE = 1 << 25
+
+
+def row_blocks(rows: int, columns: int, size: int | None = None) -> list[slice]:
+    """Blocks of ``size`` rows, or by default as many as keep a temporary with these columns within a tile.
+
+    Examples:
+        >>> row_blocks(5, 10, 3)
+        [slice(0, 3, None), slice(3, 6, None)]
+    """
+    size = size or max(1, TILE // columns)
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """No gradients, no autocast, and float32 matrix products in float32, whatever training has switched on."""
+    matmul = torch.backends.cuda.matmul if device.type == "cuda" else getattr(torch.backends.mkldnn, "matmul", None)
+    # PyTorch 2.9 renamed the switch, and reading the old one raises once the new one was used.
+    switch, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(matmul, switch, None)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        if before is not None:
+            setattr(matmul, switch, exact)
+        try:
+            yield
+        finally:
+            if before is not None:
+                setattr(matmul, switch, before)

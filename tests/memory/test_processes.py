@@ -1,0 +1,35 @@
+"""Real gloo processes share one queue and one bank, and MoCo's gradients are those of a single process."""
+
+from typing import Any
+
+import pytest
+import torch
+from memory import processes
+from torch.testing import assert_close
+
+
+@pytest.fixture(scope="module", params=[[3, 5], [2, 0, 6]], ids=["uneven", "one without rows"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Any]:
+    return request.param, processes.launch(request.param, tmp_path_factory.mktemp("memory"))
+
+
+def test_processes_have_the_queue_of_one_process(found: tuple[list[int], Any]) -> None:
+    alone = processes.queue_states(slice(0, processes.ROWS), gather=False)
+    for rank in found[1]:
+        for name, tensor in alone.items():
+            assert torch.equal(rank["queue"][name], tensor), name
+
+
+def test_processes_have_the_bank_of_one_process(found: tuple[list[int], Any]) -> None:
+    alone = processes.bank_states(slice(0, processes.ROWS), gather=False)
+    for rank in found[1]:
+        assert torch.equal(rank["bank"]["rows"], alone["rows"])
+
+
+def test_processes_have_the_gradients_of_one_process(found: tuple[list[int], Any]) -> None:
+    sizes, ranks = found
+    if 0 in sizes:
+        return  # a loss needs a row
+    alone = processes.moco_gradients(slice(0, processes.ROWS), gather=False)
+    together = torch.stack([rank["gradients"] for rank in ranks]).mean(dim=0)  # as DDP averages
+    assert_close(together, alone, rtol=1e-6, atol=1e-9)

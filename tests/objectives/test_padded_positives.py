@@ -1,0 +1,65 @@
+"""Positives padded to one number and masked: as if each anchor had been asked alone, with its own positives only."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import hardneg as hn
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"combine_positives": "log_of_mean", "hardening": hn.Ring(0.2, 0.8)},
+    {"combine_positives": "in_denominator", "hardening": hn.Exponential(2.0)},
+    {"class_prior": 0.1, "hardening": hn.Exponential(1.0)},
+    {"class_prior": 0.1, "debias": "exact", "hardening": hn.Exponential(1.0), "combine_positives": "log_of_mean"},
+    {"positive_in_denominator": False},
+    {"hardening": hn.BelowPositive(0.1)},
+    {"hardening": hn.Custom(lambda s: s.exp())},
+]
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    option=st.sampled_from(range(len(OPTIONS))),
+    backend=st.sampled_from(["reference", "auto"]),
+)
+def test_padding_changes_nothing(seed: int, option: int, backend: str) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    z1 = torch.randn(4, 3, generator=chance, dtype=torch.float64, requires_grad=True)
+    z2 = torch.randn(4, 5, 3, generator=chance, dtype=torch.float64, requires_grad=True)
+    negatives = torch.randn(9, 3, generator=chance, dtype=torch.float64)
+    real = torch.rand(4, 5, generator=chance) < 0.6
+    real[0] = False  # an anchor without positives
+    loss = hn.InfoNCE(in_batch=None, reduction="none", backend=backend, **OPTIONS[option])
+    together = loss(z1, z2, negatives=negatives, positive_mask=real)
+    alone = [
+        loss(z1[i : i + 1], z2[i : i + 1, real[i]], negatives=negatives)[0] if real[i].any() else z1.sum() * 0
+        for i in range(4)
+    ]
+    assert_close(together, torch.stack(alone))
+    weights = torch.arange(1.0, 5.0, dtype=torch.float64)
+    for one, other in zip(
+        torch.autograd.grad(together @ weights, (z1, z2), retain_graph=True),
+        torch.autograd.grad(torch.stack(alone) @ weights, (z1, z2), allow_unused=True),
+        strict=True,
+    ):
+        assert_close(one, torch.zeros_like(one) if other is None else other)
+    report = loss.diagnostics()
+    assert report["without_positives"] >= 0
+
+
+def test_a_mask_of_the_wrong_kind_is_refused() -> None:
+    z1, z2, n = torch.randn(4, 3), torch.randn(4, 5, 3), torch.randn(9, 3)
+    real = torch.ones(4, 5, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"positive_mask must have shape \(4, 5\)"):
+        hn.moco()(z1, z2, negatives=n, positive_mask=real[:, :3])
+    with pytest.raises(ValueError, match="positive_mask must be a bool tensor"):
+        hn.moco()(z1, z2, negatives=n, positive_mask=real.float())
+    with pytest.raises(ValueError, match=r"z2 is not \(B, M, d\)"):
+        hn.moco()(z1, z2[:, 0], negatives=n, positive_mask=real)
+    with pytest.raises(ValueError, match="set in_batch=None"):
+        hn.InfoNCE()(z1, z2, negatives=n, positive_mask=real)
