@@ -1,0 +1,99 @@
+"""`report.html`: runs side by side on one page that opens from disk and needs nothing from elsewhere."""
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from hardneg import checks
+from hardneg.insight import evidence
+from hardneg.insight.contents import Contents
+from hardneg.insight.parts import PARTS
+from hardneg.insight.runs import group_runs, is_finite, read_run
+
+
+def write_report(
+    runs: Sequence[str | Path],
+    to: str | Path,
+    names: Sequence[str] | None = None,
+    baseline: str | None = None,
+    extra_rows: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
+    look: evidence.Look = evidence.look_at_test_set,
+) -> Path:
+    """Write one self-contained page that compares runs; returns its path.
+
+    runs: run folders; those that differ only in seed form a group · to: the file, replaced if it exists · names: of
+    the groups, one per run or one per group (default: the settings in which they differ) · baseline: the row that
+    others are compared with (default: the first group) · extra_rows: values by metric of methods without a run folder,
+    as ``{"raw pixels": {"knn": [0.98]}}`` · look: how a run's pictures and features are had; a run whose data or
+    weights are gone is compared all the same
+
+    Examples:
+        >>> import tempfile; folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "recipe.yaml").write_text("seed: 0")
+        >>> _ = (folder / "evaluation.json").write_text('{"knn": 0.9}')
+        >>> page = write_report([folder], folder / "report.html", names=["mine"], extra_rows={"raw": {"knn": [0.8]}})
+        >>> page.name, "raw" in page.read_text(encoding="utf-8")
+        ('report.html', True)
+    """
+    if not runs:
+        raise ValueError("runs is empty: pass at least one run folder")
+    to = Path(to)
+    if to.is_dir():
+        raise ValueError(f"to={str(to)!r} is a folder: name a file in it, as {to / 'report.html'}")
+    extra = _checked(extra_rows or {})
+    groups = group_runs([read_run(run) for run in runs], names)
+    taken = [name for name in extra if name in {group.name for group in groups}]
+    if taken:
+        raise ValueError(f"extra_rows names {taken[0]!r}, which is a group of runs already: choose another name")
+    if baseline is not None:
+        checks.choice("baseline", baseline, [*(group.name for group in groups), *extra])
+    seen = {group.name: evidence.gather(group, look) for group in groups}
+    contents = Contents(groups, baseline or groups[0].name, extra, seen)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    fresh = to.with_name(to.name + ".new")
+    fresh.write_text(page(contents), encoding="utf-8")
+    os.replace(fresh, to)
+    return to
+
+
+def page(contents: Contents) -> str:
+    """The whole page."""
+    parts = [part(contents) for part in PARTS]
+    sources = ", ".join(dict.fromkeys(run.source for group in contents.groups for run in group.runs))
+    count = sum(len(group.runs) for group in contents.groups)
+    script = _asset("page.js")
+    # Only this script may run, whatever a class or a recipe is called, and nothing may be fetched.
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template(_asset("page.html")).substitute(
+        title=escape(f"hardneg: {sources}"),
+        sources=escape(sources),
+        counts=f"{_counted(len(contents.groups), 'group')} of runs that differ only in seed · {_counted(count, 'run')}",
+        navigation="".join(f'<li><a href="#{part.key}">{escape(part.title)}</a></li>' for part in parts),
+        parts="".join(part.html() for part in parts),
+        style=_asset("page.css"),
+        script=script,
+        script_hash=allowed,
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("hardneg.insight").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def _checked(rows: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, list[float]]]:
+    for name, row in rows.items():
+        for metric, values in row.items():
+            if isinstance(values, str) or not isinstance(values, Sequence) or not all(map(is_finite, values)):
+                raise ValueError(
+                    f"extra_rows[{name!r}][{metric!r}] must be a list of finite numbers, one per seed, got {values!r}"
+                )
+    return {name: {metric: [*values] for metric, values in row.items()} for name, row in rows.items()}

@@ -1,0 +1,179 @@
+"""Run folders as a report reads them: what they hold, and which of them are seeds of one thing.
+
+The recipe is read as plain YAML, so that a run of an older version, whose keys have changed since, still has a report.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hardneg.data.images import required
+
+# What tells seeds apart, and what says nothing about the result.
+_NOT_COMPARED = ("seed", "about")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. recipe: its tree · text: its YAML · metrics: one mapping per epoch · evaluation: by metric."""
+
+    folder: Path
+    recipe: dict[str, Any]
+    text: str
+    environment: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    evaluation: dict[str, float]
+
+    @property
+    def seed(self) -> int:
+        """The recipe's seed."""
+        return int(self.recipe.get("seed", 0))
+
+    @property
+    def source(self) -> str:
+        """Where the pictures came from."""
+        data = self.recipe.get("data")
+        return str(data.get("source", "digits")) if isinstance(data, Mapping) else "digits"
+
+    @property
+    def epochs(self) -> tuple[int, int | None]:
+        """How many epochs are done, and how many the recipe wants."""
+        trainer = self.recipe.get("trainer")
+        wanted = trainer.get("epochs") if isinstance(trainer, Mapping) else None
+        return (int(self.metrics[-1].get("epoch", 0)) if self.metrics else 0), wanted
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in seed, in the order of their seeds, and what a page calls them."""
+
+    name: str
+    runs: list[Run] = field(default_factory=list)
+
+    def values(self, metric: str) -> list[float]:
+        """The metric of each run that has it."""
+        return [run.evaluation[metric] for run in self.runs if metric in run.evaluation]
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read a run folder; everything but its recipe may be missing."""
+    folder = Path(folder)
+    file = folder / "recipe.yaml"
+    if not file.is_file():
+        raise ValueError(f"{folder} holds no run: recipe.yaml is missing; pass the folder that training wrote")
+    text = file.read_text(encoding="utf-8")
+    yaml = required("yaml", 'pip install "hardneg[train]"')
+    try:
+        recipe = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is not readable YAML: {error}") from error
+    if not isinstance(recipe, dict):
+        raise ValueError(f"{file} must hold keys and values, got {type(recipe).__name__}")
+    metrics = _lines(folder / "metrics.jsonl")
+    evaluation = {
+        name: float(number) for name, number in _mapping(folder / "evaluation.json").items() if is_finite(number)
+    }
+    asked = [line["knn"] for line in metrics if is_finite(line.get("knn"))]
+    if asked:
+        evaluation.setdefault("knn", float(asked[-1]))
+    return Run(folder, recipe, text, _mapping(folder / "environment.json"), metrics, evaluation)
+
+
+def group_runs(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Group]:
+    """Put runs that differ only in seed together, in the order in which they come.
+
+    names: one per run, or one per group; by default what differs between the recipes, as ``objective.preset=hcl``
+    """
+    keys = [_identity(run) for run in runs]
+    order = list(dict.fromkeys(keys))
+    if names is None:
+        derived = dict(zip(order, _derived([runs[keys.index(key)] for key in order]), strict=True))
+        labels = [derived[key] for key in keys]
+    elif len(names) == len(runs):
+        labels = list(names)
+    elif len(names) == len(order):
+        labels = [names[order.index(key)] for key in keys]
+    else:
+        raise ValueError(
+            f"names has {len(names)} entries for {len(runs)} runs of {len(order)} groups: give one for each"
+        )
+    members: dict[str, list[Run]] = {}
+    identity: dict[str, str] = {}
+    for run, key, name in zip(runs, keys, labels, strict=True):
+        if identity.setdefault(name, key) != key:
+            raise ValueError(f"names calls two different recipes {name!r}: give {run.folder} another name")
+        for other in members.setdefault(name, []):
+            # Counted twice, one result would look like two seeds that agree.
+            if other.seed == run.seed:
+                raise ValueError(
+                    f"{other.folder} and {run.folder} are one recipe with one seed, {run.seed}: "
+                    "leave one out, or give them different names"
+                )
+        members[name].append(run)
+    return [Group(name, sorted(group, key=lambda run: run.seed)) for name, group in members.items()]
+
+
+def is_finite(number: object) -> bool:
+    """Whether this is a number that can be drawn."""
+    return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+
+
+def _derived(runs: Sequence[Run]) -> list[str]:
+    """A name for each run: the settings in which they differ."""
+    flat = [_flat(run.recipe) for run in runs]
+    if len(runs) == 1:
+        preset = flat[0].get("objective.preset")
+        return [f"objective.preset={preset}" if preset else runs[0].folder.name]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    missing = object()
+    differing = [
+        key for key in keys if any(settings.get(key, missing) != flat[0].get(key, missing) for settings in flat)
+    ]
+    return [
+        ", ".join(f"{key}={settings[key]}" for key in differing if key in settings) or "default" for settings in flat
+    ]
+
+
+def _identity(run: Run) -> str:
+    return json.dumps(_flat(run.recipe), sort_keys=True, default=str)
+
+
+def _flat(tree: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+    """The leaves of a recipe by their dotted keys."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{parent}{key}"
+        if path in _NOT_COMPARED:
+            continue
+        if isinstance(value, Mapping) and value:
+            leaves.update(_flat(value, f"{path}."))
+        else:
+            leaves[path] = value
+    return leaves
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not readable JSON: {error}; remove it, or write it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold an object, got {type(content).__name__}")
+    return content
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            break  # cut off when the run was killed; what follows was not written
+        if isinstance(line, dict):
+            lines.append(line)
+    return lines

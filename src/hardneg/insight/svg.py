@@ -1,0 +1,259 @@
+"""Charts as inline SVG: drawn in Python, coloured by the page's style sheet, so that they follow its dark mode.
+
+A charting library would be larger than all the rest of the page, and would draw nothing without scripts.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+WIDTH, HEIGHT = 340, 208  # in user units: a phone's width, so that text is never scaled below its size
+_TOP, _RIGHT, _BOTTOM = 20, 12, 34
+_CHARACTER = 6.2  # width of a digit in user units
+STYLES, DASHES = 8, 3  # colours and dash patterns of the style sheet: 24 series can be told apart
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line. style: which colour and dash, or a class name · low, high: a band around it, or nothing."""
+
+    name: str
+    style: int | str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+    @property
+    def classes(self) -> str:
+        """The classes that give it its colour and dash."""
+        return style_classes(self.style)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The plotting area: its left edge, and the numbers at its four sides."""
+
+    left: float
+    x: tuple[float, float]
+    y: tuple[float, float]
+    height: float = HEIGHT
+
+    def across(self, x: float) -> float:
+        """Where x lies, in user units."""
+        return self.left + (x - self.x[0]) / (self.x[1] - self.x[0]) * (WIDTH - _RIGHT - self.left)
+
+    def down(self, y: float) -> float:
+        """Where y lies, in user units."""
+        return self.height - _BOTTOM - (y - self.y[0]) / (self.y[1] - self.y[0]) * (self.height - _BOTTOM - _TOP)
+
+
+def style_classes(style: int | str) -> str:
+    """The classes of the n-th series: colours repeat after 8, but never with the same dash before 24."""
+    return style if isinstance(style, str) else f"s{style % STYLES} d{style % DASHES}"
+
+
+def swatch(style: int | str) -> str:
+    """A short piece of the line, for legends."""
+    line = '<line x1="1" y1="6" x2="27" y2="6"/>'
+    return f'<svg class="swatch {style_classes(style)}" viewBox="0 0 28 12" aria-hidden="true">{line}</svg>'
+
+
+def ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Round numbers from ``low`` or below to ``high`` or above, about so many steps apart.
+
+    Examples:
+        >>> ticks(0.3, 9.2)
+        [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+        >>> ticks(7, 7)
+        [6.5, 6.75, 7.0, 7.25, 7.5]
+    """
+    if not high - low > 1e-9 * max(abs(low), abs(high)):  # everything is one number: leave room around it
+        room = abs(low) / 20 or 0.5
+        low, high, about = low - room, high + room, 2
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = min((power * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda step: abs(math.log(step / rough)))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def tick_text(value: float, step: float) -> str:
+    """A tick as short as its neighbours allow: 12k, 0.25, 3.
+
+    Examples:
+        >>> tick_text(12000, 4000), tick_text(-0.5, 0.25), tick_text(-0.0, 2), tick_text(2e-7, 1e-7)
+        ('12k', '−0.50', '0', '2e-07')
+    """
+    value = value + 0.0  # −0 is 0
+    if value < 0:
+        return "−" + tick_text(-value, step)
+    if step >= 1000:
+        return f"{value / 1000:g}k"
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if abs(step * 10.0**decimals - round(step * 10.0**decimals)) > 0.01:  # 0.25 is more than one digit
+        decimals += 1
+    return f"{value:.{decimals}f}" if decimals <= 4 else f"{value:g}"
+
+
+def line_chart(series: Sequence[Series], x_label: str, y_label: str, description: str) -> str:
+    """Lines with their bands over one another, with the data that a hover reads out."""
+    points = [(x, y) for line in series for x, y in zip(line.x, line.y, strict=True)]
+    extremes = [y for _, y in points] + [y for line in series for y in (*line.low, *line.high)]
+    y_ticks = ticks(min(extremes), max(extremes))
+    ends = min(x for x, _ in points), max(x for x, _ in points)
+    x_ticks = ticks(*ends) if ends[0] == ends[1] else [t for t in ticks(*ends, 5) if ends[0] <= t <= ends[1]]
+    whole = [tick for tick in x_ticks if tick == round(tick)]
+    x_ticks = whole if len(whole) > 1 else x_ticks  # there is no epoch 2.5
+    span = ends if ends[0] < ends[1] else (x_ticks[0], x_ticks[-1])
+    axes = Axes(_margin(y_ticks), span, (y_ticks[0], y_ticks[-1]))
+    if ends[0] == ends[1]:
+        x_ticks = [ends[0]]
+    drawn = [_frame(axes, x_ticks, y_ticks, x_label, y_label)]
+    drawn += [_band(line, axes) for line in series if line.low]
+    drawn += [_line(line, axes) for line in series]
+    return _chart("".join(drawn), axes, series, x_label, y_label, description)
+
+
+def histogram_chart(
+    edges: Sequence[float],
+    shares: Sequence[tuple[str, str, Sequence[float], float]],
+    top: float,
+    x_label: str,
+    y_label: str,
+    description: str,
+) -> str:
+    """Histograms over one another, each (name, class, share of each bin in %, mean); ``top`` is that of the y axis."""
+    y_ticks = ticks(0, top)
+    axes = Axes(_margin(y_ticks), (edges[0], edges[-1]), (0, y_ticks[-1]))
+    x_ticks = [tick for tick in ticks(edges[0], edges[-1], 5) if edges[0] - 1e-9 <= tick <= edges[-1] + 1e-9]
+    drawn = [_frame(axes, x_ticks, y_ticks, x_label, y_label)]
+    for _, kind, share, mean in shares:
+        steps = [f"M{axes.across(edges[0]):.1f},{axes.down(0):.1f}"]
+        for (left, right), height in zip(pairwise(edges), share, strict=True):
+            y = axes.down(height)
+            steps.append(f"L{axes.across(left):.1f},{y:.1f}L{axes.across(right):.1f},{y:.1f}")
+        steps.append(f"L{axes.across(edges[-1]):.1f},{axes.down(0):.1f}Z")
+        drawn.append(f'<path class="area {kind}" d="{"".join(steps)}"/>')
+        if math.isfinite(mean):
+            x = axes.across(mean)
+            drawn.append(f'<line class="mean {kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{axes.down(0):.1f}"/>')
+    centres = [(left + right) / 2 for left, right in pairwise(edges)]
+    series = [Series(name, kind, centres, share) for name, kind, share, _ in shares]
+    return _chart("".join(drawn), axes, series, x_label, y_label, description)
+
+
+def dot_chart(rows: Sequence[tuple[str, int | str, Sequence[float]]], x_label: str, description: str) -> str:
+    """A row for each name, a dot for each of its values and a bar at their mean; names stand above their dots."""
+    values = [value for _, _, given in rows for value in given]
+    marks = ticks(min(values), max(values))
+    height = _TOP / 2 + 34 * len(rows) + _BOTTOM
+    axes = Axes(10, (marks[0], marks[-1]), (0, 1), height)
+    foot = height - _BOTTOM
+    drawn = [
+        f'<line class="grid" x1="{axes.across(mark):.1f}" x2="{axes.across(mark):.1f}" y1="4" y2="{foot:.1f}"/>'
+        for mark in marks
+    ]
+    drawn.append(_x_axis(axes, marks, x_label))
+    for number, (name, style, given) in enumerate(rows):
+        y = _TOP / 2 + 34 * number + 24
+        drawn.append(f'<text class="name" x="10" y="{y - 10:.1f}">{escape(_short(name))}</text>')
+        drawn.append(f'<line class="axis faint" x1="10" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        for value in given:
+            shown = f"<title>{escape(name)}: {value:.4g} {escape(x_label)}</title>"
+            drawn.append(
+                f'<circle class="dot {style_classes(style)}" cx="{axes.across(value):.1f}" cy="{y:.1f}" r="4">'
+                f"{shown}</circle>"
+            )
+        if len(given) > 1:
+            x = axes.across(sum(given) / len(given))
+            drawn.append(f'<line class="bar" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 8:.1f}" y2="{y + 8:.1f}"/>')
+    return _svg("".join(drawn), height, description)
+
+
+def _chart(drawn: str, axes: Axes, series: Sequence[Series], x_label: str, y_label: str, description: str) -> str:
+    """The drawing and, for the read-out, its numbers: the page's script finds the place from ``box`` and ``span``."""
+    xs = sorted({x for line in series for x in line.x})
+    reading = {
+        "x": xs,
+        "xLabel": x_label,
+        "yLabel": y_label,
+        "box": [round(axes.left, 1), _TOP, WIDTH - _RIGHT, HEIGHT - _BOTTOM],
+        "span": [*axes.x, *axes.y],
+        "series": [
+            {"name": line.name, "style": line.classes, "y": [_rounded(at.get(x)) for x in xs]}
+            for line, at in ((line, dict(zip(line.x, line.y, strict=True))) for line in series)
+        ],
+    }
+    cursor = '<g class="cursor" aria-hidden="true"></g>'
+    # "<" could end the element; in JSON it may be written by its number.
+    data = json.dumps(reading, separators=(",", ":")).replace("<", "\\u003c")
+    return f'{_svg(drawn + cursor, HEIGHT, description)}<script type="application/json">{data}</script>'
+
+
+def _svg(drawn: str, height: float, description: str) -> str:
+    label = escape(description)
+    return f'<svg class="plot" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{label}">{drawn}</svg>'
+
+
+def _frame(axes: Axes, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str) -> str:
+    """Grid, ticks and the two labels; that of y stands upright above its axis."""
+    step = y_ticks[1] - y_ticks[0]
+    drawn = []
+    for tick in y_ticks:
+        y = axes.down(tick)
+        drawn.append(f'<line class="grid" x1="{axes.left:.1f}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        text = tick_text(tick, step)
+        drawn.append(f'<text class="end" x="{axes.left - 5:.1f}" y="{y + 4:.1f}">{text}</text>')
+    drawn.append(f'<text x="2" y="11">{escape(y_label)}</text>')
+    return "".join(drawn) + _x_axis(axes, x_ticks, x_label)
+
+
+def _x_axis(axes: Axes, marks: Sequence[float], label: str) -> str:
+    foot = axes.height - _BOTTOM
+    step = marks[1] - marks[0] if len(marks) > 1 else 1.0
+    drawn = [f'<line class="axis" x1="{axes.left:.1f}" x2="{WIDTH - _RIGHT}" y1="{foot:.1f}" y2="{foot:.1f}"/>']
+    for mark in marks:
+        x, text = axes.across(mark), tick_text(mark, step)
+        # A label at either end would be cut off, or would meet the labels of the other axis.
+        half = len(text) * _CHARACTER / 2
+        place = min(max(x, half), WIDTH - half)
+        drawn.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{foot:.1f}" y2="{foot + 4:.1f}"/>')
+        drawn.append(f'<text class="middle" x="{place:.1f}" y="{foot + 16:.1f}">{text}</text>')
+    drawn.append(f'<text class="end" x="{WIDTH - _RIGHT}" y="{foot + 30:.1f}">{escape(label)}</text>')
+    return "".join(drawn)
+
+
+def _line(line: Series, axes: Axes) -> str:
+    places = [(axes.across(x), axes.down(y)) for x, y in zip(line.x, line.y, strict=True)]
+    path = _path(places)
+    drawn = f'<path class="line {line.classes}" d="{path}"/>'
+    if len(places) <= 12:  # few points: show which were measured
+        drawn += "".join(f'<circle class="dot {line.classes}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in places)
+    return f'<g data-name="{escape(line.name)}">{drawn}</g>'
+
+
+def _band(line: Series, axes: Axes) -> str:
+    above = [(axes.across(x), axes.down(y)) for x, y in zip(line.x, line.high, strict=True)]
+    below = [(axes.across(x), axes.down(y)) for x, y in zip(line.x, line.low, strict=True)]
+    return f'<path class="band {line.classes}" data-name="{escape(line.name)}" d="{_path(above + below[::-1])}Z"/>'
+
+
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _margin(y_ticks: Sequence[float]) -> float:
+    step = y_ticks[1] - y_ticks[0]
+    return 10 + _CHARACTER * max(len(tick_text(tick, step)) for tick in y_ticks)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _short(name: str, most: int = 50) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"

@@ -1,0 +1,182 @@
+"""The report in a real browser: it is silent, fetches nothing, fits a phone, follows dark mode and answers a hover."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from insight.folders import digits_look, make_comparison
+
+from hardneg.insight.report import write_report
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+sync_api = pytest.importorskip("playwright.sync_api", reason="the browser test needs playwright")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="the browser test needs chromium on the path")
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("report")
+    runs = make_comparison(folder, ("simclr", "hcl", "hscl", "decoupled"), seeds=2)
+    bad = ["<script>alert(1)</script>", *map(str, range(1, 10))]
+    return write_report(
+        runs,
+        folder / "report.html",
+        extra_rows={"raw pixels": {"knn": [0.98]}, "a-name-without-any-place-to-break-it-" * 3: {"knn": [0.5]}},
+        look=lambda run: digits_look()(run)._replace(classes=bad),
+    )
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any, written: Path) -> Iterator[Any]:
+    """The page in a window; whatever it does in a test, it must neither complain nor fetch."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    page.on("request", lambda request: request.url[:5] in ("file:", "data:") or complaints.append(request.url))
+    page.goto(written.as_uri())
+    yield page
+    page.close()
+    assert complaints == []
+
+
+def open_everything(page: Any) -> None:
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+
+
+def test_all_pictures_are_decoded(page: Any) -> None:
+    open_everything(page)
+    widths = page.evaluate("Promise.all([...document.images].map((i) => i.decode().then(() => i.naturalWidth)))")
+    assert len(widths) == 6 * (1 + 4 * 8)
+    assert set(widths) == {8}
+    assert page.evaluate("getComputedStyle(document.images[0]).imageRendering") == "pixelated"
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1280, 2560])
+def test_the_page_never_scrolls_sideways(page: Any, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 740})
+    for _ in ("as it opens", "with everything open"):
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        open_everything(page)
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_labels_of_charts_do_not_overlap_and_are_not_cut_off(page: Any, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 740})
+    open_everything(page)
+    faults = page.evaluate("""[...document.querySelectorAll(".plot")].flatMap((plot) => {
+        const outer = plot.getBoundingClientRect();
+        const texts = [...plot.querySelectorAll("text")].map((t) => [t.textContent, t.getBoundingClientRect()]);
+        const cut = texts.filter(([, box]) => box.left < outer.left - 1 || box.right > outer.right + 1);
+        const meet = texts.filter(([, a], i) => texts.slice(i + 1).some(([, b]) =>
+            a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3));
+        return [...cut, ...meet].map(([words]) => plot.getAttribute("aria-label").slice(0, 30) + ": " + words);
+    })""")
+    assert faults == []
+
+
+def test_text_of_charts_is_readable_on_a_phone(page: Any) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    scale = page.evaluate(
+        "(() => { const p = document.querySelector('#curves .plot'); return p.clientWidth / 340; })()"
+    )
+    assert 11 * scale >= 10
+
+
+def test_dark_mode_changes_the_ground_and_keeps_the_contrast(page: Any) -> None:
+    grounds = {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        colours = page.evaluate("""["body", ".see", "th", ".line.s0", ".line.s3"].map((name) => {
+            const style = getComputedStyle(document.querySelector(name));
+            return name.startsWith(".line") ? style.stroke : style.color;
+        }).concat(getComputedStyle(document.querySelector("section")).backgroundColor)""")
+        *inks, ground = (luminance(colour) for colour in colours)
+        grounds[scheme] = ground
+        for ink, least in zip(inks, (7, 4.5, 4.5, 3, 3), strict=True):
+            assert (max(ink, ground) + 0.05) / (min(ink, ground) + 0.05) >= least, (scheme, colours)
+    assert grounds["dark"] < 0.05 < 0.9 < grounds["light"]
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of "rgb(r, g, b)", as the guidelines for accessible pages define it."""
+    parts = [int(part) / 255 for part in colour[4:-1].split(",")]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_a_hover_reads_out_all_lines(page: Any) -> None:
+    chart = page.locator("#curves [data-chart]").first
+    plot = chart.locator(".plot")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 14, box["y"] + 60)
+    tip = chart.locator(".tip")
+    assert tip.locator("strong").inner_text() == "epoch 60 (nats)"
+    final = plot.get_attribute("aria-label").rpartition("At the end: ")[2].rstrip(".")
+    expected = dict(entry.rsplit(" ", 1) for entry in final.split(", "))
+    shown = {row.locator("span").inner_text(): row.locator("b").inner_text() for row in tip.locator("div").all()}
+    assert {name: float(value) for name, value in shown.items()} == {n: float(v) for n, v in expected.items()}
+    page.mouse.move(0, 0)
+    assert not tip.is_visible()
+
+
+def test_the_keyboard_reads_out_too(page: Any) -> None:
+    chart = page.locator("#histograms [data-chart]").first
+    chart.locator(".plot").focus()
+    page.keyboard.press("ArrowLeft")
+    assert chart.locator(".tip strong").inner_text() == "cosine 0.98 (% of pairs)"
+    page.keyboard.press("ArrowLeft")
+    assert chart.locator(".tip strong").inner_text() == "cosine 0.94 (% of pairs)"
+    page.keyboard.press("Escape")
+    assert not chart.locator(".tip").is_visible()
+
+
+def test_a_column_sorts_the_table(page: Any) -> None:
+    head = page.locator("#comparison th", has_text="kNN")
+    values = "[...document.querySelectorAll('#comparison tbody tr')].map((row) => row.cells[{}].dataset.value)"
+    head.locator("button").click()
+    falling = [float(value) for value in page.evaluate(values.format(2))]
+    assert falling == sorted(falling, reverse=True)
+    assert head.get_attribute("aria-sort") == "descending"
+    head.locator("button").click()
+    assert [float(value) for value in page.evaluate(values.format(2))] == falling[::-1]
+    page.locator("#comparison th", has_text="linear").locator("button").click()
+    assert page.evaluate(values.format(4))[-2:] == ["", ""]  # what is missing stays below
+    page.locator("#comparison th", has_text="negatives").locator("button").click()
+    names = page.evaluate(values.format(0))
+    assert names == sorted(names)
+
+
+def test_a_group_can_be_seen_alone(page: Any) -> None:
+    button = page.locator("#curves .legend button", has_text="hscl")
+    faded = "document.querySelectorAll('#curves .plot .faded').length"
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    assert page.evaluate(faded) > 0
+    assert page.locator("#curves .plot .faded[data-name$=hscl]").count() == 0
+    button.click()
+    assert page.evaluate(faded) == 0
+
+
+def test_the_page_needs_no_script(browser: Any, written: Path) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(written.as_uri())
+    assert page.locator("#comparison tbody tr").count() == 6
+    assert page.locator("#curves .plot").first.is_visible()
+    page.close()

@@ -1,0 +1,102 @@
+"""Charts put numbers where they belong, whatever the numbers are."""
+
+import json
+import math
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardneg.insight import svg
+
+numbers = st.floats(-1e9, 1e9, allow_nan=False).filter(lambda value: value == 0 or abs(value) > 1e-9)
+
+
+def parsed(chart: str) -> tuple[ElementTree.Element, dict[str, object]]:
+    drawing, _, data = chart.partition("<script")
+    reading = json.loads(data[data.index(">") + 1 : data.rindex("</script>")]) if data else {}
+    return ElementTree.fromstring(drawing), reading
+
+
+@given(numbers, numbers)
+def test_ticks_are_few_round_and_enclose_everything(one: float, other: float) -> None:
+    low, high = min(one, other), max(one, other)
+    marks = svg.ticks(low, high)
+    room = 1e-6 * max(abs(low), abs(high), 1e-9)
+    assert 2 <= len(marks) <= 9
+    assert marks[0] <= low + room
+    assert marks[-1] >= high - room
+    assert all(math.isclose(b - a, marks[1] - marks[0], rel_tol=1e-3) for a, b in pairwise(marks))
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20))
+def test_everything_drawn_lies_within_the_picture(points: list[tuple[float, float]]) -> None:
+    points = sorted(dict(points).items())
+    xs, ys = zip(*points, strict=True)
+    drawing, _ = parsed(svg.line_chart([svg.Series("a", 0, xs, ys, ys, ys)], "epoch", "nats", "words"))
+    for path in drawing.iter("path"):
+        for x, y in re.findall(r"([-\d.]+),([-\d.]+)", path.attrib["d"]):
+            assert 0 <= float(x) <= svg.WIDTH
+            assert 0 <= float(y) <= svg.HEIGHT
+    for text in drawing.iter("text"):
+        width, x = 6.2 * len(text.text or ""), float(text.attrib["x"])
+        left = {"middle": x - width / 2, "end": x - width}.get(text.attrib.get("class", ""), x)
+        assert left >= -1, text.text
+        assert left + width <= svg.WIDTH + 1, text.text
+
+
+def test_a_line_goes_through_its_points() -> None:
+    drawing, reading = parsed(svg.line_chart([svg.Series("a", 0, [0, 10], [0.0, 100.0])], "epoch", "%", "words"))
+    left, top, right, bottom = reading["box"]  # type: ignore[misc]
+    (path,) = (p for p in drawing.iter("path") if "line" in p.attrib["class"])
+    assert path.attrib["d"] == f"M{left:.1f},{bottom:.1f}L{right:.1f},{top:.1f}"
+    assert reading["series"] == [{"name": "a", "style": "s0 d0", "y": [0.0, 100.0]}]
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 15, 60, 400])
+def test_epochs_are_whole(epochs: int) -> None:
+    xs = list(range(1, epochs + 1))
+    drawing, _ = parsed(svg.line_chart([svg.Series("a", 0, xs, xs)], "epoch", "nats", "words"))
+    shown = [text.text or "" for text in drawing.iter("text") if text.attrib.get("class") == "middle"]
+    assert 2 <= len(shown) <= 9
+    assert all(1 <= int(text) <= epochs for text in shown)
+
+
+def test_lines_with_other_epochs_are_read_out_where_they_are() -> None:
+    lines = [svg.Series("a", 0, [1, 2, 3], [1.0, 2.0, 3.0]), svg.Series("b", 1, [2], [5.0])]
+    _, reading = parsed(svg.line_chart(lines, "epoch", "nats", "words"))
+    assert reading["x"] == [1, 2, 3]
+    assert [line["y"] for line in reading["series"]] == [[1, 2, 3], [None, 5, None]]  # type: ignore[union-attr]
+
+
+def test_twenty_four_series_look_different() -> None:
+    assert len({svg.style_classes(number) for number in range(24)}) == 24
+
+
+def test_names_are_escaped_in_drawing_and_data() -> None:
+    name = '</script><script>alert("&")</script>'
+    charts = [
+        svg.line_chart([svg.Series(name, 0, [1], [1.0])], name, name, name),
+        svg.histogram_chart([-1, 0, 1], [(name, "same", [50, 50], 0.0)], 50, name, name, name),
+        svg.dot_chart([(name, 0, [1.0])], name, name),
+    ]
+    for chart in charts:
+        assert "<script>" not in chart
+        parsed(chart)
+
+
+@pytest.mark.parametrize("mean", [0.5, math.nan])
+def test_the_area_of_a_histogram_is_its_shares(mean: float) -> None:
+    edges, shares = [-1.0, -0.5, 0.0, 0.5, 1.0], [10.0, 20.0, 30.0, 40.0]
+    drawing, reading = parsed(svg.histogram_chart(edges, [("a", "same", shares, mean)], 40, "cosine", "%", "words"))
+    (path,) = drawing.iter("path")
+    corners = [(float(x), float(y)) for x, y in re.findall(r"([-\d.]+),([-\d.]+)", path.attrib["d"])]
+    area = (
+        abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in zip(corners, corners[1:] + corners[:1], strict=True))) / 2
+    )
+    left, top, right, bottom = reading["box"]  # type: ignore[misc]
+    assert area == pytest.approx((right - left) / 4 * (bottom - top) / 40 * sum(shares), rel=1e-3)
+    assert len([line for line in drawing.iter("line") if "mean" in line.attrib["class"]]) == (mean == mean)
