@@ -7,15 +7,15 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 HARDNEG_DATA ?= $(wildcard $(abspath ../shared/data))
 export HARDNEG_DATA
 
-.PHONY: demo test test-all lint bench docs data clean
+.PHONY: demo browser test test-all lint bench docs data clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      compare the losses on scikit-learn's digits (about two minutes on two cores)"
+	@echo "make demo      compare ways of choosing negatives on scikit-learn's digits (two minutes, CPU)"
 	@echo "make test      lint, types and tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make lint      ruff and mypy only"
-	@echo "make bench     measure time and memory of the loss; writes results/"
+	@echo "make bench     measure the loss, the ring and the sampler; writes results/"
 	@echo "make data      unpack the data sets of HARDNEG_DATA into data/"
 	@echo "make docs      build the documentation into site/"
 
@@ -25,22 +25,30 @@ $(VENV)/%.stamp: pyproject.toml constraints.txt
 	$(PIP) --editable ".[$*]"
 	touch $@
 
-demo: $(VENV)/dev.stamp
-	$(BIN)/python examples/digits.py
+demo: $(VENV)/train.stamp
+	$(BIN)/hardneg demo
+
+# For the tests that open the report; without it they are skipped.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } \
+	  || echo "chromium is not installed: the tests that open a browser are skipped"
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+test: lint browser
 	$(BIN)/pytest -n 2 --dist=worksteal
 
-test-all: lint
+test-all: lint browser
 	HARDNEG_FRESH_EXAMPLES=1 $(BIN)/pytest -n 2 --dist=worksteal -m "slow or not slow"
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/ring.py
+	$(BIN)/python benchmarks/batches.py
 
 data: $(VENV)/dev.stamp
 	test -n "$(HARDNEG_DATA)" || { echo "set HARDNEG_DATA to the folder of packed data sets"; exit 2; }

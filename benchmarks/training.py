@@ -19,14 +19,14 @@ import torch
 
 import hardneg as hn
 from hardneg.data import load_images
-from hardneg.training import recipe, run
+from hardneg.training import build, recipe, run
 
 ENGINE = Path(hn.__file__).parent / "recipes" / "cifar10-simclr.yaml"
 
 
 def network_alone(settings: recipe.Recipe, train_set: Any, epochs: int) -> list[float]:
     """Seconds of each epoch of forward, backward and step on pictures that are there already."""
-    module = run.build(settings, train_set).cuda()
+    module = build.method(settings, train_set).cuda()
     optimizer = module._optimizer(module)
     batch = settings.trainer.batch_size
     images = torch.rand(2 * batch, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)

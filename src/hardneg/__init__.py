@@ -1,8 +1,18 @@
 """hardneg: choose the negatives of contrastive learning."""
 
+from hardneg.batches import (
+    KNNBatchSampler,
+    ProximityBatchSampler,
+    ProximityGraph,
+    UniformBatchSampler,
+    false_negative_share,
+)
 from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
 from hardneg.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
+from hardneg.insight import alignment, uniformity
+from hardneg.memory import Clusters, MemoryBank, Queue
 from hardneg.objectives.infonce import InfoNCE
+from hardneg.objectives.local_aggregation import LocalAggregation
 from hardneg.objectives.presets import (
     clip,
     debiased,
@@ -27,23 +37,33 @@ __version__ = "0.1.0"
 __all__ = [
     "Adaptive",
     "BelowPositive",
+    "Clusters",
     "Constant",
     "Custom",
     "Exponential",
     "Hardening",
     "HardnessAnneal",
     "InfoNCE",
+    "KNNBatchSampler",
     "Learnable",
     "Linear",
+    "LocalAggregation",
+    "MemoryBank",
+    "ProximityBatchSampler",
+    "ProximityGraph",
+    "Queue",
     "Ring",
     "RingAnneal",
     "Schedule",
     "Steps",
     "Threshold",
     "Uniform",
+    "UniformBatchSampler",
+    "alignment",
     "clip",
     "debiased",
     "decoupled",
+    "false_negative_share",
     "few_label_accuracy",
     "graphcl",
     "hcl",
@@ -58,4 +78,5 @@ __all__ = [
     "simclr",
     "simcse",
     "supcon",
+    "uniformity",
 ]

@@ -10,43 +10,41 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hardneg as hn
+from hardneg.batches.samplers import RefreshedBatchSampler
 from hardneg.training import optimizers, recipe
-from hardneg.training.batches import Batches
+from hardneg.training.batches import Batches, sampler
+from hardneg.training.clock import Clock
 
 
 @given(
-    size=st.integers(1, 40),
+    size=st.integers(2, 40),
     batch=st.integers(1, 12),
     epochs=st.integers(1, 4),
     start=st.integers(0, 30),
-    processes=st.sampled_from([1, 2, 3]),
+    name=st.sampled_from(["uniform", "proximity", "knn"]),
 )
-def test_batches_resume_anywhere_and_are_shared_out(
-    size: int, batch: int, epochs: int, start: int, processes: int
-) -> None:
-    batch = min(batch * processes, size - size % processes) or processes
-    if batch > size:
-        return
-    whole = [index.tolist() for index in Batches(size, batch, epochs, seed=1)]
-    assert len(whole) == epochs * (size // batch)
-    for epoch in range(epochs):
-        steps = size // batch
-        seen = [i for index in whole[epoch * steps : (epoch + 1) * steps] for i in index]
-        assert len(set(seen)) == len(seen) == steps * batch
-    parts = []
-    for rank in range(processes):
-        batches = Batches(size, batch, epochs, 1, rank, processes)
-        batches.start = min(start, len(batches))
-        parts.append([index.tolist() for index in batches])
-    joined = [[i for share in shares for i in share] for shares in zip(*parts, strict=True)]
-    assert joined == whole[min(start, len(whole)) :]
-
-
-def test_batches_of_the_wrong_size_are_refused() -> None:
-    with pytest.raises(ValueError, match="batch_size must be from 1 to the number of samples, 10, got 11"):
-        Batches(10, 11, 1, 0)
-    with pytest.raises(ValueError, match="multiple of the 2 processes"):
-        Batches(10, 3, 1, 0, 0, 2)
+def test_batches_resume_anywhere(size: int, batch: int, epochs: int, start: int, name: str) -> None:
+    options = [f"trainer.batch_size={min(batch, size)}", f"batches.sampler={name}", "batches.refresh_every=2",
+               f"batches.candidates={size - 1}", f"batches.neighbors={min(3, size - 1)}"]  # fmt: skip
+    settings = recipe.load({}, options)
+    embeddings = torch.randn(size, 3, generator=torch.Generator().manual_seed(size))
+    batches = Batches(sampler(settings, size), epochs)
+    whole, states = [], []
+    for step, index in enumerate(batches, 1):
+        whole.append(index.tolist())
+        if isinstance(batches.sampler, RefreshedBatchSampler):
+            batches.sampler.after_step(embeddings + step)
+        states.append(batches.place(step))
+    assert len(whole) == len(batches) == epochs * (size // min(batch, size))
+    start = min(start, len(whole) - 1)
+    again = Batches(sampler(settings, size), epochs)
+    again.go_on_from(states[start])
+    rest = []
+    for step, index in enumerate(again, start + 2):
+        rest.append(index.tolist())
+        if isinstance(again.sampler, RefreshedBatchSampler):
+            again.sampler.after_step(embeddings + step)
+    assert rest == whole[start + 1 :]
 
 
 def test_lars_takes_the_steps_of_its_definition() -> None:
@@ -130,3 +128,39 @@ def test_the_objective_of_a_recipe_is_the_preset() -> None:
     assert isinstance(loss, hn.InfoNCE)
     assert loss.supervision == "full"
     assert loss.temperature == 0.2
+
+
+def test_the_clock_leaves_out_what_is_between_a_mark_and_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 3.0, 100.0, 104.0])
+    monkeypatch.setattr("hardneg.training.clock.time.perf_counter", lambda: next(now))
+    clock = Clock()
+    clock.mark("data")
+    clock.mark("augmentation")
+    clock.mark("network")
+    clock.restart()
+    clock.mark("data")
+    assert clock.read() == {"augmentation": 1.0, "network": 2.0, "data": 4.0}
+
+
+@pytest.mark.parametrize(("anneal", "shares"), [
+    ("linear", [1.0, 0.55, 0.1, 0.1]), ("step", [1.0, 0.7, 0.1, 0.1]), ("none", [0.1] * 4),
+])  # fmt: skip
+def test_the_ring_closes_as_its_policy_says(anneal: str, shares: list[float]) -> None:
+    loss = recipe.objective(recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}))
+    for progress, share in zip((0.0, 1 / 6, 1 / 3, 1.0), shares, strict=True):
+        loss.set_progress(progress)
+        lower, upper = loss.hardening[0].at(progress).percentiles() or (0, 0)
+        assert (lower, upper) == pytest.approx((1 - share, 1 - 0.1 * share))
+
+
+def test_the_ring_closes_while_what_it_watches_improves() -> None:
+    for anneal, readings, step in (("accuracy", (0.5, 0.6, 0.7), 0.05), ("loss", (3.0, 2.0, 1.0), 0.01)):
+        loss = recipe.objective(recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}))
+        assert loss.observes_loss == (anneal == "loss")
+        for reading in readings:
+            loss.observe(**{anneal: reading})
+            loss.observe(**{"loss" if anneal == "accuracy" else "accuracy": 1e9})  # what it does not watch
+        assert (loss.hardening[0].at(0.0).percentiles() or (0, 0))[0] == pytest.approx(2 * step)
+        other = recipe.objective(recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}))
+        other.load_state_dict(loss.state_dict())
+        assert other.hardening[0].at(0.0).percentiles() == loss.hardening[0].at(0.0).percentiles()

@@ -1,15 +1,17 @@
 """Runs: they learn, they can be killed at any moment, and two processes are one."""
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from hardneg.training import recipe, run
+from hardneg.training import build, recipe, run
 
 SETTINGS = Path(run.__file__).parents[1] / "recipes" / "digits-simclr.yaml"
 SHORT = ["trainer.epochs=3", "trainer.save_every=2", "trainer.knn_every=0", "optimizer.schedule=cosine",
@@ -25,11 +27,32 @@ def child(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+WALKS = ["batches.sampler=proximity", "batches.candidates=200", "batches.neighbors=20", "batches.refresh_every=4",
+         "batches.restart={schedule: linear, start: 0.2, end: 0.05}"]  # fmt: skip
+WAYS = {
+    "uniform": SHORT,
+    "proximity": [*SHORT, *WALKS],
+    "each once, from the bank": [*SHORT, *WALKS, "batches.coverage=once", "batches.embeddings=bank"],
+    "knn": [*SHORT, "batches.sampler=knn", "batches.refresh_every=4"],
+}
+
+
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("whole") / "run"
-    run.train(recipe.load(SETTINGS, SHORT), folder)
-    return folder
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of an uninterrupted run, by the way its batches are made."""
+
+    @functools.cache
+    def of(way: str) -> Path:
+        folder: Path = tmp_path_factory.mktemp("whole") / "run"
+        run.train(recipe.load(SETTINGS, WAYS[way]), folder)
+        return folder
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(finished: Callable[[str], Path]) -> Path:
+    return finished("uniform")
 
 
 def test_a_run_writes_its_recipe_environment_and_metrics(uninterrupted: Path) -> None:
@@ -44,29 +67,35 @@ def test_a_run_writes_its_recipe_environment_and_metrics(uninterrupted: Path) ->
 
 KILLED = """
 import os, signal, sys
-from hardneg.training import recipe, run
+from hardneg.training import keeper, recipe, run
 folder, moment, settings, *overrides = sys.argv[1:]
-step = run.Keeper.on_train_batch_end
+step = keeper.Keeper.on_train_batch_end
 def deadly(self, trainer, *rest):
     step(self, trainer, *rest)
     if moment == f"after step {trainer.global_step}":
         os.kill(os.getpid(), signal.SIGKILL)
-run.Keeper.on_train_batch_end = deadly
-replace = run.os.replace
+keeper.Keeper.on_train_batch_end = deadly
+replace = keeper.os.replace
 def half_way(source, target):
     if moment == "while saving" and str(target).endswith("last.ckpt") and os.path.exists(target):
         os.truncate(source, 1000)
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
-run.os.replace = half_way
+keeper.os.replace = half_way
 run.train(recipe.load(settings, overrides), folder)
 """
 
 
-@pytest.mark.parametrize("moment", ["after step 1", "after step 3", "after step 5", "after step 9", "while saving"])
-def test_a_killed_run_resumes_bit_by_bit(uninterrupted: Path, tmp_path: Path, moment: str) -> None:
-    folder = tmp_path / "run"
-    killed = child(KILLED, str(folder), moment, str(SETTINGS), *SHORT)
+@pytest.mark.parametrize(("way", "moment"), [
+    ("uniform", "after step 1"), ("uniform", "after step 3"), ("uniform", "after step 5"), ("uniform", "after step 9"),
+    ("uniform", "while saving"), ("proximity", "after step 7"), ("proximity", "after step 10"),
+    ("each once, from the bank", "after step 7"), ("knn", "after step 9"),
+])  # fmt: skip
+def test_a_killed_run_resumes_bit_by_bit(
+    finished: Callable[[str], Path], tmp_path: Path, way: str, moment: str
+) -> None:
+    uninterrupted, folder = finished(way), tmp_path / "run"
+    killed = child(KILLED, str(folder), moment, str(SETTINGS), *WAYS[way])
     assert killed.returncode == -9, killed.stderr
     run.train(recipe.load(SETTINGS), folder, resume=True)
     for name, weight in weights(uninterrupted).items():
@@ -76,6 +105,27 @@ def test_a_killed_run_resumes_bit_by_bit(uninterrupted: Path, tmp_path: Path, mo
         for f in (uninterrupted, folder)
     ]
     assert curves[0] == curves[1]
+
+
+def test_batches_of_near_neighbours_are_harder_and_hold_more_false_negatives(finished: Callable[[str], Path]) -> None:
+    def last(way: str) -> dict[str, float]:
+        lines = (finished(way) / "metrics.jsonl").read_text().splitlines()
+        return json.loads(lines[-1])["batches"]  # type: ignore[no-any-return]
+
+    uniform, walks, nearest = (last(way) for way in ("uniform", "proximity", "knn"))
+    assert 0.08 < uniform["false_negatives"] < 0.12  # ten classes
+    assert uniform["false_negatives"] + 0.03 < walks["false_negatives"]
+    assert uniform["mean_cosine"] < walks["mean_cosine"] < nearest["mean_cosine"]
+    assert sum(walks["cosines"]) == 256 * 255 / 2
+    assert walks["graph_seconds"] > 0 <= walks["sampling_seconds"]
+
+
+def test_the_engine_refuses_a_sampler_it_does_not_know(tmp_path: Path) -> None:
+    for wrong, message in (("sampler=proximty", "'proximty' is not known"), ("embeddings=bnk", "did you mean 'bank'")):
+        settings = recipe.load(SETTINGS, [*SHORT, *WALKS, f"batches.{wrong}"])
+        with pytest.raises(ValueError, match=message):
+            run.train(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_resuming_a_finished_run_changes_nothing(uninterrupted: Path) -> None:
@@ -126,6 +176,6 @@ def test_training_beats_the_untrained_encoder(tmp_path: Path, preset: str) -> No
         known, asked = (extract(encoder, part.images) for part in sets)  # type: ignore[union-attr]
         return few_label_accuracy(known, sets[0].labels, asked, sets[1].labels, per_class=5)[0]  # type: ignore[arg-type]
 
-    untrained = accuracy(run.build(settings, sets[0]).encoder)
+    untrained = accuracy(build.method(settings, sets[0]).encoder)
     trained = accuracy(run.train(settings, tmp_path / "run").encoder)
     assert trained > untrained + 0.02

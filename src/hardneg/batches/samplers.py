@@ -10,7 +10,7 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.batches.graph import ProximityGraph, checked_embeddings
 from hardneg.batches.terrain import Terrain
-from hardneg.batches.uniform import UniformBatchSampler
+from hardneg.batches.uniform import UniformBatchSampler, check_size
 from hardneg.batches.walks import KINDS, walk
 from hardneg.checks import whole
 from hardneg.products import exact_products
@@ -36,10 +36,10 @@ class RefreshedBatchSampler(UniformBatchSampler):
         rank: int,
         processes: int,
     ) -> None:
+        check_size(size, at_least=2)
         checks.choice("coverage", coverage, ("walk", "once"))
         if refresh_every is not None:
             whole("refresh_every", refresh_every)
-        whole("size", size, at_least=2)
         self.coverage, self.refresh_every = coverage, refresh_every
         self.refreshes, self.steps = 0, 0  # so far
         super().__init__(size, batch_size, seed, drop_last, rank, processes)

@@ -38,7 +38,8 @@ class UniformBatchSampler(Sampler[list[int]]):
     def __init__(
         self, size: int, batch_size: int, seed: int = 0, drop_last: bool = True, rank: int = 0, processes: int = 1
     ) -> None:
-        for name, given in (("size", size), ("batch_size", batch_size), ("processes", processes)):
+        check_size(size)
+        for name, given in (("batch_size", batch_size), ("processes", processes)):
             whole(name, given)
         whole("rank", rank, at_least=0)
         if rank >= processes:
@@ -166,6 +167,16 @@ class UniformBatchSampler(Sampler[list[int]]):
     def _share(self, batch: "array[int]") -> list[int]:
         begin, end = (len(batch) * rank // self.processes for rank in (self.rank, self.rank + 1))
         return batch[begin:end].tolist()
+
+
+def check_size(size: object, at_least: int = 1) -> None:
+    """Raise unless ``size`` is a number of samples."""
+    if isinstance(size, Sampler):  # Lightning tries to make the sampler anew around one of its own
+        raise ValueError(
+            "this sampler shares out its batches by rank= and processes= and must not be wrapped: pass Lightning's "
+            "Trainer use_distributed_sampler=False"
+        )
+    whole("size", size, at_least)
 
 
 def _tensors(batches: "list[array[int]]") -> list[Tensor]:

@@ -1,59 +1,104 @@
-"""The batches of a whole run, each a function of (seed, epoch, step) alone."""
+"""The batches of a whole run: the epochs of a sampler one after the other, from any step on."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardneg import randomness
+from hardneg.batches import KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
+from hardneg.training import recipe
+from hardneg.training.recipe import Recipe
+
+SAMPLERS = ("uniform", "proximity", "knn")
 
 
 class Batches:
-    """Indices of every batch of a run, epoch after epoch; begins at ``start``, so that a run resumes in mid-epoch.
-
-    Each epoch is a fresh permutation; what does not fill a batch is left for another epoch. Several processes take
-    contiguous parts of the same global batch, without talking.
+    """Indices of every batch of a run, epoch after epoch.
 
     Args:
-        size: number of samples
-        batch_size: of all processes together
+        sampler: of the batches of one epoch
         epochs: how often to go through the data
-        seed: of the permutations
-        rank, processes: which part of each batch this process takes
 
     Examples:
-        >>> batches = Batches(size=10, batch_size=4, epochs=2, seed=0)
+        >>> batches = Batches(UniformBatchSampler(size=10, batch_size=4), epochs=2)
         >>> len(batches), batches.steps_per_epoch
         (4, 2)
         >>> whole = [index.tolist() for index in batches]
-        >>> batches.start = 3
-        >>> [index.tolist() for index in batches] == whole[3:]
+        >>> again = Batches(UniformBatchSampler(size=10, batch_size=4), epochs=2)
+        >>> again.go_on_from(batches.place(3))
+        >>> [index.tolist() for index in again] == whole[3:]
         True
     """
 
-    def __init__(self, size: int, batch_size: int, epochs: int, seed: int, rank: int = 0, processes: int = 1) -> None:
-        if not 1 <= batch_size <= size:
-            raise ValueError(f"batch_size must be from 1 to the number of samples, {size}, got {batch_size}")
-        if batch_size % processes:
-            raise ValueError(f"batch_size must be a multiple of the {processes} processes, got {batch_size}")
-        self.size, self.batch_size, self.epochs, self.seed = size, batch_size, epochs, seed
-        self.rank, self.processes = rank, processes
-        self.start = 0
+    def __init__(self, sampler: UniformBatchSampler, epochs: int) -> None:
+        self.sampler, self.epochs = sampler, epochs
+        self.start, self._begin_at = 0, self.sampler.state_dict(0)
+        self.seconds = 0.0  # spent on drawing since someone set it back
+        self.drawn: dict[int, list[Tensor]] = {}  # by epoch, of this one and the one before
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches in one epoch."""
-        return self.size // self.batch_size
+        return len(self.sampler)
 
     def __len__(self) -> int:
         return self.epochs * self.steps_per_epoch
 
     def __iter__(self) -> Iterator[Tensor]:
-        share = self.batch_size // self.processes
-        epoch, order = -1, torch.empty(0)
-        for step in range(self.start, len(self)):
-            if epoch != step // self.steps_per_epoch:
-                epoch = step // self.steps_per_epoch
-                order = torch.randperm(self.size, generator=randomness.generator("cpu", self.seed, epoch))
-            begin = step % self.steps_per_epoch * self.batch_size + self.rank * share
-            yield order[begin : begin + share]
+        # A trainer may ask for an iterator, take a batch, and ask again.
+        self.sampler.load_state_dict(self._begin_at)
+        for epoch in range(self.start // self.steps_per_epoch, self.epochs):
+            self.sampler.set_epoch(epoch)
+            self.drawn = {past: batches for past, batches in self.drawn.items() if past == epoch - 1} | {epoch: []}
+            drawn = iter(self.sampler)
+            while True:
+                began = time.perf_counter()
+                batch = next(drawn, None)
+                self.seconds += time.perf_counter() - began
+                if batch is None:
+                    break
+                index = torch.tensor(batch)
+                self.drawn[epoch].append(index)
+                yield index
+
+    # Not called state_dict: Lightning would ask for it by itself, and not say after which step.
+    def place(self, step: int) -> dict[str, Any]:
+        """Everything needed to go on after so many steps of the run."""
+        # The end of an epoch is told as such: the sampler may not have begun the next.
+        epoch, rest = divmod(step - 1, self.steps_per_epoch) if step > 0 else (0, -1)
+        return {"step": step, "sampler": self.sampler.state_dict(rest + 1, epoch)}
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Take back what `place` gave."""
+        self.start, self._begin_at = state["step"], state["sampler"]
+        self.sampler.load_state_dict(self._begin_at)
+
+
+def sampler(settings: Recipe, size: int, rank: int = 0, processes: int = 1) -> UniformBatchSampler:
+    """The sampler that the recipe names, over so many samples."""
+    chosen = settings.batches
+    if chosen.sampler not in SAMPLERS:
+        raise ValueError(f"batches.sampler={chosen.sampler!r} is not known: use one of {', '.join(SAMPLERS)}")
+    if settings.trainer.batch_size > size:
+        raise ValueError(
+            f"trainer.batch_size={settings.trainer.batch_size} is more than the {size} samples to train on: lower it"
+        )
+    common: dict[str, Any] = {
+        "size": size,
+        "batch_size": settings.trainer.batch_size,
+        "seed": settings.seed,
+        "rank": rank,
+        "processes": processes,
+    }
+    if chosen.sampler == "uniform":
+        return UniformBatchSampler(**common)
+    common |= {"coverage": chosen.coverage, "refresh_every": chosen.refresh_every}
+    if chosen.sampler == "knn":
+        return KNNBatchSampler(**common)
+    given = chosen.restart
+    restart = recipe.schedule("batches.restart", given) if isinstance(given, dict) else given
+    return ProximityBatchSampler(
+        **common, candidates=chosen.candidates, neighbors=chosen.neighbors, restart=restart, walk=chosen.walk
+    )

@@ -4,6 +4,8 @@ import time
 
 import torch
 
+_LEFT_OUT = ""  # the name of what is not booked
+
 
 class Clock:
     """Marks moments; what lies between two marks is booked under the name of the second.
@@ -42,6 +44,12 @@ class Clock:
                 passed = after - before
             else:  # the device changed between the two
                 continue
+            if name == _LEFT_OUT:
+                continue
             seconds[name] = seconds.get(name, 0.0) + passed
         self._marks = self._marks[-1:]
         return seconds
+
+    def restart(self) -> None:
+        """Leave out what was between the last mark and now."""
+        self.mark(_LEFT_OUT)

@@ -19,6 +19,8 @@ from hardneg import schedules
 from hardneg.objectives import presets
 from hardneg.objectives.infonce import InfoNCE
 
+RECIPES = Path(__file__).parents[1] / "recipes"
+
 
 @dataclass(frozen=True)
 class Data:
@@ -39,7 +41,8 @@ class Views:
 
 @dataclass(frozen=True)
 class Encoder:
-    """name: known, or ``package.module:callable`` · options: of the encoder · hidden, outputs, norm: of the head."""
+    """name: known, or ``package.module:callable`` · options: of the encoder · hidden, outputs, norm: of the head,
+    which is linear if hidden is 0."""
 
     name: str = "tiny"
     options: dict[str, Any] = field(default_factory=dict)
@@ -81,6 +84,43 @@ class Trainer:
 
 
 @dataclass(frozen=True)
+class Batches:
+    """sampler: ``uniform``, ``proximity`` or ``knn`` · candidates, neighbors, restart (a number or a schedule), walk,
+    coverage: see `hardneg.ProximityBatchSampler` · refresh_every: steps between two graphs · embeddings: what a graph
+    is built from: ``encode`` all samples anew, or the ``bank`` of what training last saw of each."""
+
+    sampler: str = "uniform"
+    candidates: int = 1000
+    neighbors: int = 100
+    restart: float | dict[str, Any] = 0.1
+    walk: str = "restart"
+    coverage: str = "walk"
+    refresh_every: int = 100
+    embeddings: str = "encode"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """queue: keys that MoCo keeps · momentum: of the key encoder; MoCo v3's rises from it to 1 · split: parts of a
+    batch that MoCo's batch-norm looks at one by one · bank: momentum of a bank's rows · clusters, repeats: of the
+    k-means over the bank, 0 for none · cluster_after, cluster_every: epochs before the first clustering and between two
+    · close: what rows of the same cluster are: ``negatives`` (Cave), ``positives`` (Ring(+C_i)) or ``ignored`` ·
+    background: nearest rows that Local Aggregation compares with · form: of its loss, ``paper`` or ``published``."""
+
+    queue: int = 65536
+    momentum: float = 0.999
+    split: int = 8
+    bank: float = 0.5
+    clusters: int = 0
+    repeats: int = 1
+    cluster_after: int = 10
+    cluster_every: int = 1
+    close: str = "ignored"
+    background: int = 4096
+    form: str = "paper"
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A whole run. objective: a preset's name under ``preset``, and its arguments · about: what it stands for."""
 
@@ -91,6 +131,8 @@ class Recipe:
     views: Views = field(default_factory=Views)
     encoder: Encoder = field(default_factory=Encoder)
     objective: dict[str, Any] = field(default_factory=lambda: {"preset": "simclr"})
+    batches: Batches = field(default_factory=Batches)
+    memory: Memory = field(default_factory=Memory)
     optimizer: Optimizer = field(default_factory=Optimizer)
     trainer: Trainer = field(default_factory=Trainer)
 
@@ -127,10 +169,38 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
             below = place.get(parent)
             place[parent] = dict(below) if isinstance(below, Mapping) else {}
             place = place[parent]
-        place[last] = yaml.safe_load(text) if text else None
+        try:
+            place[last] = yaml.safe_load(text) if text else None
+        except yaml.YAMLError as error:
+            raise ValueError(f"the value of {path} is not readable YAML: {text!r}") from error
     recipe: Recipe = _typed(Recipe, tree, "")
     objective(recipe)  # a bad objective is refused now
     return recipe
+
+
+def known() -> dict[str, Path]:
+    """The recipes that come with the library, by name."""
+    return {file.stem: file for file in sorted(RECIPES.glob("*.yaml"))}
+
+
+def find(name: str | Path) -> Path:
+    """The file of a recipe: a path, or the name of one that comes with the library.
+
+    Examples:
+        >>> find("digits-simclr").name
+        'digits-simclr.yaml'
+        >>> find("digit-simclr")
+        Traceback (most recent call last):
+        ValueError: there is no recipe 'digit-simclr': did you mean digits-simclr?
+    """
+    ours = known()
+    if str(name) in ours:
+        return ours[str(name)]
+    if Path(name).is_file():
+        return Path(name)
+    if Path(name).suffix in (".yaml", ".yml"):
+        raise ValueError(f"there is no file {str(name)!r}: give the path of a recipe, or the name of one of ours")
+    raise ValueError(f"there is no recipe {str(name)!r}: {_hint(str(name), list(ours))}")
 
 
 def dump(recipe: Recipe) -> str:
@@ -146,11 +216,11 @@ def objective(recipe: Recipe, **more: Any) -> InfoNCE:
     """The loss that the recipe names; ``more`` wins over it. A mapping ``{schedule: linear, …}`` makes a schedule."""
     options = dict(recipe.objective)
     name = options.pop("preset", "simclr")
-    known = sorted(
+    names = sorted(
         n for n, made in vars(presets).items() if inspect.isfunction(made) and made.__module__ == presets.__name__
     )
-    if name not in known:
-        raise ValueError(f"objective.preset={name!r} is not known: {_hint(str(name), known)}")
+    if name not in names:
+        raise ValueError(f"objective.preset={name!r} is not known: {_hint(str(name), names)}")
     preset = getattr(presets, name)
     allowed = {key for made in (preset, InfoNCE.__init__) for key in inspect.signature(made).parameters}
     allowed -= {"self", "options", "generator", "hardening"}
@@ -158,12 +228,14 @@ def objective(recipe: Recipe, **more: Any) -> InfoNCE:
         if key not in allowed:
             raise ValueError(f"objective.{key} is not an argument of {name}: {_hint(key, sorted(allowed))}")
         if isinstance(setting, Mapping):
-            options[key] = _schedule(f"objective.{key}", dict(setting))
+            options[key] = schedule(f"objective.{key}", setting)
     made: InfoNCE = preset(**{**options, **more})
     return made
 
 
-def _schedule(where: str, settings: dict[str, Any]) -> schedules.Schedule:
+def schedule(where: str, settings: Mapping[str, Any]) -> schedules.Schedule:
+    """The schedule that a mapping ``{schedule: linear, …}`` describes; ``where`` it stands in the recipe."""
+    settings = dict(settings)
     kinds: dict[str, type[schedules.Schedule]] = {
         "constant": schedules.Constant,
         "linear": schedules.Linear,
@@ -193,8 +265,12 @@ def _typed(kind: Any, given: Any, where: str) -> Any:
         return kind(**{key: _typed(hints[key], value, f"{where}.{key}".lstrip(".")) for key, value in given.items()})  # type: ignore[operator]
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
-        if given is None:
+        if given is None and type(None) in arguments:
             return None
+        if isinstance(given, Mapping) and (
+            mapping := next((a for a in arguments if typing.get_origin(a) is dict), None)
+        ):
+            return _typed(mapping, given, where)
         return _typed(next(argument for argument in arguments if argument is not type(None)), given, where)
     if origin is dict and isinstance(given, Mapping):
         return dict(given)

@@ -23,8 +23,12 @@ _KNOWN: dict[str, tuple[str, str, str]] = {
     "floored": ("Floored anchors", "per batch", "their negatives get no gradient"),
     "without_candidates": ("Anchors without negatives", "per batch", "they contribute nothing"),
     "without_positives": ("Anchors without positives", "per batch", "they contribute nothing"),
+    "false_negatives": ("False negatives", "% of pairs", "pairs of a batch that share a class"),
+    "mean_cosine": ("Cosine of batch pairs", "cosine", "higher: harder batches; of the last batch of an epoch"),
     "anchors": ("Anchors", "per batch", "of the last batch of an epoch"),
 }
+
+_SHARES = ("knn", "false_negatives")  # drawn in percent
 
 Reading = Callable[[dict[str, Any]], object]
 
@@ -52,31 +56,33 @@ def curves(contents: Contents) -> Part:
 
 
 def _quantities(groups: Sequence[Group]) -> list[tuple[str, Reading]]:
-    """What there is to draw: loss and kNN, then what the objective reports, the best known first."""
+    """What there is to draw: loss and kNN, then what objective and batches report, the best known first."""
     reported = {
-        key
+        (key, source)
         for group in groups
         for run in group.runs
         for line in run.metrics
-        if isinstance(line.get("objective"), dict)
-        for key in line["objective"]
+        for source in ("objective", "batches")
+        if isinstance(line.get(source), dict)
+        for key in line[source]
+        if not key.endswith("_seconds")  # time has a part of its own
     }
     known = list(_KNOWN)
-    order = sorted(reported, key=lambda key: (known.index(key) if key in known else len(known), key))
+    order = sorted(reported, key=lambda entry: (known.index(entry[0]) if entry[0] in known else len(known), entry))
 
     def direct(key: str) -> Reading:
         return lambda line: line.get(key)
 
-    def inner(key: str) -> Reading:
-        return lambda line: line["objective"].get(key) if isinstance(line.get("objective"), dict) else None
+    def inner(key: str, source: str) -> Reading:
+        return lambda line: line[source].get(key) if isinstance(line.get(source), dict) else None
 
-    return [("loss", direct("loss")), ("knn", direct("knn")), *((key, inner(key)) for key in order)]
+    return [("loss", direct("loss")), ("knn", direct("knn")), *((entry[0], inner(*entry)) for entry in order)]
 
 
 def _figure(groups: Sequence[Group], key: str, read: Reading) -> str | None:
     """The chart of one quantity, or nothing where it is the same number throughout."""
     title, unit, meaning = _KNOWN.get(key, (key.replace("_", " "), "value", "reported by the objective"))
-    lines = [_series(group, number, read, 100.0 if key == "knn" else 1.0) for number, group in enumerate(groups)]
+    lines = [_series(group, number, read, 100.0 if key in _SHARES else 1.0) for number, group in enumerate(groups)]
     lines = [line for line in lines if line.x]
     values = {y for line in lines for y in (*line.y, *line.low, *line.high)}
     if not values or (len(values) == 1 and key not in ("loss", "knn")):

@@ -1,7 +1,7 @@
 """Time to build a proximity graph and to draw a batch from it, against the plain ways in the same run.
 
-    python benchmarks/sampler.py [--quick] [--threads 1]
-    python benchmarks/sampler.py --device cuda     graphs only, up to ImageNet's size
+    python benchmarks/batches.py [--quick] [--threads 1]
+    python benchmarks/batches.py --device cuda     graphs only, up to ImageNet's size
 
 Graphs (all keep the K nearest of M candidates; candidates of random unit vectors):
   hardneg              ProximityGraph.build: blocks of rows share dealt candidates, matrix products
@@ -194,7 +194,7 @@ def main() -> None:
     if options.quick:
         return
     record = {
-        "command": "python " + " ".join(["benchmarks/sampler.py", *sys.argv[1:]]),
+        "command": "python " + " ".join(["benchmarks/batches.py", *sys.argv[1:]]),
         "machine": {
             "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
             "cores": os.cpu_count(),
@@ -210,7 +210,7 @@ def main() -> None:
         "note": "N = 1,281,167: links drawn at random, which no cache can help; smaller N: the graph built above",
         "rows": rows,
     }
-    path = RESULTS / ("sampler.json" if device.type == "cpu" else f"sampler_{device.type}.json")
+    path = RESULTS / ("batches.json" if device.type == "cpu" else f"sampler_{device.type}.json")
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     print(f"\nwritten to {path.relative_to(RESULTS.parent)}")

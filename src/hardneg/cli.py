@@ -1,0 +1,398 @@
+"""The command line: thin commands over the library, one clear line for every mistake.
+
+Progress and notes go to stderr, results to stdout. Exit code 2: the input was at fault and nothing was changed.
+"""
+
+import dataclasses
+import importlib
+import itertools
+import json
+import os
+import statistics
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from hardneg.training.compare import Run
+
+# What takes seconds to import (torch, lightning) is imported in the commands, so that --help answers at once.
+app = typer.Typer(
+    name="hardneg",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Choose the negatives of contrastive learning. Begin with **hardneg demo**.",
+)
+out, err = Console(), Console(stderr=True)
+INTERRUPTED = 130
+
+METRIC_TITLES = {
+    "knn": "kNN",
+    "nearest": "1-NN",
+    "few_1": "1 label a class",
+    "few_5": "5 labels a class",
+    "linear": "linear",
+}
+
+
+def _recipe_names(incomplete: str) -> list[str]:
+    folder = Path(__file__).parent / "recipes"
+    return sorted(file.stem for file in folder.glob("*.yaml") if file.stem.startswith(incomplete))
+
+
+Recipe = Annotated[
+    str | None,
+    typer.Argument(help="A recipe of ours (see **hardneg recipes**) or a YAML file.", autocompletion=_recipe_names),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and no progress.")]
+
+
+@app.command(
+    epilog="""Examples:
+
+    hardneg train digits-simclr
+
+    hardneg train cifar10-simclr objective.preset=hcl objective.beta=1 trainer.epochs=100
+
+    hardneg train my.yaml data.source=photos/ data.size=96 --run runs/photos
+
+    hardneg train --resume runs/photos"""
+)
+def train(
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/RECIPE-1, -2, …].")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    evaluate: Annotated[bool, typer.Option(help="Judge the encoder afterwards, if there are labels.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Train an encoder by a recipe. Ctrl-C or a crash leaves a run that **--resume** takes up exactly."""
+    from hardneg.training import recipe as recipes
+    from hardneg.training import run as runs
+    from hardneg.training.evaluate import evaluate as judge
+    from hardneg.training.progress import Bar, bars
+
+    if resume is not None:
+        if recipe is not None or run is not None:
+            raise ValueError("--resume goes on with a run as it was begun: leave out the recipe, settings and --run")
+        folder, settings = resume, recipes.Recipe()
+    else:
+        if recipe is None:
+            raise ValueError("name a recipe, e.g. hardneg train digits-simclr, or give --resume FOLDER")
+        if "=" in recipe:
+            raise ValueError(f"the recipe comes first: hardneg train RECIPE {recipe}")
+        settings = recipes.load(recipes.find(recipe), overrides or [])
+        folder = run or _next_folder(Path("runs"), Path(recipe).stem)
+    # The further processes of one run are started with this command line, and must find the same folder.
+    folder = Path(os.environ["HARDNEG_RUN"]) if "LOCAL_RANK" in os.environ else folder
+    os.environ["HARDNEG_RUN"] = str(folder)
+    with bars(Console(stderr=True, quiet=as_json)) as progress:
+        result = runs.train(settings, folder, resume is not None, [Bar(progress, folder.name)])
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return  # the first process tells
+    figures = {}
+    if evaluate:
+        try:
+            figures = judge(folder)
+        except (ValueError, FileNotFoundError) as error:
+            _note(f"not evaluated: {error}")
+    if as_json:
+        _print_json({"run": str(folder), "metrics": result.metrics, "evaluation": figures})
+        return
+    out.print(f"trained in {folder}: loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}")
+    if figures:
+        out.print(" · ".join(f"{METRIC_TITLES[name]} {100 * figure:.1f} %" for name, figure in figures.items()))
+    out.print(f"next: hardneg report {folder}", style="dim", soft_wrap=True)
+
+
+@app.command(
+    epilog="""Examples:
+
+    hardneg compare digits-simclr --over objective.preset=simclr,debiased,hcl --seeds 3
+
+    hardneg compare cifar10-simclr trainer.epochs=100 --over 'objective={preset: simclr},{preset: hcl, beta: 1}'
+
+    hardneg compare cifar10-simclr cifar10-simclr-prosampler --run runs/samplers
+
+Run the same command again after an interruption: finished runs are kept, the others go on where they stopped."""
+)
+def compare(
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE... [KEY=VALUE]...", help="Recipes, then settings for all.")
+    ],
+    over: Annotated[
+        list[str] | None, typer.Option(help="key=value,value…: a dimension of the grid; may be repeated.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from 0 on.")] = 3,
+    run: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs/compare"),
+    baseline: Annotated[str | None, typer.Option(help="The row to compare with [default: the first].")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train recipes × settings × seeds and print mean ± std, with the difference to a baseline."""
+    from hardneg.training import compare as comparing
+
+    names = [entry for entry in recipes if "=" not in entry]
+    cells = comparing.grid(names, [entry for entry in recipes if "=" in entry], over or [])
+    known = [cell.name for cell in cells]
+    if baseline is not None and baseline not in known:
+        raise ValueError(f"baseline={baseline!r} is no row of this comparison: choose one of {', '.join(known)}")
+    runs = comparing.plan(cells, run, range(seeds))
+    _carry_out(runs, quiet=as_json)
+    _show(comparing.results(runs), baseline or known[0], as_json, {"run": str(run)})
+    if not as_json:
+        out.print(f"next: hardneg report {run}", style="dim", soft_wrap=True)
+
+
+@app.command(epilog="Example:\n\n    hardneg demo --seeds 5 --run runs/digits")
+def demo(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Add the methods with a memory and the batch samplers.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
+    run: Annotated[Path, typer.Option(help="Folder of all runs and of the report.")] = Path("runs/demo"),
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of each run [default: the recipe's].")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare ways of choosing negatives on scikit-learn's digits: a table and a report in three minutes on a CPU."""
+    import torch
+
+    from hardneg import demo as shown
+    from hardneg.insight.report import write_report
+    from hardneg.training import compare as comparing
+
+    torch.set_num_threads(1)  # the work is small: threads that wait for each other cost more than they give
+    cells = shown.cells(everything, () if epochs is None else (f"trainer.epochs={epochs}",))
+    runs = comparing.plan(cells, run, range(seeds))
+    finished = sum(planned.finished for planned in runs)
+    if finished:
+        _note(f"{finished} of {len(runs)} runs are in {run} already and are not repeated; remove it to begin anew")
+    _carry_out(runs, quiet=as_json)
+    untrained = shown.untrained_rows(list(range(seeds)))
+    page = write_report(
+        [planned.folder for planned in runs],
+        run / "report.html",
+        names=[planned.cell.name for planned in runs],
+        baseline="SimCLR",
+        extra_rows=untrained,
+    )
+    _show({**untrained, **comparing.results(runs)}, "SimCLR", as_json, {"run": str(run), "report": str(page)})
+    if not as_json:
+        out.print(f"report: {page}", soft_wrap=True)
+
+
+@app.command(
+    epilog="""Examples:
+
+    hardneg evaluate runs/cifar10-simclr-1
+
+    hardneg evaluate runs/cifar10-simclr-1 --data data/cifar100.npz    (transfer)"""
+)
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    data: Annotated[str | None, typer.Option(help="Carry the frozen encoder over to these data.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of their pictures [default: as in training].")] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge the frozen encoder of a run: kNN, 1-NN, a few labels per class, linear readout."""
+    from hardneg.training.evaluate import evaluate as judge
+
+    figures = judge(run, data, size)
+    if as_json:
+        _print_json(figures)
+        return
+    table = Table("figure", "accuracy", title=f"{run}" + (f" on {data}" if data else ""))
+    for name, figure in figures.items():
+        table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %")
+    out.print(table)
+
+
+@app.command(epilog="Examples:\n\n    hardneg report runs/compare\n\n    hardneg report runs/a runs/b --to report.html")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of comparisons.")],
+    to: Annotated[Path | None, typer.Option(help="The page [default: report.html in the first folder].")] = None,
+    baseline: Annotated[str | None, typer.Option(help="The row to compare with [default: the first].")] = None,
+) -> None:
+    """Write one self-contained HTML page: table, curves, histograms, hardest negatives, command and recipe."""
+    from hardneg.insight.report import write_report
+
+    folders = [folder for entry in runs for folder in _runs_below(entry)]
+    out.print(str(write_report(folders, to or runs[0] / "report.html", baseline=baseline)), soft_wrap=True)
+
+
+@app.command(epilog="Examples:\n\n    hardneg recipes\n\n    hardneg recipes cifar10-simclr > mine.yaml")
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this one.", autocompletion=_recipe_names)] = None,
+) -> None:
+    """List the recipes, or print one as YAML to begin your own from."""
+    from hardneg.training import recipe
+
+    if name is not None:
+        sys.stdout.write(recipe.find(name).read_text())
+        return
+    table = Table("recipe", "what it stands for", box=None)
+    for known, file in recipe.known().items():
+        table.add_row(known, recipe.load(file).about)
+    out.print(table)
+
+
+@app.command(epilog="Example:\n\n    hardneg export runs/cifar10-simclr-1 --format onnx --to encoder.onnx")
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    form: Annotated[
+        str, typer.Option("--format", help="safetensors, torchscript, torch_export or onnx.")
+    ] = "safetensors",
+    to: Annotated[Path | None, typer.Option(help="The file [default: exported.* in the run's folder].")] = None,
+) -> None:
+    """Write the encoder for use elsewhere, and check the file by loading it and comparing outputs."""
+    import hardneg.export as exporting
+
+    made, difference = exporting.export_run(run, form, to)
+    out.print(f"{made}: outputs differ by at most {difference:.1e}", soft_wrap=True)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Look at versions, devices, data and extras, and say how to mend what is missing."""
+    from hardneg.doctor import examine
+
+    findings = examine()
+    if as_json:
+        _print_json([dataclasses.asdict(finding) for finding in findings])
+        return
+    colours = {"ok": "green", "missing": "dim", "warning": "yellow", "broken": "red"}
+    table = Table("what", "", "found", "fix", box=None)
+    for finding in findings:
+        colour = colours[finding.status]
+        table.add_row(finding.name, f"[{colour}]{finding.status}[/]", escape(finding.detail), escape(finding.fix))
+    out.print(table)
+    if any(finding.status == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line; mistakes in the input become one line and exit code 2."""
+    sys.path.insert(0, "")  # an encoder of the user's lies where the command is given
+    warnings.showwarning = lambda message, *rest, **more: _note(str(message))
+    try:
+        code = typer.main.get_command(app)(standalone_mode=False)
+        if code == INTERRUPTED:  # typer has turned Ctrl-C into this
+            _stop()
+        sys.exit(code if isinstance(code, int) else 0)
+    except (typer.Abort, KeyboardInterrupt):
+        _stop()
+    except (ValueError, OSError, ImportError) as error:
+        if os.environ.get("HARDNEG_TRACEBACK"):
+            raise
+        _fail(str(error))
+    except Exception as error:
+        # Of the parser of the command line; typer keeps its classes to itself.
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(f"{error.format_message()} Help: hardneg --help")
+
+
+def _fail(message: str) -> None:
+    err.print(f"error: {' '.join(message.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)
+
+
+def _stop() -> None:
+    folder = os.environ.get("HARDNEG_RUN")
+    again = f"go on with: hardneg train --resume {folder}" if folder else "the same command goes on where it stopped"
+    err.print(f"\nstopped; {again}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(INTERRUPTED)
+
+
+def _note(message: str) -> None:
+    err.print(f"note: {' '.join(message.split())}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_json(content: Any) -> None:
+    sys.stdout.write(json.dumps(content, indent=1) + "\n")
+
+
+def _next_folder(root: Path, stem: str) -> Path:
+    return next(place for number in itertools.count(1) if not (place := root / f"{stem}-{number}").exists())
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs below it."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {str(folder)!r}: give the folder of a run or of a comparison")
+    found = [file.parent for file in sorted(folder.glob("**/recipe.yaml"))]
+    if not found:
+        raise ValueError(f"{folder} holds no run: recipe.yaml is missing")
+    return found
+
+
+def _carry_out(runs: Sequence["Run"], quiet: bool) -> None:
+    """Train what is not finished, under a bar for all and one for each."""
+    from hardneg.training import compare as comparing
+    from hardneg.training.progress import Bar, bars
+
+    with bars(Console(stderr=True, quiet=quiet)) as progress:
+        whole = progress.add_task("all runs", total=len(runs), facts="")
+        for done in comparing.carry_out(
+            runs, lambda planned: [Bar(progress, f"{planned.cell.name}, seed {planned.seed}")]
+        ):
+            progress.advance(whole)
+            if not quiet and not err.is_terminal:  # a log gets a line for each
+                err.print(f"done: {done.cell.name}, seed {done.seed}", markup=False, highlight=False)
+
+
+def _show(
+    rows: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, as_json: bool, more: Mapping[str, Any]
+) -> None:
+    """The table of a comparison: mean ± std in percent, and the difference to the baseline ± its standard error."""
+    compared = importlib.import_module("hardneg.insight.comparing")
+    metrics = [name for name in METRIC_TITLES if any(name in row for row in rows.values())]
+    summary: dict[str, dict[str, dict[str, float | int | None]]] = {}
+    for name, row in rows.items():
+        summary[name] = {}
+        for metric in metrics:
+            if values := row.get(metric):
+                gap = compared.difference(values, rows[baseline][metric])
+                summary[name][metric] = {
+                    "mean": statistics.fmean(values),
+                    "std": statistics.stdev(values) if len(values) > 1 else None,
+                    "runs": len(values),
+                    "difference": gap.mean,
+                    "standard_error": gap.error,
+                }
+    if as_json:
+        _print_json({**more, "baseline": baseline, "rows": summary})
+        return
+    table = Table(title="accuracy on the test set, %", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("negatives", no_wrap=True)
+    for metric in metrics:
+        table.add_column(METRIC_TITLES[metric], justify="right")
+    for name, figures in summary.items():
+        cells = [_cell(figures[metric], name == baseline) if metric in figures else "–" for metric in metrics]
+        table.add_row(name, *cells)
+    out.print(table)
+    out.print(f"mean ± std over seeds; below, the difference to {baseline} ± its standard error", style="dim")
+
+
+def _cell(figure: Mapping[str, float | int | None], is_baseline: bool) -> str:
+    def percent(name: str, sign: str = "") -> str:
+        number = figure[name]
+        return "" if number is None else f"{100 * number:{sign}.1f}"
+
+    spread = f"±{percent('std')}" if figure["std"] is not None else ""
+    text = percent("mean") + spread
+    if not is_baseline:
+        error = f"±{percent('standard_error')}" if figure["standard_error"] is not None else ""
+        text += f"\n[dim]{percent('difference', '+')}{error}[/]"
+    return text

@@ -1,0 +1,57 @@
+"""The main job in small: which negatives? Several answers side by side on scikit-learn's digits, on a CPU."""
+
+from hardneg.data import ImageSet, load_split
+from hardneg.training import evaluate, recipe
+from hardneg.training.compare import Cell
+
+RECIPE = "digits-simclr"
+# What each row changes in the recipe.
+ROWS = {
+    "SimCLR": ["objective={preset: simclr, temperature: 0.5}"],
+    "debiased": ["objective={preset: debiased, temperature: 0.5, tau_plus: 0.1}"],
+    "HCL": ["objective={preset: hcl, temperature: 0.5, beta: 1.0, tau_plus: 0.1}"],
+    "SCL (labels)": ["objective={preset: scl, temperature: 0.5}"],
+    "H-SCL (labels)": ["objective={preset: hscl, temperature: 0.5, beta: 1.0}"],
+}
+# With --all: half as long, as there is more to do in a step. Of ten classes, the closest tenth of a bank is mostly the
+# own one, so the ring ends below it.
+_HALF = "trainer.epochs=30"
+_RING = "objective={preset: ring_nce, temperature: 0.2, lower: 0.5, upper: 0.9}"
+_BANK = "objective={preset: instance_discrimination, temperature: 0.2}"
+_QUEUE = ["method=moco", "memory={queue: 1024, momentum: 0.9}", _HALF]
+FURTHER: dict[str, list[str]] = {
+    "IR": ["method=instance_discrimination", _BANK, _HALF],
+    "IRing": ["method=instance_discrimination", _RING, _HALF],
+    "MoCo": [*_QUEUE, "objective={preset: moco, temperature: 0.2}"],
+    "MoCoRing": [*_QUEUE, _RING],
+    "CMC": ["method=cmc", "objective={preset: instance_discrimination, temperature: 0.1}", _HALF],
+    "LA": [
+        "method=local_aggregation",
+        _BANK,
+        "memory={clusters: 30, repeats: 3, cluster_after: 10, cluster_every: 5, background: 512}",
+        _HALF,
+    ],
+}
+
+
+def cells(everything: bool = False, overrides: tuple[str, ...] = ()) -> list[Cell]:
+    """The rows to train; ``everything`` adds the methods with a memory and the batch samplers."""
+    rows = {**ROWS, **FURTHER} if everything else ROWS
+    file = recipe.find(RECIPE)
+    return [Cell(name, recipe.load(file, [*changes, *overrides])) for name, changes in rows.items()]
+
+
+def untrained_rows(seeds: list[int]) -> dict[str, dict[str, list[float]]]:
+    """The rows that need no training: raw pixels, and the network before its first step."""
+    known, asked = (load_split("digits", part) for part in ("train", "test"))
+    assert isinstance(known, ImageSet)
+    assert isinstance(asked, ImageSet)
+    found: dict[str, dict[str, list[float]]] = {
+        "raw pixels": {name: [figure] for name, figure in evaluate.raw(known, asked).items()},
+        "untrained": {},
+    }
+    for seed in seeds:
+        settings = recipe.load(recipe.find(RECIPE), [f"seed={seed}"])
+        for name, figure in evaluate.untrained(settings, known, asked).items():
+            found["untrained"].setdefault(name, []).append(figure)
+    return found

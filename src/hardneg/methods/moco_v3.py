@@ -1,0 +1,74 @@
+"""MoCo v3: keys of a slow encoder, a predictor for the queries, negatives from the batch. Any objective."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg import checks
+from hardneg.methods.method import Method
+from hardneg.methods.momentum import follow, slow_copy
+from hardneg.schedules import value
+from hardneg.temperature import Learnable
+
+
+class MoCoV3(Method):
+    """Trains an encoder so that a view predicts the key of the other view, among the batch's (Chen et al. 2021).
+
+    Both views are queries and both are keys. There is no queue: candidates are the other samples' keys, of all
+    processes if the objective gathers. The loss is the sum of both directions times twice the temperature, which makes
+    its gradient, and so the best learning rate, nearly the same for every temperature.
+
+    Args:
+        encoder, head, objective, and the options of `Method`
+        predictor: (B, outputs) → (B, outputs), on the query side only
+        momentum: m of the key encoder at the start; it rises to 1 along a cosine
+    """
+
+    def __init__(self, *parts: Any, predictor: nn.Module, momentum: float = 0.99, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        if self.objective.in_batch != "other" or self.objective.symmetric:
+            raise ValueError(
+                "MoCo v3 compares queries with the other view's keys, in both directions by itself: give the objective "
+                f"in_batch='other' and symmetric=False, got {self.objective.in_batch!r}, {self.objective.symmetric!r}"
+            )
+        checks.number("momentum", momentum, at_least=0, at_most=1)
+        self.predictor, self.momentum = predictor, momentum
+        self.key_encoder, self.key_head = slow_copy(self.encoder), slow_copy(self.head)
+
+    def loss(self, seen: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
+        first, second = self.predictor(self.head(self.encoder(seen))).chunk(2)  # (B, d) each
+        with torch.no_grad():
+            first_keys, second_keys = self.key_head(self.key_encoder(seen)).chunk(2)
+        self.note(index, first)
+        terms = self.label_terms(labels)
+        loss: Tensor = self.objective(first, second_keys, **terms) + self.objective(second, first_keys, **terms)
+        return 2 * self._temperature() * loss
+
+    def remember(self) -> None:
+        if self.noted is not None:
+            momentum = annealed(self.momentum, self.progress)
+            follow(self.key_encoder, self.encoder, momentum)
+            follow(self.key_head, self.head, momentum)
+        super().remember()
+
+    def networks(self) -> list[nn.Module]:
+        return [*super().networks(), self.predictor, self.key_encoder, self.key_head]
+
+    def _temperature(self) -> float | Tensor:
+        temperature = self.objective.temperature
+        if isinstance(temperature, Learnable):
+            # A factor, not something to make small.
+            return temperature().detach()  # type: ignore[no-any-return]
+        return value(temperature, self.objective.progress)
+
+
+def annealed(momentum: float, progress: float) -> float:
+    """The momentum when the fraction ``progress`` of training is done: along a cosine to 1.
+
+    Examples:
+        >>> [round(annealed(0.99, p), 4) for p in (0.0, 0.5, 1.0)]
+        [0.99, 0.995, 1.0]
+    """
+    return 1 - (1 - momentum) * (1 + math.cos(math.pi * progress)) / 2

@@ -1,0 +1,133 @@
+"""Comparisons: recipes by overrides by seeds, one folder for each run, continued where they stopped."""
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import lightning as L
+
+from hardneg.training import evaluate, files, recipe, run
+from hardneg.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One line of a comparison: its name, and its recipe but for the seed."""
+
+    name: str
+    settings: Recipe
+
+    def folder(self, root: Path, seed: int) -> Path:
+        """Where the run with this seed lives."""
+        return root / re.sub(r"[^\w.=+-]+", "_", self.name) / f"seed-{seed}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a comparison."""
+
+    cell: Cell
+    seed: int
+    folder: Path
+
+    @property
+    def settings(self) -> Recipe:
+        """Its whole recipe."""
+        return replace(self.cell.settings, seed=self.seed)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was trained and judged."""
+        return (self.folder / files.EVALUATION).exists()
+
+
+def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[str] = ()) -> list[Cell]:
+    """Every recipe with every combination of the values to go over.
+
+    recipes: names or files · overrides: ``key=value``, for all · over: ``key=value,value…``, one entry per dimension
+
+    Examples:
+        >>> [cell.name for cell in grid(["digits-simclr"], over=["objective.preset=simclr,hcl", "trainer.epochs=5,9"])]
+        ['objective.preset=simclr trainer.epochs=5', 'objective.preset=simclr trainer.epochs=9', ...]
+    """
+    dimensions = []
+    for entry in over:
+        key, separator, values = entry.partition("=")
+        if not separator or not key or not values:
+            raise ValueError(f"what to go over must be key=value,value…, got {entry!r}")
+        dimensions.append([f"{key}={value}" for value in _values(values)])
+    cells = []
+    for source in recipes:
+        for chosen in itertools.product(*dimensions):
+            name = " ".join([Path(source).stem] * (len(recipes) > 1 or not chosen) + list(chosen))
+            cells.append(Cell(name, recipe.load(recipe.find(source), [*overrides, *chosen])))
+    if not cells:
+        raise ValueError("there is nothing to compare: name at least one recipe")
+    for cell in cells:
+        if cell.settings.trainer.devices > 1:
+            # Further processes are started with the command line of this one, and would compare, too.
+            raise ValueError(
+                f"trainer.devices={cell.settings.trainer.devices}: a comparison trains on one device; "
+                "use hardneg train for several"
+            )
+    folders = [cell.folder(Path(), 0) for cell in cells]
+    for cell, folder in zip(cells, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise ValueError(f"{cell.name!r} stands twice in the comparison: leave one out")
+    return cells
+
+
+def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[Run]:
+    """The runs of a comparison, seed by seed; a folder that holds another run than planned is an error."""
+    runs = []
+    for seed in seeds:
+        for cell in cells:
+            made = Run(cell, seed, cell.folder(Path(root), seed))
+            there = made.folder / files.RECIPE
+            if there.exists() and recipe.load(there) != made.settings:
+                raise ValueError(
+                    f"{made.folder} holds a run of another recipe: choose another folder for this comparison"
+                )
+            runs.append(made)
+    return runs
+
+
+def carry_out(runs: Sequence[Run], callbacks: Callable[[Run], Sequence[L.Callback]] = lambda run: ()) -> Iterator[Run]:
+    """Train and judge each run that is not finished, resuming what was begun; yields each when it is done."""
+    for planned in runs:
+        if not planned.finished:
+            begun = (planned.folder / files.RECIPE).exists()
+            run.train(planned.settings, planned.folder, resume=begun, callbacks=callbacks(planned))
+            evaluate.evaluate(planned.folder)
+        yield planned
+
+
+def results(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
+    """By cell and metric, the figures of all finished runs, in the order of their seeds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for done in sorted(runs, key=lambda r: r.seed):
+        if done.finished:
+            row = found.setdefault(done.cell.name, {})
+            for metric, figure in json.loads((done.folder / files.EVALUATION).read_text()).items():
+                row.setdefault(metric, []).append(figure)
+    return {cell: found[cell] for cell in dict.fromkeys(r.cell.name for r in runs) if cell in found}
+
+
+def _values(text: str) -> list[str]:
+    """The values between commas, but for commas within brackets.
+
+    Examples:
+        >>> _values("1,{a: 2, b: 3},[4, 5]")
+        ['1', '{a: 2, b: 3}', '[4, 5]']
+    """
+    values, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values]

@@ -1,0 +1,74 @@
+"""Judging runs: on the data they were trained on, or carried over to others."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.data import ImageSet, StreamedImages, load_split
+from hardneg.evaluation import METRICS, extract_set, judge
+from hardneg.training import build, files
+from hardneg.training.recipe import Recipe
+from hardneg.training.run import load_run
+
+TRANSFER = "transfer.json"
+
+
+def evaluate(
+    folder: str | Path, source: str | None = None, size: int | None = None, metrics: Sequence[str] = tuple(METRICS)
+) -> dict[str, float]:
+    """The accuracies of a run's encoder, written to its ``evaluation.json``.
+
+    folder: of the run · source: other data to carry the frozen encoder over to, written to ``transfer.json`` instead ·
+    size: side of its pictures (default: as in training) · metrics: see `hardneg.evaluation.METRICS`
+    """
+    run = load_run(folder)
+    same = source is None
+    source = run.settings.data.source if source is None else source
+    side = size if size is not None else run.settings.data.size if same else run.shape[-1]
+    known, asked = (load_split(source, part, side, labels=True) for part in ("train", "test"))
+    if known.shape[0] != run.shape[0]:
+        raise ValueError(
+            f"{source} has pictures of {known.shape[0]} channels, but {folder} was trained on {run.shape[0]}: "
+            "convert them first"
+        )
+    encoder = run.encoder.to(_device(run.settings))
+    found = of_encoder(encoder, known, asked, run.prepare, metrics, run.settings.data.workers)
+    if same:
+        files.write_json(run.folder / files.EVALUATION, found)
+    else:
+        file = run.folder / TRANSFER
+        before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        files.write_json(file, {**before, source: found})
+    return found
+
+
+def of_encoder(
+    encoder: nn.Module,
+    known: ImageSet | StreamedImages,
+    asked: ImageSet | StreamedImages,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    metrics: Sequence[str] = tuple(METRICS),
+    workers: int = 0,
+) -> dict[str, float]:
+    """The accuracies of an encoder that knows the labels of one set and is asked for those of another."""
+    features = [extract_set(encoder, part, prepare=prepare, workers=workers) for part in (known, asked)]
+    return judge(*features[0], *features[1], metrics)
+
+
+def untrained(settings: Recipe, known: ImageSet, asked: ImageSet) -> dict[str, float]:
+    """The accuracies of the recipe's encoder before its first step."""
+    module = build.method(settings, known)
+    return of_encoder(module.encoder, known, asked, build.views_of(settings, known.shape[-1]).plain)
+
+
+def raw(known: ImageSet, asked: ImageSet) -> dict[str, float]:
+    """The accuracies of the pixels themselves."""
+    return of_encoder(nn.Flatten(), known, asked)
+
+
+def _device(settings: Recipe) -> str:
+    return "cuda" if torch.cuda.is_available() and settings.trainer.accelerator != "cpu" else "cpu"

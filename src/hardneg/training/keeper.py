@@ -1,0 +1,172 @@
+"""The keeper of a run's books: random state, metrics, online kNN and checkpoints."""
+
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from hardneg import randomness
+from hardneg.batches import cosine_histogram, false_negative_share, mean_cosine
+from hardneg.data import ImageSet, StreamedImages, load_split
+from hardneg.evaluation import extract_set, knn_accuracy
+from hardneg.methods.method import Method
+from hardneg.training import files
+from hardneg.training.batches import Batches
+from hardneg.training.recipe import Recipe
+from hardneg.training.refresh import Refresh
+
+
+class Keeper(L.Callback):
+    """Keeps the books of a run in its folder.
+
+    Args:
+        settings: the recipe
+        folder: of the run
+        batches: that the run goes through
+        train_set: what online kNN knows
+        refresh: of the batch sampler, if it has one
+    """
+
+    def __init__(
+        self,
+        settings: Recipe,
+        folder: Path,
+        batches: Batches,
+        train_set: ImageSet | StreamedImages,
+        refresh: Refresh | None = None,
+    ) -> None:
+        self.settings, self.folder, self.batches, self.train_set = settings, folder, batches, train_set
+        self.refresh = refresh
+        self.test_set: ImageSet | StreamedImages | None = None
+        self.last: dict[str, Any] = {}
+        self.last_knn: float | None = None
+        self.losses: Tensor | None = None  # () float64: sum of this epoch's losses
+        self.number = 0  # of this epoch's losses
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, Method)
+        pl_module.clock.on_gpu = pl_module.device.type == "cuda"
+        if trainer.is_global_zero:
+            self._drop_metrics_after(self.batches.start)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Method)
+        # Dropout and the like draw from the global state, which thereby becomes a function of (seed, step, rank).
+        torch.manual_seed(randomness.mix(self.settings.seed, trainer.global_step, trainer.global_rank))
+        pl_module.clock.mark("data")
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Method)
+        epoch, rest = divmod(trainer.global_step, self.batches.steps_per_epoch)
+        # While negatives and embeddings are still there.
+        facts = self._facts(pl_module, epoch - 1) if rest == 0 else {}
+        pl_module.remember()  # before a checkpoint is written: Lightning asks the module only after its callbacks
+        pl_module.clock.mark("network")
+        loss = outputs["loss"].detach()
+        if pl_module.objective.observes_loss:
+            pl_module.objective.observe(loss=float(loss))
+        if self.losses is None or self.losses.device != loss.device:
+            self.losses = torch.zeros((), dtype=torch.float64, device=loss.device) + (self.losses or 0.0)
+        self.losses += loss
+        self.number += 1
+        if rest == 0:
+            self._end_epoch(trainer, pl_module, epoch, facts)
+        elif self.settings.trainer.save_every and trainer.global_step % self.settings.trainer.save_every == 0:
+            self._save(trainer)
+        else:
+            return
+        pl_module.clock.restart()  # what the books took belongs to no step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": 0.0 if self.losses is None else float(self.losses), "number": self.number}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.losses = torch.tensor(state_dict["losses"], dtype=torch.float64)
+        self.number = state_dict["number"]
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["batches"] = self.batches.place(trainer.global_step)
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.batches.go_on_from(checkpoint["batches"])
+
+    def _end_epoch(self, trainer: L.Trainer, module: Method, epoch: int, facts: dict[str, float]) -> None:
+        assert self.losses is not None
+        total, number = float(self.losses), self.number
+        self.losses, self.number = None, 0
+        seconds = module.clock.read()
+        every, epochs = self.settings.trainer.knn_every, self.settings.trainer.epochs
+        line: dict[str, Any] = {
+            "epoch": epoch,
+            "step": trainer.global_step,
+            "loss": total / number,
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+            **facts,
+            "seconds": {name: round(spent, 6) for name, spent in seconds.items()},
+            "images_per_second": round(number * self.settings.trainer.batch_size / max(sum(seconds.values()), 1e-9), 1),
+        }
+        if every and (epoch % every == 0 or epoch == epochs):
+            line["knn"] = self.last_knn = self._knn(module)
+            if self.last_knn is not None:
+                module.objective.observe(accuracy=self.last_knn)
+        self.last = line
+        if trainer.is_global_zero:
+            with (self.folder / files.METRICS).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        self._save(trainer)
+
+    def _facts(self, module: Method, epoch: int) -> dict[str, Any]:
+        """What the objective of the last step and the batches of this epoch were like."""
+        batches: dict[str, Any] = {"sampling_seconds": round(self.batches.seconds, 6)}
+        self.batches.seconds = 0.0
+        if self.refresh is not None:
+            batches["graph_seconds"], self.refresh.seconds = round(self.refresh.seconds, 6), 0.0
+        drawn = self.batches.drawn.get(epoch)
+        if self.train_set.labels is not None and drawn:
+            shares = [false_negative_share(self.train_set.labels[batch]) for batch in drawn]
+            batches["false_negatives"] = statistics.fmean(shares)
+        if module.noted is not None and len(module.noted[1]) > 1:
+            embeddings = module.noted[1].float()
+            batches["mean_cosine"] = mean_cosine(embeddings)
+            batches["cosines"] = cosine_histogram(embeddings, bins=20)[0].tolist()
+        return {"objective": module.diagnostics(), "batches": batches}
+
+    def _knn(self, module: Method) -> float | None:
+        """Weighted kNN accuracy on the test set, if there are labels."""
+        if self.train_set.labels is None:
+            return None
+        if self.test_set is None:
+            try:
+                self.test_set = load_split(self.settings.data.source, "test", self.settings.data.size)
+            except (ValueError, FileNotFoundError):
+                return None
+        prepare = getattr(module.views, "plain", None)
+        with torch.autocast(module.device.type, torch.bfloat16, enabled="bf16" in self.settings.trainer.precision):
+            known, asked = (
+                extract_set(module.encoder, part, prepare=prepare, workers=self.settings.data.workers)
+                for part in (self.train_set, self.test_set)
+            )
+        return knn_accuracy(*known, *asked)
+
+    def _save(self, trainer: L.Trainer) -> None:
+        """Write the checkpoint beside the old one, then put it in its place: a half-written one is never seen."""
+        fresh = self.folder / "next.ckpt"
+        trainer.save_checkpoint(fresh, weights_only=False)  # with the optimiser
+        if trainer.is_global_zero:
+            os.replace(fresh, self.folder / files.CHECKPOINT)
+
+    def _drop_metrics_after(self, step: int) -> None:
+        """Forget lines written after the checkpoint that is being resumed."""
+        if (self.folder / files.METRICS).exists():
+            kept = [line for line in files.metrics(self.folder) if line["step"] <= step]
+            self.last = kept[-1] if kept else {}
+            files.write(self.folder / files.METRICS, "".join(json.dumps(line) + "\n" for line in kept))

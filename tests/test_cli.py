@@ -1,0 +1,331 @@
+"""The command line: what it prints, what it writes, and one clear line for every mistake."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hardneg import cli
+
+QUICK = ["trainer.epochs=2", "trainer.knn_every=1"]
+
+
+@pytest.fixture(autouse=True)
+def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HARDNEG_RUN", raising=False)
+    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
+
+
+def hardneg(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command run in this process."""
+    before = sys.argv
+    sys.argv = ["hardneg", *arguments]
+    try:
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    finally:
+        sys.argv = before
+    printed = capsys.readouterr()
+    return int(stop.value.code or 0), printed.out, printed.err
+
+
+def process(*arguments: str, **more: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "hardneg", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, **pipes, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, with what is in it."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run on digits."""
+    folder: Path = tmp_path_factory.mktemp("cli") / "run"
+    done = process("train", "digits-simclr", *QUICK, "--run", str(folder), "--json")
+    out, err = done.communicate(timeout=300)
+    assert done.returncode == 0, err
+    assert json.loads(out)["run"] == str(folder)
+    return folder
+
+
+def test_train_judges_the_encoder_and_prints_json_alone(finished: Path) -> None:
+    figures = json.loads((finished / "evaluation.json").read_text())
+    assert set(figures) == {"knn", "nearest", "few_1", "few_5", "linear"}
+    assert all(0 < figure <= 1 for figure in figures.values())
+
+
+def test_train_names_the_folder_and_what_comes_next(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for number in (1, 2):
+        code, out, _ = hardneg(capsys, "train", "digits-simclr", "trainer.epochs=1", "--no-evaluate")
+        assert code == 0
+        assert f"digits-simclr-{number}" in out
+        assert "hardneg report" in out
+        assert (tmp_path / "runs" / f"digits-simclr-{number}" / "last.ckpt").exists()
+
+
+def test_evaluate_gives_what_training_gave_and_carries_over(
+    capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path
+) -> None:
+    code, out, err = hardneg(capsys, "evaluate", str(finished), "--json")
+    assert code == 0, err
+    assert json.loads(out) == json.loads((finished / "evaluation.json").read_text())
+
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 2
+    pictures = (rng.integers(0, 60, (60, 8, 8)) + 180 * labels[:, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "other.npz", train_images=pictures[:40], train_labels=labels[:40],
+             test_images=pictures[40:], test_labels=labels[40:])  # fmt: skip
+    code, out, err = hardneg(capsys, "evaluate", str(finished), "--data", "other.npz", "--json")
+    assert code == 0, err
+    assert json.loads(out)["nearest"] == 1.0  # bright and dark: any encoder sees it
+    assert json.loads((finished / "transfer.json").read_text())["other.npz"]["nearest"] == 1.0
+    assert "other.npz" not in (finished / "evaluation.json").read_text()
+
+
+def test_recipes_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = hardneg(capsys, "recipes")
+    assert code == 0
+    assert "cifar10-simclr" in out
+    code, out, _ = hardneg(capsys, "recipes", "digits-simclr")
+    assert code == 0
+    assert "source: digits" in out
+
+
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("train", "compare", "demo", "evaluate", "report", "recipes", "export"):
+        code, out, _ = hardneg(capsys, command, "--help")
+        assert code == 0
+        assert f"hardneg {command} " in out.split("Example")[-1]
+
+
+def npz(folder: Path, **arrays: np.ndarray) -> str:
+    np.savez(folder / "data.npz", **arrays)  # type: ignore[arg-type]
+    return f"data.source={folder / 'data.npz'}"
+
+
+MISTAKES = {
+    "missing file": (["train", "digits-simclr", "data.source=no/such/file.npz"], "does not exist"),
+    "unknown recipe": (["train", "digit-simclr"], "did you mean digits-simclr"),
+    "unknown recipe file": (["train", "mine.yaml"], "there is no file 'mine.yaml'"),
+    "misspelt key": (["train", "digits-simclr", "trainer.epoch=3"], "did you mean trainer.epochs"),
+    "wrong type": (["train", "digits-simclr", "trainer.epochs=many"], "trainer.epochs must be int, got 'many'"),
+    "unreadable value": (["train", "digits-simclr", "objective={preset: ["], "not readable YAML"),
+    "unknown device": (["train", "digits-simclr", "trainer.accelerator=abacus"], "trainer.accelerator=abacus"),
+    "absent device": (["train", "digits-simclr", "trainer.accelerator=tpu"], "cannot be had here"),
+    "unknown precision": (["train", "digits-simclr", "trainer.precision=7-bit"], "trainer.accelerator=cpu"),
+    "unknown method": (["train", "digits-simclr", "method=simclear"], "method='simclear' is not known"),
+    "unknown views": (["train", "digits-simclr", "views.preset=simclear"], "views.preset='simclear' is not known"),
+    "unknown option of views": (["train", "digits-simclr", "views.options={blurr: 1}"], "blurr"),
+    "unknown encoder": (["train", "digits-simclr", "encoder.name=resnet17"], "resnet18"),
+    "batch too large": (
+        ["train", "digits-simclr", "trainer.batch_size=5000"],
+        "trainer.batch_size=5000 is more than the 1297 samples",
+    ),
+    "resume of a foreign folder": (["train", "--resume", "."], "holds no run to resume"),
+    "resume of nothing": (["train", "--resume", "nowhere"], "holds no run to resume"),
+    "resume and a recipe": (["train", "digits-simclr", "--resume", "."], "leave out the recipe"),
+    "no recipe": (["train"], "name a recipe"),
+    "settings before the recipe": (["train", "trainer.epochs=3"], "the recipe comes first"),
+    "unknown command": (["trian"], "No such command 'trian'"),
+    "unknown option": (["train", "--fast"], "--fast"),
+    "report of nothing": (["report", "nowhere"], "there is no folder 'nowhere'"),
+    "report of no run": (["report", "."], "holds no run"),
+    "evaluate no run": (["evaluate", "."], "is no run"),
+    "export no run": (["export", "."], "is no run"),
+    "nothing to compare": (["compare", "trainer.epochs=3"], "nothing to compare"),
+    "no values to go over": (["compare", "digits-simclr", "--over", "seed"], "must be key=value,value"),
+    "same row twice": (["compare", "digits-simclr", "--over", "seed=1,1"], "stands twice"),
+    "several devices": (["compare", "digits-simclr", "trainer.devices=2"], "a comparison trains on one device"),
+    "unknown baseline": (["compare", "digits-simclr", "--baseline", "x"], "baseline='x' is no row"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gives_one_line_and_exit_code_2_and_changes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, mistake: str
+) -> None:
+    (tmp_path / "letter.txt").write_text("dear sir")
+    arguments, message = MISTAKES[mistake]
+    code, out, err = hardneg(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("error: ")
+    assert message in err
+    assert tree(tmp_path) == {"letter.txt": b"dear sir"}
+
+
+def test_missing_labels_are_told_before_anything_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = npz(tmp_path, images=np.zeros((300, 8, 8), np.uint8))
+    before = tree(tmp_path)
+    code, _, err = hardneg(capsys, "train", "digits-simclr", "objective.preset=scl", source)
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert "has no labels" in err
+    assert tree(tmp_path) == before
+
+
+def test_unreadable_images_are_told_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for number in range(20):
+        Image.new("L", (8, 8), number).save(pictures / f"{number}.png")
+    (pictures / "3.png").write_bytes(b"no picture")
+    before = tree(tmp_path)
+    code, _, err = hardneg(capsys, "train", "digits-simclr", f"data.source={pictures}", "trainer.batch_size=4")
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert "3.png" in err
+    assert "More than 1 % are broken" in err
+    assert tree(tmp_path) == before
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(10**9, 10**9 - 10**6, 10**6))
+    code, _, err = hardneg(capsys, "train", "digits-simclr")
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert "1 MB free" in err
+    assert tree(tmp_path) == {}
+
+
+def test_a_run_in_use_by_another_process_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    other = process("train", "digits-simclr", "trainer.epochs=100000", "--run", "run", cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "run" / "last.ckpt").exists():
+            assert time.monotonic() < deadline
+            assert other.poll() is None
+            time.sleep(0.2)
+        code, _, err = hardneg(capsys, "train", "--resume", "run")
+        assert (code, len(err.strip().splitlines())) == (2, 1)
+        assert "in use by another process" in err
+        code, _, err = hardneg(capsys, "train", "digits-simclr", "--run", "run")
+        assert (code, len(err.strip().splitlines())) == (2, 1)
+        assert "holds a run already" in err
+        assert other.poll() is None
+    finally:
+        other.send_signal(signal.SIGINT)
+        _, err = other.communicate(timeout=60)
+    # Ctrl-C says how to go on, and what was begun can be taken up.
+    assert other.returncode == 130
+    assert "stopped; go on with: hardneg train --resume run" in err
+
+
+def test_ctrl_c_leaves_a_run_that_resumes_exactly(finished: Path, tmp_path: Path) -> None:
+    stopped = process("train", "digits-simclr", *QUICK, "--run", "run", cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and stopped.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    stopped.send_signal(signal.SIGINT)
+    stopped.communicate(timeout=60)
+    resumed = process("train", "--resume", "run", cwd=tmp_path)
+    _, err = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, err
+    assert (tmp_path / "run" / "encoder.safetensors").read_bytes() == (finished / "encoder.safetensors").read_bytes()
+
+
+def test_two_processes_share_one_run_and_only_the_first_tells(tmp_path: Path) -> None:
+    both = process("train", "digits-simclr", "trainer.epochs=1", "trainer.devices=2", "--json", cwd=tmp_path)
+    out, err = both.communicate(timeout=300)
+    assert both.returncode == 0, err
+    assert json.loads(out)["run"] == str(Path("runs") / "digits-simclr-1")
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["digits-simclr-1"]
+
+
+COMPARE = ["compare", "digits-simclr", "trainer.epochs=2", "trainer.knn_every=0", "--seeds", "2",
+           "--over", "objective.preset=simclr,hcl", "--run", "runs/grid", "--json"]  # fmt: skip
+
+
+def test_an_interrupted_comparison_goes_on_and_repeats_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    stopped = process(*COMPARE, cwd=tmp_path)
+    first = tmp_path / "runs" / "grid" / "objective.preset=simclr" / "seed-0"
+    second = tmp_path / "runs" / "grid" / "objective.preset=hcl" / "seed-0"
+    deadline = time.monotonic() + 120
+    while not (second / "metrics.jsonl").exists() and stopped.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    stopped.kill()
+    stopped.communicate(timeout=60)
+    before = {file: file.stat().st_mtime_ns for file in first.iterdir()}
+    assert (first / "evaluation.json").exists()
+
+    code, out, err = hardneg(capsys, *COMPARE)
+    assert code == 0, err
+    assert {file: file.stat().st_mtime_ns for file in first.iterdir()} == before
+    table = json.loads(out)
+    assert table["baseline"] == "objective.preset=simclr"
+    row = table["rows"]["objective.preset=hcl"]["few_5"]
+    assert row["runs"] == 2
+    figures = [
+        [json.loads((tmp_path / "runs/grid" / cell / seed / "evaluation.json").read_text())["few_5"]
+         for seed in ("seed-0", "seed-1")]
+        for cell in ("objective.preset=simclr", "objective.preset=hcl")
+    ]  # fmt: skip
+    assert row["mean"] == pytest.approx(np.mean(figures[1]))
+    assert row["std"] == pytest.approx(np.std(figures[1], ddof=1))
+    assert row["difference"] == pytest.approx(np.mean(figures[1]) - np.mean(figures[0]))
+    error = np.sqrt(sum(np.var(side, ddof=1) / 2 for side in figures))
+    assert row["standard_error"] == pytest.approx(error)
+
+    # Again, with another seed: only what is new is run; and another recipe in the same place is refused.
+    code, out, err = hardneg(capsys, *COMPARE[:5], "3", *COMPARE[6:])
+    assert code == 0, err
+    assert json.loads(out)["rows"]["objective.preset=simclr"]["few_5"]["runs"] == 3
+    assert {file: file.stat().st_mtime_ns for file in first.iterdir()} == before
+    code, _, err = hardneg(capsys, *COMPARE, "optimizer.lr=0.5")
+    assert code == 2
+    assert "holds a run of another recipe" in err
+
+
+def test_the_demo_prints_every_row_and_writes_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = hardneg(capsys, "demo", "--seeds", "2", "--epochs", "1")
+    assert code == 0, err
+    for row in ("raw pixels", "untrained", "SimCLR", "debiased", "HCL", "SCL (labels)", "H-SCL (labels)"):
+        assert row in out
+    page = tmp_path / "runs" / "demo" / "report.html"
+    assert f"report: {page.relative_to(tmp_path)}" in out
+    assert "H-SCL (labels)" in page.read_text()
+    code, out, err = hardneg(capsys, "demo", "--seeds", "2", "--epochs", "1")
+    assert "10 of 10 runs are in runs/demo already" in err
+    look_at(page)
+
+
+def look_at(file: Path) -> None:
+    """Open a report in a real browser: pictures are there, nothing is fetched, nothing complains."""
+    browser = shutil.which("chromium")
+    playwright = pytest.importorskip("playwright.sync_api", reason="looking at the report needs playwright")
+    if browser is None:
+        pytest.skip("looking at the report needs chromium on the path")
+    complaints: list[str] = []
+    with playwright.sync_playwright() as driver:
+        page = driver.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"]).new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: request.url[:5] in ("file:", "data:") or complaints.append(request.url))
+        page.goto(file.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+        widths = page.evaluate("Promise.all([...document.images].map((i) => i.decode().then(() => i.naturalWidth)))")
+        assert len(page.screenshot(full_page=True)) > 50_000
+    assert len(widths) > 50
+    assert min(widths) > 0
+    assert complaints == []
