@@ -13,24 +13,24 @@ ROWS = {
     "SCL (labels)": ["objective={preset: scl, temperature: 0.5}"],
     "H-SCL (labels)": ["objective={preset: hscl, temperature: 0.5, beta: 1.0}"],
 }
-# With --all: half as long, as there is more to do in a step. Of ten classes, the closest tenth of a bank is mostly the
-# own one, so the ring ends below it.
-_HALF = "trainer.epochs=30"
+# With --all. Of ten classes, the closest tenth of a bank is mostly the own one, so the ring ends below it.
 _RING = "objective={preset: ring_nce, temperature: 0.2, lower: 0.5, upper: 0.9}"
 _BANK = "objective={preset: instance_discrimination, temperature: 0.2}"
-_QUEUE = ["method=moco", "memory={queue: 1024, momentum: 0.9}", _HALF]
+_QUEUE = ["method=moco", "memory={queue: 1024, momentum: 0.9}"]
+_WALKS = "candidates: 500, neighbors: 100, restart: {schedule: linear, start: 0.2, end: 0.05}, refresh_every: 50"
 FURTHER: dict[str, list[str]] = {
-    "IR": ["method=instance_discrimination", _BANK, _HALF],
-    "IRing": ["method=instance_discrimination", _RING, _HALF],
+    "IR": ["method=instance_discrimination", _BANK],
+    "IRing": ["method=instance_discrimination", _RING],
     "MoCo": [*_QUEUE, "objective={preset: moco, temperature: 0.2}"],
     "MoCoRing": [*_QUEUE, _RING],
-    "CMC": ["method=cmc", "objective={preset: instance_discrimination, temperature: 0.1}", _HALF],
+    "CMC": ["method=cmc", "objective={preset: instance_discrimination, temperature: 0.1}"],
     "LA": [
         "method=local_aggregation",
         _BANK,
-        "memory={clusters: 30, repeats: 3, cluster_after: 10, cluster_every: 5, background: 512}",
-        _HALF,
+        "memory={clusters: 30, repeats: 3, cluster_after: 20, cluster_every: 5, background: 512}",
     ],
+    "proximity batches": [f"batches={{sampler: proximity, {_WALKS}}}"],
+    "kNN batches": ["batches={sampler: knn, refresh_every: 50}"],
 }
 
 

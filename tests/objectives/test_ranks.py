@@ -18,7 +18,7 @@ from hardneg.objectives.kernels.problem import draw
 
 Rings = tuple[tuple[float, float], ...]
 HIDDEN = -math.inf
-FINDERS = (ranks.selected, ranks.sorted_edges)
+FINDERS = (ranks.selected, ranks.by_values, ranks.sorted_edges)
 
 
 def band_by_definition(row: list[float], rings: Rings) -> set[int]:
@@ -87,7 +87,8 @@ def test_the_bands_of_a_full_queue_are_those_of_a_stable_sort(
 
 
 def test_long_rows_are_selected_and_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "sorted_edges", None)  # calling it would raise
+    for other in ("sorted_edges", "by_values"):
+        monkeypatch.setattr(ranks, other, None)  # calling it would raise
     assert ranks.edges(torch.randn(2, ranks.SHORTEST_ROW), Rule(rings=((0.5, 0.6),))).tied is not None
 
 

@@ -14,15 +14,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from hardneg.randomness import generator
+from hardneg.views.colours import adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation
 from hardneg.views.images import (
     ADJUSTMENTS,
     ORDERS,
     TRIES,
     ImageViews,
-    adjust_brightness,
-    adjust_contrast,
-    adjust_hue,
-    adjust_saturation,
     crop_boxes,
     crop_resize,
     gaussian_blur,

@@ -12,8 +12,8 @@ from hardneg.data.graphs import geometric
 class GIN(nn.Module):
     """Layers of sums over neighbours, each followed by two linear maps, ReLU and batch-norm.
 
-    Called with a PyG batch it returns graph embeddings (G, layers · width): every layer's nodes, summed up per graph and
-    put side by side. `nodes` gives them before that. A graph without nodes is embedded as zeros.
+    Called with a PyG batch it returns graph embeddings (G, layers · width): every layer's nodes, summed up per graph,
+    side by side. `nodes` gives them before that. A graph without nodes is embedded as zeros.
 
     Args:
         inputs: features of a node, F

@@ -1,0 +1,90 @@
+"""GraphCL: two views of each graph, one encoder, negatives from the batch. Any objective."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg import randomness
+from hardneg.data.graphs import GraphSet
+from hardneg.methods.method import NEGATIVES, Method
+
+
+class GraphMethod(Method):
+    """A way of training a graph encoder; what `Method` is to pictures.
+
+    A batch is a PyG batch with ``index`` (and ``y``, if the objective uses labels), or indices alone where ``graphs``
+    holds the set.
+    """
+
+    graphs: GraphSet | None = None  # moves to the device with training
+
+    def graph_loss(self, batch: Any, index: Tensor, labels: Tensor | None) -> Tensor:
+        """The loss of a PyG batch of B graphs; index: (B,) · labels: (B,) if the objective uses them."""
+        raise NotImplementedError
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if self.graphs is not None:
+            self.graphs = self.graphs.to(self.device)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        graphs = self._looked_up(batch) if isinstance(batch, Tensor) else batch
+        if getattr(graphs, "index", None) is None:
+            raise ValueError("the batch has no index, the number of each graph in its set: use a GraphSet")
+        labels = None
+        if self.objective.supervision != "none":
+            labels = getattr(graphs, "y", None)
+            if labels is None:
+                raise ValueError(f"supervision={self.objective.supervision!r} needs labels, and the batch has no y")
+        self.objective.set_progress(self.progress)
+        return self.graph_loss(graphs, graphs.index, labels)
+
+    @torch.no_grad()
+    def embeddings(self, graphs: GraphSet, batch_size: int = 512) -> Tensor:
+        """Features of all graphs by the encoder in evaluation mode, (N, features)."""
+        modes = [(module, module.training) for module in self.encoder.modules()]
+        self.encoder.eval()
+        try:
+            parts = torch.split(torch.arange(len(graphs)), batch_size)
+            return torch.cat([self.encoder(graphs.batch(part).to(self.device)) for part in parts])
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _looked_up(self, index: Tensor) -> Any:
+        if self.graphs is None:
+            raise ValueError("the batch holds indices only: set module.graphs, or let the loader yield PyG batches")
+        return self.graphs.batch(index)
+
+
+class GraphCL(GraphMethod):
+    """Trains an encoder so that two views of a graph agree (You et al. 2020), with any `InfoNCE`.
+
+    Args:
+        encoder: PyG batch → (B, features), such as `GIN`; what is kept after training
+        head: (B, features) → (B, outputs), thrown away after training
+        objective: the loss; `hn.graphcl()` is the authors'
+        views: makes views of a PyG batch, as `GraphViews` does
+        optimizer, rate, seed: as for `Method`
+    """
+
+    def graph_loss(self, batch: Any, index: Tensor, labels: Tensor | None) -> Tensor:
+        if self.objective.num_negatives is not None:
+            self.objective.generator = randomness.generator(batch.x.device, self.seed, self.step, NEGATIVES)
+        seen = self.views(batch, randomness.generator(batch.x.device, self.seed, self.step))
+        self.clock.mark("augmentation")
+        z1, z2 = self.head(self.encoder(seen)).chunk(2)
+        self.note(index, z1)
+        loss: Tensor = self.objective(z1, z2, **self.label_terms(labels))
+        return loss
+
+
+def graph_projection(features: int) -> nn.Sequential:
+    """GraphCL's head: two linear maps of the same width.
+
+    Examples:
+        >>> graph_projection(96)(torch.zeros(2, 96)).shape
+        torch.Size([2, 96])
+    """
+    return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, features))
