@@ -126,7 +126,7 @@ MISTAKES = {
     "unreadable value": (["train", "digits-simclr", "objective={preset: ["], "not readable YAML"),
     "unknown device": (["train", "digits-simclr", "trainer.accelerator=abacus"], "trainer.accelerator=abacus"),
     "absent device": (["train", "digits-simclr", "trainer.accelerator=tpu"], "cannot be had here"),
-    "unknown precision": (["train", "digits-simclr", "trainer.precision=7-bit"], "trainer.accelerator=cpu"),
+    "unknown precision": (["train", "digits-simclr", "trainer.precision=7-bit"], "trainer.precision"),
     "unknown method": (["train", "digits-simclr", "method=simclear"], "method='simclear' is not known"),
     "unknown views": (["train", "digits-simclr", "views.preset=simclear"], "views.preset='simclear' is not known"),
     "unknown option of views": (["train", "digits-simclr", "views.options={blurr: 1}"], "blurr"),
@@ -147,9 +147,32 @@ MISTAKES = {
     "evaluate no run": (["evaluate", "."], "is no run"),
     "export no run": (["export", "."], "is no run"),
     "nothing to compare": (["compare", "trainer.epochs=3"], "nothing to compare"),
-    "no values to go over": (["compare", "digits-simclr", "--over", "seed"], "must be key=value,value"),
-    "same row twice": (["compare", "digits-simclr", "--over", "seed=1,1"], "stands twice"),
+    "no values to go over": (["compare", "digits-simclr", "--over", "optimizer.lr"], "must be key=value,value"),
+    "same row twice": (["compare", "digits-simclr", "--over", "trainer.epochs=1,1"], "stands twice"),
+    "seeds to go over": (["compare", "digits-simclr", "--over", "seed=0,1"], "say how many with --seeds"),
     "several devices": (["compare", "digits-simclr", "trainer.devices=2"], "a comparison trains on one device"),
+    "no epochs": (["train", "digits-simclr", "trainer.epochs=0"], "trainer.epochs must be a whole number ≥ 1"),
+    "negative rate": (["train", "digits-simclr", "optimizer.lr=-1"], "optimizer.lr must be > 0"),
+    "no outputs": (["train", "digits-simclr", "encoder.outputs=0"], "encoder.outputs must be a whole number ≥ 1"),
+    "unknown compile mode": (["train", "digits-simclr", "trainer.compile=foo"], "trainer.compile"),
+    "no single loss": (["train", "digits-simclr", "objective.reduction=none"], "objective.reduction=none"),
+    "batch of one": (["train", "digits-simclr", "trainer.batch_size=1"], "leaves no negatives"),
+    "queue without a memory": (["train", "digits-simclr", "objective.preset=moco"], "use method=moco"),
+    "kernel that is not there": (["train", "digits-simclr", "objective.backend=fused"], "fused"),
+    "option of an encoder": (["train", "digits-simclr", "encoder.options={foo: 1}"], "options of encoder='tiny'"),
+    "encoder for other pictures": (
+        ["train", "digits-simclr", "encoder.name=resnet18", "encoder.options={channels: 3}"],
+        "does not take a picture of shape",
+    ),
+    "encoder without features": (
+        ["train", "digits-simclr", "encoder.name=torch.nn:Identity"],
+        "must return (B, features)",
+    ),
+    "ring inside out": (
+        ["train", "digits-ir", "objective={preset: ring_nce, lower: 0.9, upper: 0.5}"],
+        "upper must be > 0.9",
+    ),
+    "seed of a comparison": (["compare", "digits-simclr", "seed=9"], "say how many with --seeds"),
     "unknown baseline": (["compare", "digits-simclr", "--baseline", "x"], "baseline='x' is no row"),
 }
 
@@ -248,6 +271,105 @@ def test_two_processes_share_one_run_and_only_the_first_tells(tmp_path: Path) ->
     assert both.returncode == 0, err
     assert json.loads(out)["run"] == str(Path("runs") / "digits-simclr-1")
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["digits-simclr-1"]
+
+
+def test_a_second_process_that_was_slower_does_not_overwrite_the_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hardneg.training import run
+
+    slow = run.load_split
+
+    def overtaken(*arguments: object, **more: object) -> object:
+        monkeypatch.setattr(run, "load_split", slow)
+        assert hardneg(capsys, "train", "digits-simclr", "trainer.epochs=1", "seed=4", "--run", "same")[0] == 0
+        return slow(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run, "load_split", overtaken)
+    code, _, err = hardneg(capsys, "train", "digits-simclr", "trainer.epochs=1", "--run", "same")
+    assert code == 2
+    assert "holds a run already" in err
+    assert "seed: 4" in (tmp_path / "same" / "recipe.yaml").read_text()
+
+
+def test_a_folder_that_only_looks_like_a_run_is_not_resumed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text("{}")
+    code, _, err = hardneg(capsys, "train", "--resume", "mine")
+    assert code == 2
+    assert "environment.json is missing" in err
+    assert tree(tmp_path) == {"mine/recipe.yaml": b"{}"}
+
+
+def test_names_with_brackets_and_blanks_are_printed_as_they_are(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, err = hardneg(capsys, "train", "digits-simclr", "trainer.epochs=1", "--run", "a [/b] c")
+    assert code == 0, err
+    assert "trained in a [/b] c:" in out
+    assert "hardneg report 'a [/b] c'" in out
+
+
+def test_checkpoints_need_no_room_in_the_temporary_folder(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": "/proc"}  # where nothing can be written
+    command = [sys.executable, "-m", "hardneg", "train", "digits-simclr", "trainer.epochs=1", "--run", "run"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "encoder.safetensors").stat().st_mode & 0o044  # readable for others, too
+
+
+def test_a_comparison_goes_on_after_a_run_that_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    grid = ["compare", "digits-simclr", "trainer.epochs=1", "--over", "optimizer.lr=1e-3,1e30,1e-2", "--seeds", "1"]
+    code, out, err = hardneg(capsys, *grid, "--json")
+    assert code == 1
+    table = json.loads(out)
+    assert list(table["rows"]) == ["optimizer.lr=1e-3", "optimizer.lr=1e-2"]
+    assert list(table["failed"]) == ["optimizer.lr=1e30, seed 0"]
+    assert "failed: optimizer.lr=1e30, seed 0" in err
+
+
+def test_a_comparison_of_data_without_labels_is_refused_before_it_trains(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source = npz(tmp_path, images=np.zeros((60, 8, 8), np.uint8))
+    before = tree(tmp_path)
+    code, _, err = hardneg(capsys, "compare", "digits-simclr", source, "trainer.batch_size=16")
+    assert code == 2
+    assert "has no labels" in err
+    assert tree(tmp_path) == before
+
+
+def test_looking_at_an_unfinished_run_does_not_finish_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    stopped = process("train", "digits-simclr", "trainer.epochs=100000", "--run", "run", cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "last.ckpt").exists() and stopped.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    stopped.kill()
+    stopped.communicate(timeout=60)
+    code, out, err = hardneg(capsys, "evaluate", "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["knn"] > 0
+    assert "unfinished" in err
+    assert not (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_pictures_of_other_colours_are_tested_and_carried_over(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 2
+    grey = (rng.integers(0, 60, (60, 8, 8)) + 180 * labels[:, None, None]).astype(np.uint8)
+    colour = np.repeat(grey[..., None], 3, axis=3)
+    source = npz(tmp_path, train_images=colour[:40], train_labels=labels[:40], test_images=grey[40:],
+                 test_labels=labels[40:])  # fmt: skip
+    quick = ["trainer.epochs=1", "trainer.batch_size=16", "trainer.knn_every=1"]
+    code, out, err = hardneg(capsys, "train", "digits-simclr", source, *quick, "--run", "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["evaluation"]["nearest"] == 1.0
+    code, out, err = hardneg(capsys, "evaluate", "run", "--data", "digits", "--json")
+    assert code == 0, err
+    assert json.loads(out)["nearest"] > 0.5
 
 
 COMPARE = ["compare", "digits-simclr", "trainer.epochs=2", "trainer.knn_every=0", "--seeds", "2",

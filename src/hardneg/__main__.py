@@ -8,13 +8,11 @@ def main() -> None:
     try:
         from hardneg import cli
     except ImportError as error:
-        sys.exit(_explained(error))
+        print(f'error: the command line cannot start ({error}): pip install "hardneg[train]"', file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     cli.main()
-
-
-def _explained(error: ImportError) -> int:
-    print(f'error: the command line cannot start ({error}): pip install "hardneg[train]"', file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import importlib
 import itertools
 import json
 import os
+import shlex
 import statistics
 import sys
 import warnings
@@ -32,7 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Choose the negatives of contrastive learning. Begin with **hardneg demo**.",
 )
-out, err = Console(), Console(stderr=True)
+# What is piped into a file has no width of its own.
+out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
 INTERRUPTED = 130
 
 METRIC_TITLES = {
@@ -91,12 +93,12 @@ def train(
     else:
         if recipe is None:
             raise ValueError("name a recipe, e.g. hardneg train digits-simclr, or give --resume FOLDER")
-        if "=" in recipe:
+        if "=" in recipe and not Path(recipe).is_file():
             raise ValueError(f"the recipe comes first: hardneg train RECIPE {recipe}")
         settings = recipes.load(recipes.find(recipe), overrides or [])
         folder = run or _next_folder(Path("runs"), Path(recipe).stem)
     # The further processes of one run are started with this command line, and must find the same folder.
-    folder = Path(os.environ["HARDNEG_RUN"]) if "LOCAL_RANK" in os.environ else folder
+    folder = Path(os.environ.get("HARDNEG_RUN", folder)) if "LOCAL_RANK" in os.environ else folder
     os.environ["HARDNEG_RUN"] = str(folder)
     with bars(Console(stderr=True, quiet=as_json)) as progress:
         result = runs.train(settings, folder, resume is not None, [Bar(progress, folder.name)])
@@ -111,10 +113,10 @@ def train(
     if as_json:
         _print_json({"run": str(folder), "metrics": result.metrics, "evaluation": figures})
         return
-    out.print(f"trained in {folder}: loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}")
+    _say(f"trained in {folder}: loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}")
     if figures:
-        out.print(" · ".join(f"{METRIC_TITLES[name]} {100 * figure:.1f} %" for name, figure in figures.items()))
-    out.print(f"next: hardneg report {folder}", style="dim", soft_wrap=True)
+        _say(" · ".join(f"{METRIC_TITLES[name]} {100 * figure:.1f} %" for name, figure in figures.items()))
+    _say(f"next: hardneg report {shlex.quote(str(folder))}", style="dim")
 
 
 @app.command(
@@ -149,10 +151,13 @@ def compare(
     if baseline is not None and baseline not in known:
         raise ValueError(f"baseline={baseline!r} is no row of this comparison: choose one of {', '.join(known)}")
     runs = comparing.plan(cells, run, range(seeds))
-    _carry_out(runs, quiet=as_json)
-    _show(comparing.results(runs), baseline or known[0], as_json, {"run": str(run)})
+    comparing.check_data(runs)
+    failed = _carry_out(runs, quiet=as_json)
+    _show(comparing.results(runs), baseline or known[0], as_json, {"run": str(run), "failed": failed})
     if not as_json:
-        out.print(f"next: hardneg report {run}", style="dim", soft_wrap=True)
+        _say(f"next: hardneg report {shlex.quote(str(run))}", style="dim")
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example:\n\n    hardneg demo --seeds 5 --run runs/digits")
@@ -178,7 +183,7 @@ def demo(
     finished = sum(planned.finished for planned in runs)
     if finished:
         _note(f"{finished} of {len(runs)} runs are in {run} already and are not repeated; remove it to begin anew")
-    _carry_out(runs, quiet=as_json)
+    failed = _carry_out(runs, quiet=as_json)
     untrained = shown.untrained_rows(list(range(seeds)))
     page = write_report(
         [planned.folder for planned in runs],
@@ -189,7 +194,9 @@ def demo(
     )
     _show({**untrained, **comparing.results(runs)}, "SimCLR", as_json, {"run": str(run), "report": str(page)})
     if not as_json:
-        out.print(f"report: {page}", soft_wrap=True)
+        _say(f"report: {page}")
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command(
@@ -212,7 +219,7 @@ def evaluate(
     if as_json:
         _print_json(figures)
         return
-    table = Table("figure", "accuracy", title=f"{run}" + (f" on {data}" if data else ""))
+    table = Table("figure", "accuracy", title=escape(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
         table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %")
     out.print(table)
@@ -228,7 +235,7 @@ def report(
     from hardneg.insight.report import write_report
 
     folders = [folder for entry in runs for folder in _runs_below(entry)]
-    out.print(str(write_report(folders, to or runs[0] / "report.html", baseline=baseline)), soft_wrap=True)
+    _say(str(write_report(folders, to or runs[0] / "report.html", baseline=baseline)))
 
 
 @app.command(epilog="Examples:\n\n    hardneg recipes\n\n    hardneg recipes cifar10-simclr > mine.yaml")
@@ -259,7 +266,7 @@ def export(
     import hardneg.export as exporting
 
     made, difference = exporting.export_run(run, form, to)
-    out.print(f"{made}: outputs differ by at most {difference:.1e}", soft_wrap=True)
+    _say(f"{made}: outputs differ by at most {difference:.1e}")
 
 
 @app.command()
@@ -295,12 +302,17 @@ def main() -> None:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("HARDNEG_TRACEBACK"):
             raise
-        _fail(str(error))
+        remedy = isinstance(error, ImportError) and "pip install" not in str(error)
+        _fail(str(error) + (': pip install "hardneg[train]"' if remedy else ""))
     except Exception as error:
         # Of the parser of the command line; typer keeps its classes to itself.
         if not hasattr(error, "format_message"):
             raise
         _fail(f"{error.format_message()} Help: hardneg --help")
+
+
+def _say(message: str, style: str | None = None) -> None:
+    out.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _fail(message: str) -> None:
@@ -310,7 +322,10 @@ def _fail(message: str) -> None:
 
 def _stop() -> None:
     folder = os.environ.get("HARDNEG_RUN")
-    again = f"go on with: hardneg train --resume {folder}" if folder else "the same command goes on where it stopped"
+    again = "the same command goes on where it stopped"
+    if folder is not None:
+        begun = (Path(folder) / "recipe.yaml").exists()
+        again = f"go on with: hardneg train --resume {shlex.quote(folder)}" if begun else "nothing was written"
     err.print(f"\nstopped; {again}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(INTERRUPTED)
 
@@ -337,19 +352,27 @@ def _runs_below(folder: Path) -> list[Path]:
     return found
 
 
-def _carry_out(runs: Sequence["Run"], quiet: bool) -> None:
-    """Train what is not finished, under a bar for all and one for each."""
+def _carry_out(runs: Sequence["Run"], quiet: bool) -> dict[str, str]:
+    """Train what is not finished, under a bar for all and one for each; returns what failed, and why."""
     from hardneg.training import compare as comparing
     from hardneg.training.progress import Bar, bars
 
+    failed: dict[str, str] = {}
     with bars(Console(stderr=True, quiet=quiet)) as progress:
         whole = progress.add_task("all runs", total=len(runs), facts="")
-        for done in comparing.carry_out(
-            runs, lambda planned: [Bar(progress, f"{planned.cell.name}, seed {planned.seed}")]
-        ):
+
+        def watched(planned: "Run") -> list[Bar]:
+            return [Bar(progress, f"{planned.cell.name}, seed {planned.seed}")]
+
+        for done, error in comparing.carry_out(runs, watched):
             progress.advance(whole)
-            if not quiet and not err.is_terminal:  # a log gets a line for each
-                err.print(f"done: {done.cell.name}, seed {done.seed}", markup=False, highlight=False)
+            name = f"{done.cell.name}, seed {done.seed}"
+            if error is not None:
+                failed[name] = " ".join(str(error).split())
+                _note(f"failed: {name}: {error}")
+            elif not quiet and not err.is_terminal:  # a log gets a line for each
+                err.print(f"done: {name}", markup=False, highlight=False)
+    return failed
 
 
 def _show(
@@ -363,26 +386,27 @@ def _show(
         summary[name] = {}
         for metric in metrics:
             if values := row.get(metric):
-                gap = compared.difference(values, rows[baseline][metric])
+                base = rows.get(baseline, {}).get(metric)
+                gap = compared.difference(values, base) if base else None
                 summary[name][metric] = {
                     "mean": statistics.fmean(values),
                     "std": statistics.stdev(values) if len(values) > 1 else None,
                     "runs": len(values),
-                    "difference": gap.mean,
-                    "standard_error": gap.error,
+                    "difference": None if gap is None else gap.mean,
+                    "standard_error": None if gap is None else gap.error,
                 }
     if as_json:
         _print_json({**more, "baseline": baseline, "rows": summary})
         return
     table = Table(title="accuracy on the test set, %", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("negatives", no_wrap=True)
+    table.add_column("negatives", overflow="fold")
     for metric in metrics:
-        table.add_column(METRIC_TITLES[metric], justify="right")
+        table.add_column(METRIC_TITLES[metric], justify="right", no_wrap=True)
     for name, figures in summary.items():
         cells = [_cell(figures[metric], name == baseline) if metric in figures else "–" for metric in metrics]
-        table.add_row(name, *cells)
+        table.add_row(escape(name), *cells)
     out.print(table)
-    out.print(f"mean ± std over seeds; below, the difference to {baseline} ± its standard error", style="dim")
+    _say(f"mean ± std over seeds; below, the difference to {baseline} ± its standard error", style="dim")
 
 
 def _cell(figure: Mapping[str, float | int | None], is_baseline: bool) -> str:
@@ -392,7 +416,7 @@ def _cell(figure: Mapping[str, float | int | None], is_baseline: bool) -> str:
 
     spread = f"±{percent('std')}" if figure["std"] is not None else ""
     text = percent("mean") + spread
-    if not is_baseline:
+    if not is_baseline and figure["difference"] is not None:
         error = f"±{percent('standard_error')}" if figure["standard_error"] is not None else ""
         text += f"\n[dim]{percent('difference', '+')}{error}[/]"
     return text

@@ -34,6 +34,10 @@ def test_each_figure_is_that_of_its_own_function() -> None:
 def test_figures_that_too_few_labels_forbid_are_left_out() -> None:
     features, labels = blobs(4, 0)
     assert set(judge(features, labels, features, labels)) == {"knn", "nearest", "few_1"}
+    twice = (torch.cat([features] * 2), torch.cat([labels] * 2))  # two of each: none to choose a penalty on
+    assert "linear" not in judge(*twice, features, labels)
+    with pytest.raises(ValueError, match="0 labelled samples to learn from"):
+        judge(features[:0], labels[:0], features, labels)
 
 
 def test_a_streamed_set_gives_the_features_of_one_in_memory_without_its_broken_images(tmp_path: Path) -> None:

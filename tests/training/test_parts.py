@@ -72,6 +72,17 @@ def test_lars_takes_the_steps_of_its_definition() -> None:
         torch.testing.assert_close(one, another)
 
 
+def test_a_run_may_be_all_warmup() -> None:
+    rate = optimizers.learning_rate("cosine", warmup=1.0)
+    assert [rate(p) for p in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
+
+
+def test_numbers_that_yaml_takes_for_text_are_numbers_everywhere() -> None:
+    made = recipe.load({}, ["objective.temperature=1e-1", "views.options={scale: [2e-1, 1.0]}"])
+    assert made.objective["temperature"] == 0.1
+    assert made.views.options["scale"] == [0.2, 1.0]
+
+
 def test_learning_rates_follow_their_schedules() -> None:
     step = optimizers.learning_rate("step", drops=(0.5, 0.75))
     assert [step(p) for p in (0.0, 0.5, 0.8)] == pytest.approx([1.0, 0.1, 0.01])

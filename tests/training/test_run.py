@@ -101,7 +101,10 @@ def test_a_killed_run_resumes_bit_by_bit(
     for name, weight in weights(uninterrupted).items():
         assert torch.equal(weight, weights(folder)[name]), name
     curves = [
-        [(line["step"], line["loss"]) for line in map(json.loads, (f / "metrics.jsonl").read_text().splitlines())]
+        [
+            (line["step"], line["loss"], pytest.approx(line["batches"]["false_negatives"]))
+            for line in map(json.loads, (f / "metrics.jsonl").read_text().splitlines())
+        ]
         for f in (uninterrupted, folder)
     ]
     assert curves[0] == curves[1]

@@ -151,8 +151,12 @@ def _warn_if_whole(path: Path, split: str) -> None:
         )
 
 
-def _unknown_split(path: Path | str, split: str, splits: Sequence[str]) -> ValueError:
-    return ValueError(
+class UnknownSplitError(ValueError):
+    """The source is divided into splits, and the one asked for is not among them."""
+
+
+def _unknown_split(path: Path | str, split: str, splits: Sequence[str]) -> UnknownSplitError:
+    return UnknownSplitError(
         f"split={split!r} is not in {str(path)!r}: it has {', '.join(map(repr, splits))}; pass one of them"
     )
 

@@ -30,7 +30,10 @@ def build(name: str, **options: Any) -> nn.Module:
     """
     if ":" not in name:
         checks.choice("encoder", name, tuple(KNOWN))
-        return KNOWN[name](**options)
+        try:
+            return KNOWN[name](**options)
+        except TypeError as error:
+            raise ValueError(f"options of encoder={name!r}: {error}") from error
     module, _, attribute = name.partition(":")
     try:
         made = getattr(importlib.import_module(module), attribute)(**options)
@@ -38,6 +41,8 @@ def build(name: str, **options: Any) -> nn.Module:
         raise ValueError(
             f"encoder={name!r} could not be imported: {error}; write it as package.module:callable"
         ) from error
+    except TypeError as error:
+        raise ValueError(f"options of encoder={name!r}: {error}") from error
     if not isinstance(made, nn.Module):
         raise ValueError(f"encoder={name!r} must return a torch.nn.Module, got {type(made).__name__}")
     return made
@@ -45,17 +50,19 @@ def build(name: str, **options: Any) -> nn.Module:
 
 @torch.no_grad()
 def feature_size(encoder: nn.Module, shape: tuple[int, ...]) -> int:
-    """How many features the encoder gives a picture of this shape (C, H, W); tried out where it does not say."""
-    known = getattr(encoder, "features", None)
-    if isinstance(known, int):
-        return known
-    was_training = encoder.training
+    """How many features the encoder gives a picture of this shape (C, H, W), found by trying."""
+    modes = [(module, module.training) for module in encoder.modules()]
     try:
         found = encoder.eval()(torch.zeros(1, *shape))
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the encoder does not take a picture of shape {shape}: {reason}") from error
     finally:
-        encoder.train(was_training)
-    if found.dim() != 2:
-        raise ValueError(f"the encoder must return (B, features), but gave {tuple(found.shape)} for one picture")
+        for module, mode in modes:
+            module.training = mode
+    if not isinstance(found, torch.Tensor) or found.dim() != 2:
+        given = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        raise ValueError(f"the encoder must return (B, features), but gave {given} for one picture")
     return int(found.shape[1])
 
 

@@ -39,8 +39,13 @@ def judge(
     for name in metrics:
         if name not in METRICS:
             raise ValueError(f"metrics must be among {', '.join(METRICS)}, got {name!r}")
+    if len(train_labels) == 0 or len(test_labels) == 0:
+        raise ValueError(
+            f"{len(train_labels)} labelled samples to learn from and {len(test_labels)} to be asked about: give more"
+        )
     sets = (train_features, train_labels, test_features, test_labels)
-    smallest = int(class_indices(train_labels)[1].bincount().min())
+    counts = class_indices(train_labels)[1].bincount()
+    smallest = int(counts.min())
     found: dict[str, float] = {}
     for name in metrics:
         if name == "knn":
@@ -48,7 +53,7 @@ def judge(
         elif name == "nearest":
             found[name] = knn_accuracy(*sets, k=1)
         elif name == "linear":
-            if smallest > 1:  # a sample to learn from and one to validate on
+            if int(counts.max()) > 2:  # else there is none to choose the penalty on
                 found[name] = linear_probe(*sets, seed=seed).accuracy
         elif (per_class := int(name.removeprefix("few_"))) <= smallest:
             found[name] = few_label_accuracy(*sets, per_class=per_class, seed=seed)[0]

@@ -125,6 +125,7 @@ def ring_nce(
         [0.9, 0.99]
     """
     checks.number("lower", lower, at_least=0, below=1)
+    checks.number("upper", upper, above=lower, at_most=1)
     checks.choice("anneal", anneal, ("linear", "step", "accuracy", "loss", "none"))
     least = 1 - lower  # share of the closest candidates in the end
     share: Setting = least

@@ -42,7 +42,11 @@ METHODS: dict[str, Callable[..., Method]] = {
 def method(settings: Recipe, train_set: ImageSet | StreamedImages, processes: int = 1) -> Method:
     """The method that the recipe describes, with fresh weights drawn from its seed."""
     checks.choice("method", settings.method, tuple(METHODS))
-    channels, side = train_set.shape[0], train_set.shape[-1]
+    channels, height, side = train_set.shape
+    if settings.encoder.name == "tiny" and height != side:
+        raise ValueError(
+            f"encoder.name=tiny takes square pictures, got {height}x{side}: set data.size={min(height, side)}"
+        )
     torch.manual_seed(randomness.mix(settings.seed))
     encoder = encoder_of(settings, channels, side)
     chosen, epochs = settings.optimizer, settings.trainer.epochs
@@ -82,9 +86,19 @@ def objective_of(settings: Recipe, gather: bool = False) -> InfoNCE:
         fitting["in_batch"] = None
     if settings.memory.close == "positives":
         fitting["combine_positives"] = "log_of_mean"
-    return recipe.objective(
+    made = recipe.objective(
         settings, gather=gather, **{k: v for k, v in fitting.items() if k not in settings.objective}
     )
+    if settings.method == "simclr" and made.in_batch is None:
+        raise ValueError(
+            f"method=simclr has no negatives but those of the batch, and objective.preset="
+            f"{settings.objective.get('preset')} takes none of them: use method=moco or instance_discrimination"
+        )
+    if made.in_batch is not None and settings.trainer.batch_size < 2:
+        raise ValueError("trainer.batch_size=1 leaves no negatives in the batch: use at least 2")
+    if made.reduction == "none":
+        raise ValueError("objective.reduction=none gives no single loss to train on: use mean or sum")
+    return made
 
 
 def _memory_of(settings: Recipe, size: int, processes: int) -> dict[str, Any]:

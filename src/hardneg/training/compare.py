@@ -9,6 +9,7 @@ from pathlib import Path
 
 import lightning as L
 
+from hardneg.data import load_split
 from hardneg.training import evaluate, files, recipe, run
 from hardneg.training.recipe import Recipe
 
@@ -40,8 +41,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it was trained and judged."""
-        return (self.folder / files.EVALUATION).exists()
+        """Whether it was trained to its end and judged."""
+        return all((self.folder / name).exists() for name in (files.ENCODER, files.EVALUATION))
 
 
 def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[str] = ()) -> list[Cell]:
@@ -53,6 +54,9 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
         >>> [cell.name for cell in grid(["digits-simclr"], over=["objective.preset=simclr,hcl", "trainer.epochs=5,9"])]
         ['objective.preset=simclr trainer.epochs=5', 'objective.preset=simclr trainer.epochs=9', ...]
     """
+    for entry in (*overrides, *over):
+        if entry.partition("=")[0] == "seed":
+            raise ValueError(f"{entry}: a comparison counts its seeds from 0; say how many with --seeds")
     dimensions = []
     for entry in over:
         key, separator, values = entry.partition("=")
@@ -95,14 +99,29 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
     return runs
 
 
-def carry_out(runs: Sequence[Run], callbacks: Callable[[Run], Sequence[L.Callback]] = lambda run: ()) -> Iterator[Run]:
-    """Train and judge each run that is not finished, resuming what was begun; yields each when it is done."""
+def check_data(runs: Sequence[Run]) -> None:
+    """Raise if the runs could be trained but not judged: found out now, not after hours."""
+    for source, size in {(planned.settings.data.source, planned.settings.data.size) for planned in runs}:
+        load_split(source, "test", size)
+
+
+def carry_out(
+    runs: Sequence[Run], callbacks: Callable[[Run], Sequence[L.Callback]] = lambda run: ()
+) -> Iterator[tuple[Run, Exception | None]]:
+    """Train and judge each run that is not finished, resuming what was begun.
+
+    Yields each run when it is done, with the error if it failed: one that diverges does not stop the others.
+    """
     for planned in runs:
+        error: Exception | None = None
         if not planned.finished:
-            begun = (planned.folder / files.RECIPE).exists()
-            run.train(planned.settings, planned.folder, resume=begun, callbacks=callbacks(planned))
-            evaluate.evaluate(planned.folder)
-        yield planned
+            try:
+                resume = files.is_run(planned.folder)
+                run.train(planned.settings, planned.folder, resume, callbacks(planned))
+                evaluate.evaluate(planned.folder)
+            except (ValueError, RuntimeError, OSError) as failure:
+                error = failure
+        yield planned, error
 
 
 def results(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:

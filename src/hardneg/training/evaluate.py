@@ -1,6 +1,7 @@
 """Judging runs: on the data they were trained on, or carried over to others."""
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,20 +30,21 @@ def evaluate(
     same = source is None
     source = run.settings.data.source if source is None else source
     side = size if size is not None else run.settings.data.size if same else run.shape[-1]
-    known, asked = (load_split(source, part, side, labels=True) for part in ("train", "test"))
-    if known.shape[0] != run.shape[0]:
-        raise ValueError(
-            f"{source} has pictures of {known.shape[0]} channels, but {folder} was trained on {run.shape[0]}: "
-            "convert them first"
-        )
+    known, asked = (load_split(source, part, side, labels=True, channels=run.shape[0]) for part in ("train", "test"))
     encoder = run.encoder.to(_device(run.settings))
     found = of_encoder(encoder, known, asked, run.prepare, metrics, run.settings.data.workers)
-    if same:
-        files.write_json(run.folder / files.EVALUATION, found)
-    else:
-        file = run.folder / TRANSFER
-        before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-        files.write_json(file, {**before, source: found})
+    if not (run.folder / files.ENCODER).exists():
+        warnings.warn(f"{folder} is unfinished: judged as it was at its last checkpoint, not saved", stacklevel=2)
+        return found
+    try:
+        if same:
+            files.write_json(run.folder / files.EVALUATION, found)
+        else:
+            file = run.folder / TRANSFER
+            before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+            files.write_json(file, {**before, source: found})
+    except OSError as error:
+        warnings.warn(f"the figures could not be saved: {error}", stacklevel=2)
     return found
 
 

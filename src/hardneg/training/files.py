@@ -20,9 +20,30 @@ CHECKPOINT, ENCODER, LOCK = "last.ckpt", "encoder.safetensors", "run.lock"
 
 def write(file: Path, text: str) -> None:
     """Write a text beside its place and then put it there, so that no one ever sees half of it."""
+    write_bytes(file, text.encode())
+
+
+def write_bytes(file: Path, content: bytes) -> None:
+    """As `write`, for bytes."""
     fresh = file.with_name(file.name + ".new")
-    fresh.write_text(text)
+    with fresh.open("wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())  # a power cut must not leave an empty file in its place
     os.replace(fresh, file)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in this folder."""
+    return (folder / RECIPE).exists() and (folder / ENVIRONMENT).exists()
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a run may be begun in this folder: it is not there, or holds only what a killed beginning left."""
+    if not folder.exists():
+        return True
+    left = (LOCK, ENVIRONMENT)
+    return folder.is_dir() and all(file.name in left or file.suffix == ".new" for file in folder.iterdir())
 
 
 def write_json(file: Path, content: Any) -> None:

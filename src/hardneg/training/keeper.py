@@ -1,8 +1,9 @@
 """The keeper of a run's books: random state, metrics, online kNN and checkpoints."""
 
 import json
+import math
 import os
-import statistics
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ class Keeper(L.Callback):
         self.last_knn: float | None = None
         self.losses: Tensor | None = None  # () float64: sum of this epoch's losses
         self.number = 0  # of this epoch's losses
+        self.resumed_at = 0  # how many of them were before this process
+        self.epoch = 0
+        self.false_negatives = 0.0  # the sum of the shares in the batches before this process
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, Method)
@@ -66,9 +70,10 @@ class Keeper(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Method)
-        epoch, rest = divmod(trainer.global_step, self.batches.steps_per_epoch)
-        # While negatives and embeddings are still there.
-        facts = self._facts(pl_module, epoch - 1) if rest == 0 else {}
+        self.number += 1
+        self.epoch, rest = divmod(trainer.global_step - 1, self.batches.steps_per_epoch)
+        last = rest == self.batches.steps_per_epoch - 1
+        facts = self._facts(pl_module) if last else {}  # while negatives and embeddings are still there
         pl_module.remember()  # before a checkpoint is written: Lightning asks the module only after its callbacks
         pl_module.clock.mark("network")
         loss = outputs["loss"].detach()
@@ -77,9 +82,8 @@ class Keeper(L.Callback):
         if self.losses is None or self.losses.device != loss.device:
             self.losses = torch.zeros((), dtype=torch.float64, device=loss.device) + (self.losses or 0.0)
         self.losses += loss
-        self.number += 1
-        if rest == 0:
-            self._end_epoch(trainer, pl_module, epoch, facts)
+        if last:
+            self._end_epoch(trainer, pl_module, self.epoch + 1, facts)
         elif self.settings.trainer.save_every and trainer.global_step % self.settings.trainer.save_every == 0:
             self._save(trainer)
         else:
@@ -87,11 +91,16 @@ class Keeper(L.Callback):
         pl_module.clock.restart()  # what the books took belongs to no step
 
     def state_dict(self) -> dict[str, Any]:
-        return {"losses": 0.0 if self.losses is None else float(self.losses), "number": self.number}
+        return {
+            "losses": 0.0 if self.losses is None else float(self.losses),
+            "number": self.number,
+            "false_negatives": self._false_negatives() if self.number else 0.0,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.losses = torch.tensor(state_dict["losses"], dtype=torch.float64)
-        self.number = state_dict["number"]
+        self.number = self.resumed_at = state_dict["number"]
+        self.false_negatives = state_dict["false_negatives"]
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["batches"] = self.batches.place(trainer.global_step)
@@ -101,8 +110,8 @@ class Keeper(L.Callback):
 
     def _end_epoch(self, trainer: L.Trainer, module: Method, epoch: int, facts: dict[str, float]) -> None:
         assert self.losses is not None
-        total, number = float(self.losses), self.number
-        self.losses, self.number = None, 0
+        total, number, measured = float(self.losses), self.number, self.number - self.resumed_at
+        self.losses, self.number, self.resumed_at, self.false_negatives = None, 0, 0, 0.0
         seconds = module.clock.read()
         every, epochs = self.settings.trainer.knn_every, self.settings.trainer.epochs
         line: dict[str, Any] = {
@@ -112,7 +121,9 @@ class Keeper(L.Callback):
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
             **facts,
             "seconds": {name: round(spent, 6) for name, spent in seconds.items()},
-            "images_per_second": round(number * self.settings.trainer.batch_size / max(sum(seconds.values()), 1e-9), 1),
+            "images_per_second": round(
+                measured * self.settings.trainer.batch_size / max(sum(seconds.values()), 1e-9), 1
+            ),
         }
         if every and (epoch % every == 0 or epoch == epochs):
             line["knn"] = self.last_knn = self._knn(module)
@@ -124,38 +135,47 @@ class Keeper(L.Callback):
                 file.write(json.dumps(line) + "\n")
         self._save(trainer)
 
-    def _facts(self, module: Method, epoch: int) -> dict[str, Any]:
+    def _facts(self, module: Method) -> dict[str, Any]:
         """What the objective of the last step and the batches of this epoch were like."""
         batches: dict[str, Any] = {"sampling_seconds": round(self.batches.seconds, 6)}
         self.batches.seconds = 0.0
         if self.refresh is not None:
             batches["graph_seconds"], self.refresh.seconds = round(self.refresh.seconds, 6), 0.0
-        drawn = self.batches.drawn.get(epoch)
-        if self.train_set.labels is not None and drawn:
-            shares = [false_negative_share(self.train_set.labels[batch]) for batch in drawn]
-            batches["false_negatives"] = statistics.fmean(shares)
+        if self.train_set.labels is not None:
+            batches["false_negatives"] = self._false_negatives() / self.number
         if module.noted is not None and len(module.noted[1]) > 1:
             embeddings = module.noted[1].float()
             batches["mean_cosine"] = mean_cosine(embeddings)
             batches["cosines"] = cosine_histogram(embeddings, bins=20)[0].tolist()
         return {"objective": module.diagnostics(), "batches": batches}
 
+    def _false_negatives(self) -> float:
+        """The sum of the shares of false negatives in the batches of this epoch so far."""
+        labels = self.train_set.labels
+        if labels is None:
+            return 0.0
+        used = self.batches.drawn.get(self.epoch, [])[: self.number - self.resumed_at]  # the rest was drawn ahead
+        shares = [false_negative_share(labels[batch]) for batch in used]
+        return self.false_negatives + sum(share for share in shares if not math.isnan(share))
+
     def _knn(self, module: Method) -> float | None:
         """Weighted kNN accuracy on the test set, if there are labels."""
         if self.train_set.labels is None:
             return None
+        data = self.settings.data
         if self.test_set is None:
             try:
-                self.test_set = load_split(self.settings.data.source, "test", self.settings.data.size)
-            except (ValueError, FileNotFoundError):
+                self.test_set = load_split(data.source, "test", data.size, channels=self.train_set.shape[0])
+            except (ValueError, FileNotFoundError) as error:
+                warnings.warn(f"no online kNN: {error}", stacklevel=2)
                 return None
         prepare = getattr(module.views, "plain", None)
         with torch.autocast(module.device.type, torch.bfloat16, enabled="bf16" in self.settings.trainer.precision):
             known, asked = (
-                extract_set(module.encoder, part, prepare=prepare, workers=self.settings.data.workers)
+                extract_set(module.encoder, part, prepare=prepare, workers=data.workers)
                 for part in (self.train_set, self.test_set)
             )
-        return knn_accuracy(*known, *asked)
+        return knn_accuracy(*known, *asked) if len(known[1]) and len(asked[1]) else None
 
     def _save(self, trainer: L.Trainer) -> None:
         """Write the checkpoint beside the old one, then put it in its place: a half-written one is never seen."""

@@ -100,7 +100,7 @@ def learning_rate(
     def at(progress: float) -> float:
         if progress < warmup:
             return progress / warmup
-        if schedule == "cosine":
+        if schedule == "cosine" and warmup < 1:
             return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
         if schedule == "step":
             return factor ** sum(progress >= drop for drop in drops)

@@ -7,6 +7,8 @@ their field, and what was resolved can be written back as YAML and read again.
 import contextlib
 import dataclasses
 import inspect
+import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -15,10 +17,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hardneg import schedules
+from hardneg import checks, schedules
 from hardneg.objectives import presets
 from hardneg.objectives.infonce import InfoNCE
+from hardneg.training import optimizers
 
+# Losses and memories are in float32: what holds weights in another precision would not meet them.
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
@@ -174,8 +180,33 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         except yaml.YAMLError as error:
             raise ValueError(f"the value of {path} is not readable YAML: {text!r}") from error
     recipe: Recipe = _typed(Recipe, tree, "")
+    _check(recipe)
     objective(recipe)  # a bad objective is refused now
     return recipe
+
+
+def _check(recipe: Recipe) -> None:
+    """Raise where a number or a word cannot be meant."""
+    trainer, encoder, optimizer = recipe.trainer, recipe.encoder, recipe.optimizer
+    for name, given, least in (
+        ("trainer.epochs", trainer.epochs, 1),
+        ("trainer.batch_size", trainer.batch_size, 1),
+        ("trainer.devices", trainer.devices, 1),
+        ("trainer.knn_every", trainer.knn_every, 0),
+        ("trainer.save_every", trainer.save_every, 0),
+        ("encoder.hidden", encoder.hidden, 0),
+        ("encoder.outputs", encoder.outputs, 1),
+        ("data.workers", recipe.data.workers, 0),
+    ):
+        checks.whole(name, given, least)
+    checks.number("optimizer.lr", optimizer.lr, above=0, below=math.inf)
+    for name in ("weight_decay", "momentum", "warmup"):
+        checks.number(f"optimizer.{name}", getattr(optimizer, name), at_least=0, below=math.inf)
+    checks.choice("optimizer.name", optimizer.name, optimizers.OPTIMIZERS)
+    checks.choice("optimizer.schedule", optimizer.schedule, optimizers.SCHEDULES)
+    checks.choice("trainer.precision", trainer.precision, PRECISIONS)
+    if trainer.compile is not None:
+        checks.choice("trainer.compile", trainer.compile, COMPILE_MODES)
 
 
 def known() -> dict[str, Path]:
@@ -273,7 +304,7 @@ def _typed(kind: Any, given: Any, where: str) -> Any:
             return _typed(mapping, given, where)
         return _typed(next(argument for argument in arguments if argument is not type(None)), given, where)
     if origin is dict and isinstance(given, Mapping):
-        return dict(given)
+        return {key: _number(value) for key, value in given.items()}
     if origin is tuple and isinstance(given, list | tuple):
         return tuple(_typed(arguments[0], value, where) for value in given)
     if kind is float and isinstance(given, str):  # YAML reads 1e-3 as text
@@ -284,6 +315,17 @@ def _typed(kind: Any, given: Any, where: str) -> Any:
     if isinstance(kind, type) and isinstance(given, kind) and (kind is bool or not isinstance(given, bool)):
         return given
     raise ValueError(f"{where} must be {getattr(kind, '__name__', kind)}, got {given!r}")
+
+
+def _number(given: Any) -> Any:
+    """Numbers that YAML takes for text, such as 1e-3, also within mappings and lists."""
+    if isinstance(given, Mapping):
+        return {key: _number(value) for key, value in given.items()}
+    if isinstance(given, list):
+        return [_number(value) for value in given]
+    if isinstance(given, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", given):
+        return float(given)
+    return given
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
 from hardneg.data import load_split
@@ -58,18 +59,15 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
         callbacks: of Lightning's, beside our own
     """
     folder = Path(folder)
-    begun = (folder / files.RECIPE).exists()
-    if resume and not begun:
-        raise ValueError(f"{folder} holds no run to resume: {files.RECIPE} is missing")
+    if resume and not files.is_run(folder):
+        missing = files.ENVIRONMENT if (folder / files.RECIPE).exists() else files.RECIPE
+        raise ValueError(f"{folder} holds no run to resume: {missing} is missing")
     if resume:
         settings = recipe.load(folder / files.RECIPE)
         _take_threads(folder)
     trainer = _trainer(settings, callbacks)
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
-        if begun:
-            raise ValueError(f"{folder} holds a run already: resume it, or choose another folder")
-        if folder.exists() and (not folder.is_dir() or any(file.name != files.LOCK for file in folder.iterdir())):
-            raise ValueError(f"{folder} exists and is no run: choose another folder")
+        _check_free(folder)
     train_set = load_split(settings.data.source, "train", settings.data.size, labels=_needs_labels(settings))
     module = build.method(settings, train_set, trainer.world_size)
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
@@ -78,6 +76,7 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
     # Weights and two moments of them, in the old checkpoint and in the new one; and room for the rest.
     weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     files.check_space(folder, 6 * weights + (16 << 20))
+    module._optimizer(module)  # bad settings are refused now
     keeper = Keeper(settings, folder, batches, train_set, refresh)
     # The keeper comes last: what it saves is then complete.
     trainer.callbacks += [keeper] if refresh is None else [refresh, keeper]  # type: ignore[attr-defined]
@@ -85,12 +84,35 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
         folder.mkdir(parents=True, exist_ok=True)
     with files.alone(folder) if trainer.is_global_zero else nullcontext():
         if trainer.is_global_zero:
-            files.write(folder / files.RECIPE, recipe.dump(settings))
-            files.write_json(folder / files.ENVIRONMENT, files.environment(processes=trainer.world_size))
+            _begin(settings, folder, resume, trainer.world_size)
         _fit(trainer, module, build.loader(batches, train_set, settings), folder / files.CHECKPOINT, resume)
         if trainer.is_global_zero:
             _write_encoder(module.encoder, folder, train_set.shape)
     return Result(folder, module.encoder, keeper.last)
+
+
+def _check_free(folder: Path) -> None:
+    if files.is_run(folder):
+        raise ValueError(f"{folder} holds a run already: resume it, or choose another folder")
+    if not files.is_free(folder):
+        raise ValueError(f"{folder} exists and is no run: choose another folder")
+
+
+def _begin(settings: Recipe, folder: Path, resume: bool, processes: int) -> None:
+    """Write what the run is, or that it goes on."""
+    environment = files.environment(processes=processes)
+    if not resume:
+        _check_free(folder)  # again, as another process may have been here while the data were read
+        files.write_json(folder / files.ENVIRONMENT, environment)
+        files.write(folder / files.RECIPE, recipe.dump(settings))  # last: it makes the folder a run
+        return
+    if (folder / files.ENCODER).exists():
+        return
+    # Figures of an unfinished run would pass for those of the finished one.
+    (folder / files.EVALUATION).unlink(missing_ok=True)
+    first = json.loads((folder / files.ENVIRONMENT).read_text())
+    first.setdefault("resumed", []).append(environment)
+    files.write_json(folder / files.ENVIRONMENT, first)
 
 
 def load_run(folder: str | Path) -> Loaded:
@@ -138,11 +160,22 @@ def _trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Trainer:
             enable_progress_bar=False,
             logger=False,
             num_sanity_val_steps=0,
+            plugins=[_PlainFiles()],
             deterministic="warn" if chosen.accelerator == "cpu" else None,
         )
     except (L.fabric.utilities.exceptions.MisconfigurationException, RuntimeError, ValueError, ImportError) as error:
         asked = f"trainer.accelerator={chosen.accelerator}, devices={chosen.devices}, precision={chosen.precision}"
         raise ValueError(f"{asked} cannot be had here: {str(error).splitlines()[0]}") from error
+
+
+class _PlainFiles(TorchCheckpointIO):
+    """Writes a checkpoint where it is told to: Lightning's own way goes through the system's temporary folder."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        with Path(path).open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _fit(trainer: L.Trainer, module: L.LightningModule, loader: Any, checkpoint: Path, resume: bool) -> None:
@@ -169,13 +202,14 @@ def _take_threads(folder: Path) -> None:
 
 
 def _write_encoder(encoder: nn.Module, folder: Path, shape: tuple[int, int, int]) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    fresh = folder / (files.ENCODER + ".new")
-    plain = torch.contiguous_format
-    weights = {name: tensor.detach().cpu().clone(memory_format=plain) for name, tensor in encoder.state_dict().items()}
-    save_file(weights, fresh, metadata={"shape": ",".join(map(str, shape))})
-    os.replace(fresh, folder / files.ENCODER)
+    weights = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in encoder.state_dict().items()
+        if isinstance(tensor, Tensor)
+    }
+    files.write_bytes(folder / files.ENCODER, save(weights, {"shape": ",".join(map(str, shape))}))
 
 
 def _needs_labels(settings: Recipe) -> bool:
