@@ -12,6 +12,7 @@ from hardneg.hardening import BelowPositive, Custom, Exponential, Hardening, Rin
 from hardneg.insight import alignment, uniformity
 from hardneg.memory import Clusters, MemoryBank, Queue
 from hardneg.objectives.infonce import InfoNCE
+from hardneg.objectives.jsd import JSD
 from hardneg.objectives.local_aggregation import LocalAggregation
 from hardneg.objectives.presets import (
     clip,
@@ -35,6 +36,7 @@ from hardneg.temperature import Learnable
 __version__ = "0.1.0"
 
 __all__ = [
+    "JSD",
     "Adaptive",
     "BelowPositive",
     "Clusters",

@@ -1,0 +1,143 @@
+"""The SVM's accuracies are those of scikit-learn's own grid search, and the test fold takes no part in any choice."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits, load_iris
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import Tensor
+
+from hardneg.evaluation import svm
+from hardneg.evaluation.svm import PENALTIES, svm_accuracy
+from hardneg.randomness import mix
+
+
+def iris() -> tuple[Tensor, Tensor]:
+    features, labels = load_iris(return_X_y=True)
+    return torch.tensor(features), torch.tensor(labels)
+
+
+def plain(
+    features: Tensor, labels: Tensor, kernel: str, standardize: bool, repeats: int, grid: tuple[float, ...]
+) -> tuple[list[float], list[float]]:
+    """The same protocol by scikit-learn alone: a grid search inside each fold."""
+    x, y, scores, chosen = features.numpy(), labels.numpy(), [], []
+    for repeat in range(repeats):
+        outer = StratifiedKFold(10, shuffle=True, random_state=mix(0, repeat) % 2**32)
+        for fold, (train, test) in enumerate(outer.split(x, y)):
+            inner = StratifiedKFold(5, shuffle=True, random_state=mix(0, repeat, fold) % 2**32)
+            machine = make_pipeline(StandardScaler(), SVC(kernel=kernel)) if standardize else SVC(kernel=kernel)
+            name = "svc__C" if standardize else "C"
+            search = GridSearchCV(machine, {name: list(grid)}, cv=inner).fit(x[train], y[train])
+            scores.append(search.score(x[test], y[test]))
+            chosen.append(search.best_params_[name])
+    return scores, chosen
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_accuracies_are_those_of_a_grid_search_in_each_fold(kernel: str, standardize: bool) -> None:
+    features, labels = iris()
+    features = features + torch.randn(150, 4, generator=torch.Generator().manual_seed(0))  # hard enough to differ
+    # A linear machine on raw features takes its time where a high penalty forbids errors it cannot avoid.
+    grid = PENALTIES if kernel == "rbf" else PENALTIES[:5]
+    result = svm_accuracy(features, labels, kernel, grid, standardize=standardize)
+    scores, chosen = plain(features, labels, kernel, standardize, 1, grid)
+    assert result.accuracies.flatten().tolist() == pytest.approx(scores)
+    assert result.penalties.flatten().tolist() == chosen
+    assert result.unconverged == 0
+
+
+def test_many_classes_are_told_apart_as_by_sklearn() -> None:
+    images, numbers = load_digits(return_X_y=True)
+    features, labels = torch.tensor(images[:300]), torch.tensor(numbers[:300])
+    scores, _ = plain(features, labels, "rbf", False, 2, grid=(1.0, 10.0))
+    result = svm_accuracy(features, labels, penalties=(10.0, 1.0), repeats=2)  # in any order
+    assert result.accuracies.flatten().tolist() == pytest.approx(scores)
+
+
+def test_threads_change_nothing() -> None:
+    features, labels = iris()
+    one, many = (svm_accuracy(features, labels, folds=5, jobs=jobs) for jobs in (1, 3))
+    assert (one.accuracies == many.accuracies).all()
+
+
+def test_the_seed_chooses_the_folds() -> None:
+    features, labels = iris()
+    features = features + torch.randn(150, 4, generator=torch.Generator().manual_seed(1))
+    runs = [svm_accuracy(features, labels, penalties=[1.0], seed=seed).accuracies for seed in (0, 0, 1)]
+    assert (runs[0] == runs[1]).all()
+    assert (runs[0] != runs[2]).any()
+
+
+def test_random_labels_are_guessed_at_chance() -> None:
+    # Choosing C on the test fold, as published code does, would come out above chance.
+    draws = torch.Generator().manual_seed(2)
+    features, labels = torch.randn(120, 5, generator=draws), torch.arange(120) % 2
+    result = svm_accuracy(features, labels, penalties=(0.1, 1.0, 10.0), repeats=2)
+    assert abs(result.mean - 0.5) < 0.1
+
+
+def test_the_two_deviations_are_what_they_say() -> None:
+    features, labels = iris()
+    features = features + torch.randn(150, 4, generator=torch.Generator().manual_seed(3))
+    result = svm_accuracy(features, labels, penalties=[1.0], repeats=3)
+    assert result.mean == pytest.approx(np.mean([row.mean() for row in result.accuracies]))
+    assert result.std_of_repeats == pytest.approx(np.std([row.mean() for row in result.accuracies], ddof=1))
+    assert result.std_of_folds == pytest.approx(np.mean([np.std(row) for row in result.accuracies]))
+    assert "std of 3 repeats of 10 folds" in str(result)
+
+
+def test_unknown_labels_are_left_out() -> None:
+    features, labels = iris()
+    more = torch.cat([features, torch.full((5, 4), 1e6, dtype=features.dtype)])
+    unknown = torch.cat([labels, torch.full((5,), -1)])
+    whole, known = svm_accuracy(more, unknown, folds=5), svm_accuracy(features, labels, folds=5)
+    assert (whole.accuracies == known.accuracies).all()
+
+
+def test_machines_that_run_out_of_steps_are_counted_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svm, "STEPS", 3)
+    features, labels = iris()
+    assert svm_accuracy(features, labels, "linear", penalties=[1e3], folds=5).unconverged == 5
+
+
+@settings(max_examples=12)
+@given(
+    scale=st.sampled_from([0.0, 1e-20, 1.0, 1e3]),
+    constant=st.booleans(),
+    kernel=st.sampled_from(["rbf", "linear"]),
+    standardize=st.booleans(),
+)
+def test_degenerate_features_give_an_accuracy(scale: float, constant: bool, kernel: str, standardize: bool) -> None:
+    features = torch.randn(24, 2, generator=torch.Generator().manual_seed(4)) * scale
+    if constant:
+        features[:, 0] = scale
+    labels = torch.arange(24) % 2
+    options = {"folds": 3, "inner_folds": 2, "penalties": (0.1, 1.0), "jobs": 1}
+    assert 0 <= svm_accuracy(features, labels, kernel, standardize=standardize, **options).mean <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": torch.zeros(150, dtype=torch.int64)}, "two classes or more"),
+        ({"labels": torch.tensor([0] * 146 + [1] * 4)}, "smallest class has 4 samples"),
+        ({"labels": torch.tensor([0] * 140 + [1] * 10), "inner_folds": 10}, "smallest class has 10 samples"),
+        ({"features": torch.full((150, 2), torch.nan)}, "features holds NaN"),
+        ({"kernel": "rbs"}, "did you mean 'rbf'"),
+        ({"penalties": []}, "penalties is empty"),
+        ({"penalties": [0.0]}, "penalties must be > 0"),
+        ({"folds": 1}, "folds must be a whole number ≥ 2"),
+        ({"repeats": 0}, "repeats must be"),
+    ],
+)
+def test_bad_input_names_the_argument(changes: dict[str, object], message: str) -> None:
+    features, labels = iris()
+    with pytest.raises(ValueError, match=message):
+        svm_accuracy(**{"features": features, "labels": labels, **changes})

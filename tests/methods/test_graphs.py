@@ -1,0 +1,205 @@
+"""GraphCL and InfoGraph compute the losses of their papers, learn, and are handed graphs as batches or as indices."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+pytest.importorskip("torch_geometric", reason='needs pip install "hardneg[graph]"')
+
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+
+import hardneg as hn
+from hardneg.batches import UniformBatchSampler
+from hardneg.data.graphs import GraphSet, load_graphs
+from hardneg.encoders.gin import GIN, Discriminator
+from hardneg.evaluation.svm import svm_accuracy
+from hardneg.methods.graphcl import GraphCL, GraphMethod, graph_projection
+from hardneg.methods.infograph import InfoGraph
+from hardneg.objectives.jsd import JSD
+from hardneg.randomness import generator
+from hardneg.training.batches import Batches
+from hardneg.training.refresh import Refresh
+from hardneg.views.graphs import GraphViews
+
+
+def paths_and_stars(count: int = 24) -> GraphSet:
+    """Two classes of graphs with the same number of edges; nodes all look alike."""
+    graphs = []
+    for number in range(count):
+        size = 5 + number // 2 % 4
+        others = torch.arange(1, size)
+        pairs = torch.stack([torch.zeros_like(others) if number % 2 else others - 1, others])
+        edges = torch.cat([pairs, pairs.flip(0)], dim=1)
+        graphs.append(Data(x=torch.ones(size, 1), edge_index=edges, y=torch.tensor([number % 2])))
+    return GraphSet.of(graphs)
+
+
+def adam(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), 1e-2)
+
+
+def made(kind: str, objective: Any = None, seed: int = 0) -> GraphMethod:
+    torch.manual_seed(seed)
+    encoder = GIN(1, width=8, layers=2)
+    if kind == "graphcl":
+        head = graph_projection(16)
+        return GraphCL(encoder, head, objective or hn.graphcl(), GraphViews(), adam, seed=seed)
+    return InfoGraph(encoder, Discriminator(16), Discriminator(16), objective or JSD(1.0), adam, seed=seed)
+
+
+def trainer(**options: Any) -> L.Trainer:
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return L.Trainer(accelerator="cpu", **{"max_epochs": 1, **quiet, **options})
+
+
+class Place:
+    """What a method asks of its trainer."""
+
+    global_step, world_size = 0, 1
+
+
+def placed(module: GraphMethod) -> GraphMethod:
+    module._trainer = Place()  # type: ignore[assignment]
+    module.total_steps = 10
+    return module.train()
+
+
+def test_graphcl_is_the_authors_loss_of_two_views() -> None:
+    module, batch = placed(made("graphcl")), paths_and_stars().batch(torch.arange(6))
+    loss = module.training_step(batch, 0)
+    seen = module.views(batch, generator("cpu", 0, 0))
+    z1, z2 = nn.functional.normalize(module.head(module.encoder(seen))).chunk(2)
+    scores = (z1 @ z2.T / 0.2).exp()
+    own = scores.diagonal()
+    assert_close(loss, -(own / (scores.sum(dim=1) - own)).log().mean())
+
+
+def test_infograph_is_the_loss_of_its_nodes_and_graphs() -> None:
+    module, batch = placed(made("infograph", JSD())), paths_and_stars().batch(torch.arange(6))
+    assert isinstance(module, InfoGraph)
+    loss = module.training_step(batch, 0)
+    nodes = module.encoder.nodes(batch)
+    graphs = torch.stack([nodes[batch.batch == graph].sum(dim=0) for graph in range(6)])
+    scores = module.node_head(nodes) @ module.head(graphs).T
+    own = nn.functional.one_hot(batch.batch, 6).bool()
+    sp = nn.functional.softplus
+    assert_close(loss, sp(-scores[own]).mean() + sp(scores[~own]).mean())
+
+
+@pytest.mark.parametrize("kind", ["graphcl", "infograph"])
+def test_indices_and_batches_are_one_training(kind: str) -> None:
+    graphs, results = paths_and_stars(), []
+    for indexed in (False, True):
+        module, sampler = made(kind), UniformBatchSampler(len(graphs), 8, seed=1)
+        if indexed:
+            module.graphs = graphs
+            trainer().fit(module, Batches(sampler, epochs=2))
+        else:
+            trainer(max_epochs=2).fit(module, DataLoader(graphs, batch_sampler=sampler))
+        results.append(module.embeddings(graphs))
+    assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("kind", ["graphcl", "infograph"])
+def test_training_lowers_the_loss(kind: str) -> None:
+    graphs, module = paths_and_stars(), made(kind)
+    placed(module)
+    batch, optimizer, losses = graphs.batch(torch.arange(24)), adam(module), []
+    for step in range(30):
+        module._trainer.global_step = step % 10  # type: ignore[misc]
+        loss = module.training_step(batch, 0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_the_proximity_sampler_is_refreshed_as_training_goes() -> None:
+    graphs, module = paths_and_stars(), made("graphcl", hn.hcl(temperature=0.2, in_batch="other"))
+    sampler = hn.ProximityBatchSampler(24, 8, candidates=10, neighbors=4, restart=hn.Linear(0.2, 0.05), refresh_every=2)
+    module.graphs = graphs
+    trainer(callbacks=[Refresh(sampler, lambda: module.embeddings(graphs))]).fit(module, Batches(sampler, epochs=2))
+    assert sampler.refreshes == 3
+
+
+@pytest.mark.parametrize("kind", ["graphcl", "infograph"])
+def test_what_was_seen_is_noted_until_it_is_remembered(kind: str) -> None:
+    module = placed(made(kind))
+    module.recent = hn.MemoryBank(24, 16, momentum=0.0)
+    index = torch.tensor([3, 1, 20])
+    module.training_step(paths_and_stars().batch(index), 0)
+    assert module.noted is not None
+    assert module.noted[0].tolist() == [3, 1, 20]
+    noted = module.noted[1]
+    assert module.diagnostics()["support"] == 2
+    module.remember()
+    assert_close(module.recent[index], nn.functional.normalize(noted))
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective"),
+    [("graphcl", lambda: hn.scl(temperature=0.2)), ("infograph", lambda: JSD(1.0, supervision="negatives"))],
+)
+def test_labels_reach_an_objective_that_uses_them(kind: str, objective: Callable[[], Any]) -> None:
+    module = placed(made(kind, objective()))
+    batch = paths_and_stars().batch(torch.arange(6))
+    module.training_step(batch, 0)
+    assert module.diagnostics()["support"] == (3 if kind == "infograph" else 6)  # of another label
+    del batch.y
+    with pytest.raises(ValueError, match="needs labels, and the batch has no y"):
+        module.training_step(batch, 0)
+
+
+def test_evaluation_leaves_every_mode_as_it_was() -> None:
+    module = made("infograph").train()
+    module.encoder.layers[0].eval()
+    before: Tensor = module.embeddings(paths_and_stars())
+    assert module.encoder.layers[1].training
+    assert not module.encoder.layers[0].training
+    assert_close(module.embeddings(paths_and_stars(), batch_size=5), before)
+
+
+def test_what_cannot_be_trained_on_is_refused() -> None:
+    graphs = paths_and_stars()
+    with pytest.raises(ValueError, match=r"set module.graphs"):
+        placed(made("graphcl")).training_step(torch.arange(3), 0)
+    plain = Data(x=torch.ones(2, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64))
+    (batch,) = DataLoader([plain, plain], batch_size=2)
+    with pytest.raises(ValueError, match="has no index"):
+        placed(made("graphcl")).training_step(batch, 0)
+    with pytest.raises(ValueError, match="encoder has no nodes"):
+        InfoGraph(nn.Linear(1, 1), nn.Identity(), nn.Identity(), JSD(), adam)
+    assert len(graphs) == 24
+
+
+@pytest.mark.parametrize("kind", ["graphcl", "infograph"])
+def test_a_batch_of_one_graph_moves_nothing(kind: str) -> None:
+    module = placed(made(kind))
+    loss = module.training_step(paths_and_stars().batch(torch.tensor([4])), 0)
+    loss.backward()
+    assert loss.item() == 0
+    assert all(weight.grad is None or not weight.grad.any() for weight in module.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("HARDNEG_DATA"), reason="set HARDNEG_DATA to a folder with tu/")
+@pytest.mark.parametrize("kind", ["graphcl", "infograph"])
+def test_mutag_is_classified_well_above_its_larger_class(kind: str) -> None:
+    graphs = load_graphs("MUTAG")
+    torch.manual_seed(0)
+    encoder = GIN(graphs.node_features)
+    if kind == "graphcl":
+        module: GraphMethod = GraphCL(encoder, graph_projection(96), hn.graphcl(), GraphViews(), adam)
+    else:
+        module = InfoGraph(encoder, Discriminator(96), Discriminator(96), JSD(1.0), adam)
+    module.graphs = graphs
+    trainer().fit(module, Batches(UniformBatchSampler(len(graphs), 64, seed=0), epochs=20))
+    assert svm_accuracy(module.embeddings(graphs), graphs.labels).mean > 0.8  # the larger class is 0.665
