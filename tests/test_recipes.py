@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from hardneg.data.graphs import GraphSet
 from hardneg.objectives.infonce import InfoNCE
 from hardneg.randomness import generator
-from hardneg.training import build, optimizers, recipe
+from hardneg.training import build, graphs, optimizers, recipe
 
 FOLDER = Path(recipe.__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -24,7 +25,20 @@ def load(name: str, *overrides: str) -> recipe.Recipe:
     return recipe.load(FOLDER / f"{name}.yaml", overrides)
 
 
-@pytest.mark.parametrize("file", FILES, ids=stem)
+GRAPHS = [file for file in FILES if "tu:" in file.read_text()]
+
+
+@pytest.mark.parametrize("file", GRAPHS, ids=stem)
+def test_a_recipe_for_graphs_loads_and_its_method_can_be_built(file: Path) -> None:
+    pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
+    settings = recipe.load(file)
+    assert recipe.load(recipe_text_as_mapping(settings)) == settings
+    path = torch.tensor([[0, 1], [1, 0]])
+    module = graphs.method(settings, GraphSet(torch.ones(3, 1), path, torch.tensor([0, 2, 3]), torch.tensor([0, 1])))
+    assert module.embeddings(module.graphs).shape == (2, 96)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file not in GRAPHS], ids=stem)
 def test_a_recipe_loads_and_each_of_its_parts_can_be_built(file: Path) -> None:
     settings = recipe.load(file)
     assert isinstance(recipe.objective(settings), InfoNCE)

@@ -43,6 +43,7 @@ METRIC_TITLES = {
     "few_1": "1 label a class",
     "few_5": "5 labels a class",
     "linear": "linear",
+    "svm": "SVM, 10 folds",
 }
 
 

@@ -77,6 +77,8 @@ def export_run(run: str | Path, format: str = "safetensors", to: str | Path | No
 
     checks.choice("format", format, tuple(SUFFIXES))
     loaded = runs.load_run(run)
+    if loaded.prepare is None:
+        raise ValueError(f"{run} trained a graph encoder, which no format here can hold: use its encoder.safetensors")
     file = Path(run) / "exported" if to is None else Path(to)
     if file.resolve() == (Path(run) / files.ENCODER).resolve():
         raise ValueError(f"to={str(file)!r} is the run's own file, which says that it is finished: choose another name")

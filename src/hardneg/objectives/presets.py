@@ -5,6 +5,7 @@ from typing import Any
 from hardneg import checks
 from hardneg.hardening import Exponential, Ring, Threshold
 from hardneg.objectives.infonce import InfoNCE
+from hardneg.objectives.jsd import JSD
 from hardneg.schedules import Adaptive, Linear, RingAnneal, Setting, Steps
 from hardneg.temperature import Learnable
 
@@ -74,6 +75,11 @@ def clip(temperature: float = 0.07, **options: Any) -> InfoNCE:
 def graphcl(temperature: Temperature = 0.2, **options: Any) -> InfoNCE:
     """GraphCL (You et al. 2020, eq. 3, as its authors code it): one direction, positive left out of the denominator."""
     return InfoNCE(**{"temperature": temperature, "in_batch": "other", "positive_in_denominator": False, **options})
+
+
+def infograph(beta: Setting = 0.0, tau_plus: Setting = 0.0, **options: Any) -> JSD:
+    """InfoGraph (Sun et al. 2020, eq. 4) with HCL's hard negatives (appendix B): nodes against graphs, another form."""
+    return JSD(**{"beta": beta, "class_prior": tau_plus, **options})
 
 
 def moco(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:

@@ -89,6 +89,7 @@ def sampler(settings: Recipe, size: int, rank: int = 0, processes: int = 1) -> U
         "size": size,
         "batch_size": settings.trainer.batch_size,
         "seed": settings.seed,
+        "drop_last": settings.batches.drop_last,
         "rank": rank,
         "processes": processes,
     }

@@ -9,11 +9,13 @@ from torch.utils.data import DataLoader
 
 from hardneg import checks, encoders, randomness
 from hardneg.batches.samplers import RefreshedBatchSampler
-from hardneg.data import ImageSet, StreamedImages
+from hardneg.data import ImageSet, StreamedImages, load_split
+from hardneg.data.graphs import GraphSet
 from hardneg.encoders.two_views import TwoHeads, TwoViews, channels_of, split_of
 from hardneg.evaluation.features import extract_all
 from hardneg.memory import Clusters, MemoryBank, Queue
 from hardneg.methods.cmc import CMC
+from hardneg.methods.graphcl import GraphMethod
 from hardneg.methods.instance_discrimination import InstanceDiscrimination
 from hardneg.methods.local_aggregation import LocalAggregationMethod
 from hardneg.methods.method import Method
@@ -22,12 +24,13 @@ from hardneg.methods.moco_v3 import MoCoV3
 from hardneg.methods.past import Past
 from hardneg.methods.simclr import SimCLR
 from hardneg.objectives.infonce import InfoNCE
-from hardneg.training import optimizers, recipe
+from hardneg.training import graphs, optimizers, recipe
 from hardneg.training.batches import Batches
 from hardneg.training.recipe import Recipe
 from hardneg.training.refresh import Refresh
 from hardneg.views import images as image_views
 
+Samples = ImageSet | StreamedImages | GraphSet
 VIEWS = {"simclr": image_views.simclr_views, "moco": image_views.moco_views}
 METHODS: dict[str, Callable[..., Method]] = {
     "simclr": SimCLR,
@@ -39,8 +42,18 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
-def method(settings: Recipe, train_set: ImageSet | StreamedImages, processes: int = 1) -> Method:
+def data(settings: Recipe) -> Samples:
+    """What the recipe trains on: pictures, or graphs."""
+    if settings.data.source.startswith(graphs.SOURCE):
+        return graphs.load(settings)
+    labels = recipe.objective(settings).supervision != "none"
+    return load_split(settings.data.source, "train", settings.data.size, labels)
+
+
+def method(settings: Recipe, train_set: Samples, processes: int = 1) -> Method:
     """The method that the recipe describes, with fresh weights drawn from its seed."""
+    if isinstance(train_set, GraphSet):
+        return graphs.method(settings, train_set, processes)
     checks.choice("method", settings.method, tuple(METHODS))
     channels, height, side = train_set.shape
     if settings.encoder.name == "tiny" and height != side:
@@ -89,6 +102,8 @@ def objective_of(settings: Recipe, gather: bool = False) -> InfoNCE:
     made = recipe.objective(
         settings, gather=gather, **{k: v for k, v in fitting.items() if k not in settings.objective}
     )
+    if not isinstance(made, InfoNCE):
+        raise ValueError(f"objective.preset={settings.objective['preset']} is for graphs, and these are pictures")
     if settings.method == "simclr" and made.in_batch is None:
         raise ValueError(
             f"method=simclr has no negatives but those of the batch, and objective.preset="
@@ -180,9 +195,9 @@ def views_of(settings: Recipe, side: int) -> image_views.ImageViews:
         raise ValueError(f"views.options: {error}") from error
 
 
-def loader(batches: Batches, train_set: ImageSet | StreamedImages, settings: Recipe) -> Any:
-    """What hands batches to the method: indices alone where it holds the pictures, else with decoded pictures."""
-    if isinstance(train_set, ImageSet):
+def loader(batches: Batches, train_set: Samples, settings: Recipe) -> Any:
+    """What hands batches to the method: indices alone where it holds the samples, else with decoded pictures."""
+    if not isinstance(train_set, StreamedImages):
         return batches
     workers = settings.data.workers
     return DataLoader(
@@ -191,7 +206,7 @@ def loader(batches: Batches, train_set: ImageSet | StreamedImages, settings: Rec
 
 
 def refresh(
-    batches: Batches, module: Method, train_set: ImageSet | StreamedImages, settings: Recipe, processes: int = 1
+    batches: Batches, module: Method, train_set: Samples, settings: Recipe, processes: int = 1
 ) -> Refresh | None:
     """The callback that gives the sampler new embeddings, if it wants any."""
     if not isinstance(batches.sampler, RefreshedBatchSampler):
@@ -199,6 +214,9 @@ def refresh(
     checks.choice("batches.embeddings", settings.batches.embeddings, ("encode", "bank"))
 
     def encode() -> Tensor:
+        if isinstance(train_set, GraphSet):
+            assert isinstance(module, GraphMethod)
+            return module.embeddings(train_set)
         network = nn.Sequential(module.encoder, module.head)
         prepare = getattr(module.views, "plain", None)
         return extract_all(network, train_set, prepare=prepare, workers=settings.data.workers)

@@ -4,18 +4,19 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from hardneg.data import ImageSet, StreamedImages, load_split
 from hardneg.evaluation import METRICS, extract_set, judge
-from hardneg.training import build, files
+from hardneg.training import build, files, graphs
 from hardneg.training.recipe import Recipe
-from hardneg.training.run import load_run
+from hardneg.training.run import Loaded, load_run
 
 TRANSFER = "transfer.json"
+T = TypeVar("T")
 
 
 def evaluate(
@@ -27,24 +28,37 @@ def evaluate(
     size: side of its pictures (default: as in training) · metrics: see `hardneg.evaluation.METRICS`
     """
     run = load_run(folder)
+    if len(run.shape) == 1:
+        return _saved(run.folder, files.EVALUATION, _of_graphs(run, source))
     same = source is None
     source = run.settings.data.source if source is None else source
     side = size if size is not None else run.settings.data.size if same else run.shape[-1]
     known, asked = (load_split(source, part, side, labels=True, channels=run.shape[0]) for part in ("train", "test"))
     encoder = run.encoder.to(_device(run.settings))
     found = of_encoder(encoder, known, asked, run.prepare, metrics, run.settings.data.workers)
-    if not (run.folder / files.ENCODER).exists():
-        warnings.warn(f"{folder} is unfinished: judged as it was at its last checkpoint, not saved", stacklevel=2)
+    if same:
+        return _saved(run.folder, files.EVALUATION, found)
+    file = run.folder / TRANSFER
+    before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    _saved(run.folder, TRANSFER, {**before, source: found})
+    return found
+
+
+def _of_graphs(run: Loaded, source: str | None) -> dict[str, float]:
+    if source is not None:
+        raise ValueError(f"{source}: a graph encoder knows the node features of its own set only")
+    return graphs.judge(run.encoder, graphs.load(run.settings), run.settings.seed)
+
+
+def _saved(folder: Path, name: str, found: dict[str, T]) -> dict[str, T]:
+    """Write figures into the folder of a finished run, if that can be; gives them back."""
+    if not (folder / files.ENCODER).exists():
+        warnings.warn(f"{folder} is unfinished: judged as it was at its last checkpoint, not saved", stacklevel=3)
         return found
     try:
-        if same:
-            files.write_json(run.folder / files.EVALUATION, found)
-        else:
-            file = run.folder / TRANSFER
-            before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-            files.write_json(file, {**before, source: found})
+        files.write_json(folder / name, found)
     except OSError as error:
-        warnings.warn(f"the figures could not be saved: {error}", stacklevel=2)
+        warnings.warn(f"the figures could not be saved: {error}", stacklevel=3)
     return found
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from hardneg import randomness
 from hardneg.batches import cosine_histogram, false_negative_share, mean_cosine
 from hardneg.data import ImageSet, StreamedImages, load_split
+from hardneg.data.graphs import GraphSet
 from hardneg.evaluation import extract_set, knn_accuracy
 from hardneg.methods.method import Method
 from hardneg.training import files
@@ -38,7 +39,7 @@ class Keeper(L.Callback):
         settings: Recipe,
         folder: Path,
         batches: Batches,
-        train_set: ImageSet | StreamedImages,
+        train_set: ImageSet | StreamedImages | GraphSet,
         refresh: Refresh | None = None,
     ) -> None:
         self.settings, self.folder, self.batches, self.train_set = settings, folder, batches, train_set
@@ -160,7 +161,7 @@ class Keeper(L.Callback):
 
     def _knn(self, module: Method) -> float | None:
         """Weighted kNN accuracy on the test set, if there are labels."""
-        if self.train_set.labels is None:
+        if self.train_set.labels is None or isinstance(self.train_set, GraphSet):
             return None
         data = self.settings.data
         if self.test_set is None:

@@ -20,6 +20,7 @@ from typing import Any
 from hardneg import checks, schedules
 from hardneg.objectives import presets
 from hardneg.objectives.infonce import InfoNCE
+from hardneg.objectives.jsd import JSD
 from hardneg.training import optimizers
 
 # Losses and memories are in float32: what holds weights in another precision would not meet them.
@@ -30,11 +31,13 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 
 @dataclass(frozen=True)
 class Data:
-    """source: see `hardneg.data.load_images` · size: side of the pictures, if they differ · workers: that decode."""
+    """source: see `hardneg.data.load_images`, or ``tu:MUTAG`` for graphs · size: side of the pictures, if they differ ·
+    workers: that decode · features: of the nodes of graphs, see `hardneg.data.graphs.load_graphs`."""
 
     source: str = "digits"
     size: int | None = None
     workers: int = 2
+    features: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ class Trainer:
 class Batches:
     """sampler: ``uniform``, ``proximity`` or ``knn`` · candidates, neighbors, restart (a number or a schedule), walk,
     coverage: see `hardneg.ProximityBatchSampler` · refresh_every: steps between two graphs · embeddings: what a graph
-    is built from: ``encode`` all samples anew, or the ``bank`` of what training last saw of each."""
+    is built from: ``encode`` all samples anew, or the ``bank`` of what training last saw of each · drop_last: leave
+    what does not fill a batch for another epoch."""
 
     sampler: str = "uniform"
     candidates: int = 1000
@@ -103,6 +107,7 @@ class Batches:
     coverage: str = "walk"
     refresh_every: int = 100
     embeddings: str = "encode"
+    drop_last: bool = True
 
 
 @dataclass(frozen=True)
@@ -243,7 +248,7 @@ def dump(recipe: Recipe) -> str:
     return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
 
-def objective(recipe: Recipe, **more: Any) -> InfoNCE:
+def objective(recipe: Recipe, **more: Any) -> InfoNCE | JSD:
     """The loss that the recipe names; ``more`` wins over it. A mapping ``{schedule: linear, …}`` makes a schedule."""
     options = dict(recipe.objective)
     name = options.pop("preset", "simclr")
@@ -253,14 +258,15 @@ def objective(recipe: Recipe, **more: Any) -> InfoNCE:
     if name not in names:
         raise ValueError(f"objective.preset={name!r} is not known: {_hint(str(name), names)}")
     preset = getattr(presets, name)
-    allowed = {key for made in (preset, InfoNCE.__init__) for key in inspect.signature(made).parameters}
+    kind = JSD if inspect.signature(preset).return_annotation is JSD else InfoNCE
+    allowed = {key for made in (preset, kind.__init__) for key in inspect.signature(made).parameters}
     allowed -= {"self", "options", "generator", "hardening"}
     for key, setting in options.items():
         if key not in allowed:
             raise ValueError(f"objective.{key} is not an argument of {name}: {_hint(key, sorted(allowed))}")
         if isinstance(setting, Mapping):
             options[key] = schedule(f"objective.{key}", setting)
-    made: InfoNCE = preset(**{**options, **more})
+    made: InfoNCE | JSD = preset(**{**options, **more})
     return made
 
 

@@ -20,8 +20,8 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
-from hardneg.data import load_split
-from hardneg.training import build, files, recipe
+from hardneg.data.graphs import GraphSet
+from hardneg.training import build, files, graphs, recipe
 from hardneg.training.batches import Batches, sampler
 from hardneg.training.keeper import Keeper
 from hardneg.training.recipe import Recipe
@@ -38,13 +38,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A run read from its folder: its recipe, its encoder, and what makes pictures (uint8) into the encoder's input."""
+    """A run read from its folder: its recipe, its encoder, and what makes pictures (uint8) into the encoder's input.
+
+    shape: (C, H, W) of a picture, or (features,) of a node of a graph, which needs no preparing
+    """
 
     folder: Path
     settings: Recipe
     encoder: nn.Module
-    prepare: Callable[[Tensor], Tensor]
-    shape: tuple[int, int, int]  # of a picture
+    prepare: Callable[[Tensor], Tensor] | None
+    shape: tuple[int, ...]
 
 
 def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks: Sequence[L.Callback] = ()) -> Result:
@@ -68,7 +71,7 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
     trainer = _trainer(settings, callbacks)
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
         _check_free(folder)
-    train_set = load_split(settings.data.source, "train", settings.data.size, labels=_needs_labels(settings))
+    train_set = build.data(settings)
     module = build.method(settings, train_set, trainer.world_size)
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
     batches = Batches(chosen, settings.trainer.epochs)
@@ -87,7 +90,8 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
             _begin(settings, folder, resume, trainer.world_size)
         _fit(trainer, module, build.loader(batches, train_set, settings), folder / files.CHECKPOINT, resume)
         if trainer.is_global_zero:
-            _write_encoder(module.encoder, folder, train_set.shape)
+            shape = (train_set.node_features,) if isinstance(train_set, GraphSet) else train_set.shape
+            _write_encoder(module.encoder, folder, shape)
     return Result(folder, module.encoder, keeper.last)
 
 
@@ -125,20 +129,23 @@ def load_run(folder: str | Path) -> Loaded:
         from safetensors import safe_open
 
         with safe_open(folder / files.ENCODER, "pt") as file:
-            channels, height, width = (int(side) for side in file.metadata()["shape"].split(","))
+            shape = tuple(int(side) for side in file.metadata()["shape"].split(","))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
     elif (folder / files.CHECKPOINT).exists():
         saved = torch.load(folder / files.CHECKPOINT, map_location="cpu", weights_only=True)["state_dict"]
         weights = {name[8:]: tensor for name, tensor in saved.items() if name.startswith("encoder.")}
-        channels, height, width = load_split(settings.data.source, "train", settings.data.size).shape
+        train_set = build.data(settings)
+        shape = (train_set.node_features,) if isinstance(train_set, GraphSet) else train_set.shape
     else:
         raise ValueError(f"{folder} holds no weights yet: resume it until its first epoch is done")
-    encoder = build.encoder_of(settings, channels, width)
+    pictures = len(shape) == 3
+    encoder = build.encoder_of(settings, shape[0], shape[-1]) if pictures else graphs.encoder_of(settings, shape[0])
     try:
         encoder.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(f"{folder}: the weights do not fit encoder {settings.encoder.name!r}: {error}") from error
-    return Loaded(folder, settings, encoder.eval(), build.views_of(settings, width).plain, (channels, height, width))
+    prepare = build.views_of(settings, shape[-1]).plain if pictures else None
+    return Loaded(folder, settings, encoder.eval(), prepare, shape)
 
 
 def _trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Trainer:
@@ -201,7 +208,7 @@ def _take_threads(folder: Path) -> None:
         torch.set_num_threads(threads)
 
 
-def _write_encoder(encoder: nn.Module, folder: Path, shape: tuple[int, int, int]) -> None:
+def _write_encoder(encoder: nn.Module, folder: Path, shape: tuple[int, ...]) -> None:
     from safetensors.torch import save
 
     weights = {
@@ -210,7 +217,3 @@ def _write_encoder(encoder: nn.Module, folder: Path, shape: tuple[int, int, int]
         if isinstance(tensor, Tensor)
     }
     files.write_bytes(folder / files.ENCODER, save(weights, {"shape": ",".join(map(str, shape))}))
-
-
-def _needs_labels(settings: Recipe) -> bool:
-    return recipe.objective(settings).supervision != "none"

@@ -1,0 +1,91 @@
+"""Graphs in the engine: their data, their methods and how they are judged."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hardneg import checks, encoders, randomness
+from hardneg.data.graphs import GraphSet, load_graphs
+from hardneg.encoders.gin import GIN, Discriminator
+from hardneg.evaluation.svm import svm_accuracy
+from hardneg.methods.graphcl import GraphCL, GraphMethod, graph_projection
+from hardneg.methods.infograph import InfoGraph
+from hardneg.objectives.infonce import InfoNCE
+from hardneg.objectives.jsd import JSD
+from hardneg.training import optimizers, recipe
+from hardneg.training.recipe import Recipe
+from hardneg.views.graphs import GraphViews
+
+SOURCE = "tu:"  # what the name of a set of the TU collection begins with
+METHODS = ("graphcl", "infograph")
+
+
+def load(settings: Recipe) -> GraphSet:
+    """The graphs that the recipe names, from ``data/tu`` or ``$HARDNEG_DATA/tu``."""
+    name = settings.data.source.removeprefix(SOURCE)
+    if Path("data", "tu").is_dir():
+        return load_graphs(name, Path("data", "tu"), settings.data.features)
+    return load_graphs(name, features=settings.data.features)
+
+
+def method(settings: Recipe, graphs: GraphSet, processes: int = 1) -> GraphMethod:
+    """The method that the recipe describes, with fresh weights drawn from its seed."""
+    checks.choice("method for graphs", settings.method, METHODS)
+    if processes > 1:
+        raise ValueError(f"trainer.devices={processes}: graphs are trained on one device")
+    torch.manual_seed(randomness.mix(settings.seed))
+    encoder = encoder_of(settings, graphs.node_features)
+    chosen, epochs = settings.optimizer, settings.trainer.epochs
+    objective = recipe.objective(settings)
+
+    def optimizer(module: nn.Module) -> torch.optim.Optimizer:
+        return optimizers.build(chosen.name, [module], chosen.lr, chosen.weight_decay, chosen.momentum)
+
+    rate = optimizers.learning_rate(
+        chosen.schedule, chosen.warmup / epochs, tuple(drop / epochs for drop in chosen.drops)
+    )
+    width = getattr(encoder, "features", None)
+    if not isinstance(width, int):
+        raise ValueError("a graph encoder must say how many features it gives: set its attribute features")
+    module: GraphMethod
+    if settings.method == "infograph":
+        if not isinstance(objective, JSD):
+            raise ValueError("method=infograph compares nodes with graphs: use objective.preset=infograph")
+        heads = Discriminator(width), Discriminator(width)
+        module = InfoGraph(encoder, *heads, objective, optimizer, rate, settings.seed)
+    else:
+        if not isinstance(objective, InfoNCE):
+            raise ValueError("method=graphcl compares graphs: use objective.preset=graphcl, simclr, hcl …")
+        views = GraphViews(**settings.views.options)
+        module = GraphCL(encoder, graph_projection(width), objective, views, optimizer, rate, settings.seed)
+    module.graphs, module.labels = graphs, graphs.labels
+    return module
+
+
+def encoder_of(settings: Recipe, node_features: int) -> nn.Module:
+    """The encoder, for nodes with so many features."""
+    chosen = settings.encoder
+    if ":" in chosen.name:
+        return encoders.build(chosen.name, **chosen.options)
+    checks.choice("encoder for graphs", chosen.name, ("gin",))
+    try:
+        return GIN(node_features, **chosen.options)
+    except TypeError as error:
+        raise ValueError(f"options of encoder='gin': {error}") from error
+
+
+def judge(encoder: nn.Module, graphs: GraphSet, seed: int = 0) -> dict[str, float]:
+    """Accuracy of a support vector machine on frozen embeddings, by ten folds; its penalty chosen within each."""
+    if graphs.labels is None:
+        raise ValueError(f"{graphs.name} has no labels, and an evaluation needs them")
+    features = embeddings(encoder, graphs)
+    return {"svm": svm_accuracy(features, graphs.labels, seed=seed).mean}
+
+
+@torch.no_grad()
+def embeddings(encoder: nn.Module, graphs: GraphSet, batch_size: int = 512) -> Tensor:
+    """Features of all graphs by an encoder in evaluation mode, (N, features)."""
+    encoder.eval()
+    parts = torch.split(torch.arange(len(graphs)), batch_size)
+    return torch.cat([encoder(graphs.batch(part)) for part in parts])
