@@ -14,17 +14,17 @@ from torch import nn
 import hardneg.data
 from hardneg.data import StreamedImages
 from hardneg.evaluation import extract
-from hardneg.insight import evidence
+from hardneg.insight import drawings, evidence
 from hardneg.insight.evidence import Evidence, data_uri, gather, look_at_test_set
 from hardneg.insight.report import write_report
 from hardneg.insight.runs import Group, read_run
 from hardneg.training import recipe, run
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def pretend(monkeypatch: pytest.MonkeyPatch, source: str, channels: int = 1) -> None:
     """Every folder holds a run on this source, with pixels for features."""
     settings = recipe.load({"data": {"source": source}})
-    loaded = SimpleNamespace(settings=settings, encoder=nn.Flatten(), prepare=None)
+    loaded = SimpleNamespace(settings=settings, encoder=nn.Flatten(), prepare=None, shape=(channels, 8, 8))
     monkeypatch.setattr(run, "load_run", lambda folder: loaded)
 
 
@@ -49,7 +49,7 @@ def test_a_trained_run_is_looked_at_with_its_own_encoder(tmp_path: Path) -> None
 def test_pictures_without_labels_are_those_of_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pictures = np.random.default_rng(0).integers(0, 256, (30, 6, 6, 3), dtype=np.uint8)
     np.savez(tmp_path / "mine.npz", images=pictures)
-    pretend(monkeypatch, str(tmp_path / "mine.npz"))
+    pretend(monkeypatch, str(tmp_path / "mine.npz"), channels=3)
     seen = look_at_test_set(tmp_path)
     assert seen.labels is None
     assert seen.images.shape == (30, 3, 6, 6)
@@ -80,7 +80,7 @@ class Files:
 
 def test_a_streamed_set_shows_no_picture_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     streamed = StreamedImages(Files(), (1, 8, 8), labels=torch.arange(200) % 2, classes=("even", "odd"))
-    monkeypatch.setattr(hardneg.data, "load_split", lambda *given: streamed)
+    monkeypatch.setattr(hardneg.data, "load_split", lambda *given, **more: streamed)
     pretend(monkeypatch, "anything")
     with pytest.warns(UserWarning, match="cannot be read: picture 4"):
         images, labels, _, _ = look_at_test_set(tmp_path)
@@ -123,3 +123,51 @@ def test_labels_may_be_known_for_few_or_none() -> None:
     none = evidence.examine(evidence.Sight(images, torch.full((12,), -1), (), features))
     assert none.histograms is None
     assert len(none.gallery) == 6
+
+
+def test_the_plane_is_that_of_the_principal_components() -> None:
+    from sklearn.decomposition import PCA
+
+    chance = torch.Generator().manual_seed(0)
+    features = torch.randn(50, 6, generator=chance, dtype=torch.float64) * torch.tensor([4.0, 2, 1, 1, 1, 1])
+    labels = torch.arange(50) % 3 - 1  # −1 is unknown
+    images = torch.zeros(50, 1, 8, 8, dtype=torch.uint8)
+    shown = evidence.examine(evidence.Sight(images, labels, ["cat", "dog"], features)).plane
+    unit = torch.nn.functional.normalize(features, dim=1).numpy()
+    theirs = PCA(2).fit(unit)
+    assert shown.shares == pytest.approx(tuple(theirs.explained_variance_ratio_))
+    mine = np.array(sorted(abs(np.array(shown.points)).tolist()))
+    assert mine == pytest.approx(np.array(sorted(abs(theirs.transform(unit)).tolist())))
+    assert shown.classes == ["cat", "dog"]
+    assert sorted(set(shown.styles)) == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_features_of_one_direction_or_none_lie_in_a_plane_all_the_same(width: int) -> None:
+    images = torch.zeros(5, 1, 8, 8, dtype=torch.uint8)
+    shown = evidence.examine(evidence.Sight(images, None, [], torch.ones(5, width))).plane
+    assert np.array(shown.points) == pytest.approx(np.zeros((5, 2)))
+    assert shown.styles == [-1] * 5
+
+
+def test_a_run_on_graphs_is_shown_with_its_graphs_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
+    from hardneg.data.graphs import GraphSet
+    from hardneg.training import graphs as engine
+
+    cycles = [torch.stack([torch.arange(n), (torch.arange(n) + 1) % n]) for n in range(3, 15)]
+    starts = torch.tensor([0, *(len(cycle[0]) for cycle in cycles)]).cumsum(0)
+    edges = torch.cat([cycle + start for cycle, start in zip(cycles, starts, strict=False)], dim=1)
+    made = GraphSet(torch.ones(int(starts[-1]), 1), edges, starts, torch.arange(12) % 2)
+    monkeypatch.setattr(engine, "load", lambda settings: made)
+    settings = recipe.load(
+        recipe.find("mutag-infograph"), ["data.source=tu:CYCLES", "trainer.epochs=1", "trainer.batch_size=4"]
+    )
+    run.train(settings, tmp_path / "run")
+    page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 2 * 9
+    assert "cannot be read" not in page
+    triangle, ring = (drawings.Drawings(made, torch.arange(12))[place] for place in (0, 11))
+    assert triangle.shape == ring.shape == (3, 56, 56)
+    assert not torch.equal(triangle, ring)
+    assert torch.equal(drawings.draw(0, torch.zeros(2, 0).long()), torch.full((3, 56, 56), 255, dtype=torch.uint8))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,18 +20,27 @@ from hardneg.insight.diagnostics import (
     hardest_false_share,
     hardest_negatives,
 )
+from hardneg.insight.drawings import Drawings
 from hardneg.insight.runs import Group
+from hardneg.objectives.inputs import normalized
 from hardneg.randomness import generator
 
 ANCHORS, NEGATIVES = 6, 8  # rows of the gallery and pictures in each
+POINTS = 400  # samples drawn in the plane
 _LOSSLESS = 40  # pixels: up to this side a picture is kept as it is
 _THUMBNAIL = 56  # pixels: of the longer side of a larger one
+
+
+class Pictures(Protocol):
+    """Pictures (C, H, W) uint8, one by one: a tensor of them, or what draws them when asked."""
+
+    def __getitem__(self, place: int, /) -> Tensor: ...
 
 
 class Sight(NamedTuple):
     """Pictures (n, C, H, W) uint8, labels (n,) or None, the names of the labels, and features (n, d)."""
 
-    images: Tensor
+    images: Pictures
     labels: Tensor | None
     classes: Sequence[str]
     features: Tensor
@@ -50,12 +59,22 @@ class Picture:
     same: bool = False
 
 
+class Plane(NamedTuple):
+    """points: (x, y) of some samples · styles: the number of each one's class, −1 if unknown · shares: of the variance,
+    that each axis shows · classes: their names."""
+
+    points: list[tuple[float, float]]
+    styles: list[int]
+    shares: tuple[float, float]
+    classes: list[str]
+
+
 @dataclass(frozen=True)
 class Evidence:
     """seed: of the run looked at · pictures: how many · histograms, share, chance: None without labels.
 
     share: of the hardest negatives, those of the anchor's class · chance: that share among all others ·
-    gallery: each anchor with its hardest negatives
+    gallery: each anchor with its hardest negatives · plane: where some of the samples lie
     """
 
     seed: int
@@ -64,6 +83,7 @@ class Evidence:
     share: float | None
     chance: float | None
     gallery: list[tuple[Picture, list[Picture]]]
+    plane: Plane
 
 
 def look_at_test_set(folder: Path) -> Sight:
@@ -77,10 +97,12 @@ def look_at_test_set(folder: Path) -> Sight:
     # By name: the engine needs Lightning, which the rest of the page does without.
     loaded: Any = import_module("hardneg.training.run").load_run(folder)
     data = loaded.settings.data
+    if len(loaded.shape) == 1:
+        return _look_at_graphs(loaded)
     try:
-        test = load_split(data.source, "test", data.size)
+        test = load_split(data.source, "test", data.size, channels=loaded.shape[0])
     except ValueError:
-        test = load_split(data.source, "train", data.size)
+        test = load_split(data.source, "train", data.size, channels=loaded.shape[0])
         if test.labels is not None:
             raise
     rows = torch.randperm(len(test), generator=generator("cpu", len(test)))[:MOST].sort().values  # (n,)
@@ -92,6 +114,16 @@ def look_at_test_set(folder: Path) -> Sight:
         images = torch.stack([*found.values()])
     labels = None if test.labels is None else test.labels[rows]
     return Sight(images, labels, test.classes, extract(loaded.encoder, images, prepare=loaded.prepare).cpu())
+
+
+def _look_at_graphs(loaded: Any) -> Sight:
+    """The run's encoder on up to 2,000 graphs of its set, which has no test part, and drawings of them."""
+    engine: Any = import_module("hardneg.training.graphs")
+    graphs = engine.load(loaded.settings)
+    rows = torch.randperm(len(graphs), generator=generator("cpu", len(graphs)))[:MOST].sort().values  # (n,)
+    labels = None if graphs.labels is None else graphs.labels[rows]
+    classes = [] if labels is None else [f"class {number}" for number in range(int(graphs.labels.max()) + 1)]
+    return Sight(Drawings(graphs, rows), labels, classes, engine.embeddings(loaded.encoder, graphs)[rows])
 
 
 def gather(group: Group, look: Look = look_at_test_set) -> Evidence | str:
@@ -132,7 +164,23 @@ def examine(sight: Sight, seed: int = 0) -> Evidence:
     histograms = cosine_histograms(features, known) if known is not None else None
     share = hardest_false_share(features, known, k) if known is not None and enough else None
     chance = hardest_false_share(features, known) if known is not None and enough else None
-    return Evidence(seed, len(features), histograms, share, chance, gallery)
+    return Evidence(seed, len(features), histograms, share, chance, gallery, _plane(features, known, classes))
+
+
+def _plane(features: Tensor, labels: Tensor | None, classes: Sequence[str]) -> Plane:
+    """Some samples on the two first principal components of the features, scaled to unit length."""
+    rows = torch.randperm(len(features), generator=generator("cpu", len(features)))[:POINTS]
+    unit = normalized(features.cpu().double())
+    centred = unit - unit.mean(dim=0)
+    _, lengths, directions = torch.linalg.svd(centred, full_matrices=False)
+    wanted = directions[:2] if len(directions) > 1 else torch.cat([directions, torch.zeros_like(directions)])
+    points = (centred[rows] @ wanted.T).tolist()
+    shares = [*(lengths.square() / lengths.square().sum().clamp(min=1e-30)).tolist(), 0.0]
+    numbers = [-1] * len(rows) if labels is None else labels.cpu()[rows].tolist()
+    present = sorted({number for number in numbers if number >= 0})
+    names = [str(classes[number]) if number < len(classes) else str(number) for number in present]
+    styles = [present.index(number) if number >= 0 else -1 for number in numbers]
+    return Plane([(x, y) for x, y in points], styles, (shares[0], shares[1]), names)
 
 
 def _anchors(labels: Tensor | None, samples: int) -> Tensor:

@@ -146,6 +146,34 @@ def histogram_chart(
     return _chart("".join(drawn), axes, series, x_label, y_label, description)
 
 
+def scatter_chart(
+    points: Sequence[tuple[float, float]], styles: Sequence[int], x_label: str, y_label: str, description: str
+) -> str:
+    """Marks at points, each in its style; colours repeat after 8, with another shape."""
+    columns = [[point[axis] for point in points] for axis in (0, 1)]
+    x_ticks, y_ticks = (ticks(min(column), max(column)) for column in columns)
+    axes = Axes(_margin(y_ticks), (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
+    marks = [_mark(style, axes.across(x), axes.down(y), 2.2) for (x, y), style in zip(points, styles, strict=True)]
+    return _svg(_frame(axes, x_ticks, y_ticks, x_label, y_label) + "".join(marks), HEIGHT, description)
+
+
+def mark_sign(style: int) -> str:
+    """A mark of a scatter chart, for legends."""
+    return f'<svg class="sign" viewBox="0 0 12 12" aria-hidden="true">{_mark(style, 6, 6, 4)}</svg>'
+
+
+def _mark(style: int, x: float, y: float, size: float) -> str:
+    if style < 0:  # of no class
+        return f'<circle class="mark unknown" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>'
+    if style // STYLES % 2 == 0:
+        return f'<circle class="mark s{style % STYLES}" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>'
+    side = 1.8 * size
+    return (
+        f'<rect class="mark s{style % STYLES}" x="{x - side / 2:.1f}" y="{y - side / 2:.1f}" '
+        f'width="{side:.1f}" height="{side:.1f}"/>'
+    )
+
+
 def dot_chart(rows: Sequence[tuple[str, int | str, Sequence[float]]], x_label: str, description: str) -> str:
     """A row for each name, a dot for each of its values and a bar at their mean; names stand above their dots."""
     values = [value for _, _, given in rows for value in given]

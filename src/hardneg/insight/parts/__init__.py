@@ -7,9 +7,10 @@ from hardneg.insight.parts.comparison import comparison
 from hardneg.insight.parts.curves import curves
 from hardneg.insight.parts.gallery import gallery
 from hardneg.insight.parts.histograms import histograms
+from hardneg.insight.parts.plane import plane
 from hardneg.insight.parts.provenance import provenance
 from hardneg.insight.parts.time import time
 
-PARTS: tuple[Callable[[Contents], Part], ...] = (comparison, curves, histograms, gallery, time, provenance)
+PARTS: tuple[Callable[[Contents], Part], ...] = (comparison, curves, histograms, plane, gallery, time, provenance)
 
-__all__ = ["PARTS", "comparison", "curves", "gallery", "histograms", "provenance", "time"]
+__all__ = ["PARTS", "comparison", "curves", "gallery", "histograms", "plane", "provenance", "time"]
