@@ -43,7 +43,11 @@ def process(*arguments: str, **more: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "hardneg", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=environment, **pipes, **more)  # type: ignore[call-overload, no-any-return]
+
+    def hear() -> None:  # tests in the background of a shell would hand down that SIGINT is ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen(command, env=environment, preexec_fn=hear, **pipes, **more)  # type: ignore[call-overload, no-any-return]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
