@@ -100,6 +100,24 @@ def test_evaluate_gives_what_training_gave_and_carries_over(
     assert "other.npz" not in (finished / "evaluation.json").read_text()
 
 
+def test_every_command_that_finds_something_can_say_so_in_json(
+    capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path
+) -> None:
+    page, weights = str(tmp_path / "page.html"), str(tmp_path / "encoder.safetensors")
+    for arguments, key in (
+        (["report", str(finished), "--to", page], "report"),
+        (["export", str(finished), "--to", weights], "file"),
+        (["recipes"], "digits-simclr"),
+        (["recipes", "digits-simclr"], "objective"),
+        (["evaluate", str(finished)], "knn"),
+    ):
+        code, out, err = hardneg(capsys, *arguments, "--json")
+        assert code == 0, err
+        assert key in json.loads(out)
+    code, out, _ = hardneg(capsys, "doctor", "--json")
+    assert {"name", "status", "detail", "fix"} == set(json.loads(out)[0])
+
+
 def test_recipes_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = hardneg(capsys, "recipes")
     assert code == 0

@@ -231,27 +231,37 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of comparisons.")],
     to: Annotated[Path | None, typer.Option(help="The page [default: report.html in the first folder].")] = None,
     baseline: Annotated[str | None, typer.Option(help="The row to compare with [default: the first].")] = None,
+    as_json: Json = False,
 ) -> None:
     """Write one self-contained HTML page: table, curves, histograms, hardest negatives, command and recipe."""
     from hardneg.insight.report import write_report
 
     folders = [folder for entry in runs for folder in _runs_below(entry)]
-    _say(str(write_report(folders, to or runs[0] / "report.html", baseline=baseline)))
+    page = write_report(folders, to or runs[0] / "report.html", baseline=baseline)
+    _print_json({"report": str(page)}) if as_json else _say(str(page))
 
 
 @app.command(epilog="Examples:\n\n    hardneg recipes\n\n    hardneg recipes cifar10-simclr > mine.yaml")
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this one.", autocompletion=_recipe_names)] = None,
+    as_json: Json = False,
 ) -> None:
     """List the recipes, or print one as YAML to begin your own from."""
     from hardneg.training import recipe
 
+    if name is not None and as_json:
+        _print_json(dataclasses.asdict(recipe.load(recipe.find(name))))
+        return
     if name is not None:
         sys.stdout.write(recipe.find(name).read_text())
         return
+    abouts = {known: recipe.load(file).about for known, file in recipe.known().items()}
+    if as_json:
+        _print_json(abouts)
+        return
     table = Table("recipe", "what it stands for", box=None)
-    for known, file in recipe.known().items():
-        table.add_row(known, recipe.load(file).about)
+    for known, about in abouts.items():
+        table.add_row(known, about)
     out.print(table)
 
 
@@ -262,11 +272,15 @@ def export(
         str, typer.Option("--format", help="safetensors, torchscript, torch_export or onnx.")
     ] = "safetensors",
     to: Annotated[Path | None, typer.Option(help="The file [default: exported.* in the run's folder].")] = None,
+    as_json: Json = False,
 ) -> None:
     """Write the encoder for use elsewhere, and check the file by loading it and comparing outputs."""
     import hardneg.export as exporting
 
     made, difference = exporting.export_run(run, form, to)
+    if as_json:
+        _print_json({"file": str(made), "difference": difference})
+        return
     _say(f"{made}: outputs differ by at most {difference:.1e}")
 
 
