@@ -4,23 +4,21 @@ Progress and notes go to stderr, results to stdout. Exit code 2: the input was a
 """
 
 import dataclasses
-import importlib
 import itertools
-import json
 import os
 import shlex
-import statistics
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from hardneg.terminal import METRIC_TITLES, err, fail, note, out, print_json, say, show_table
 
 if TYPE_CHECKING:
     from hardneg.training.compare import Run
@@ -33,18 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Choose the negatives of contrastive learning. Begin with **hardneg demo**.",
 )
-# What is piped into a file has no width of its own.
-out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
 INTERRUPTED = 130
-
-METRIC_TITLES = {
-    "knn": "kNN",
-    "nearest": "1-NN",
-    "few_1": "1 label a class",
-    "few_5": "5 labels a class",
-    "linear": "linear",
-    "svm": "SVM, 10 folds",
-}
 
 
 def _recipe_names(incomplete: str) -> list[str]:
@@ -110,14 +97,14 @@ def train(
         try:
             figures = judge(folder)
         except (ValueError, FileNotFoundError) as error:
-            _note(f"not evaluated: {error}")
+            note(f"not evaluated: {error}")
     if as_json:
-        _print_json({"run": str(folder), "metrics": result.metrics, "evaluation": figures})
+        print_json({"run": str(folder), "metrics": result.metrics, "evaluation": figures})
         return
-    _say(f"trained in {folder}: loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}")
+    say(f"trained in {folder}: loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}")
     if figures:
-        _say(" · ".join(f"{METRIC_TITLES[name]} {100 * figure:.1f} %" for name, figure in figures.items()))
-    _say(f"next: hardneg report {shlex.quote(str(folder))}", style="dim")
+        say(" · ".join(f"{METRIC_TITLES[name]} {100 * figure:.1f} %" for name, figure in figures.items()))
+    say(f"next: hardneg report {shlex.quote(str(folder))}", style="dim")
 
 
 @app.command(
@@ -154,9 +141,9 @@ def compare(
     runs = comparing.plan(cells, run, range(seeds))
     comparing.check_data(runs)
     failed = _carry_out(runs, quiet=as_json)
-    _show(comparing.results(runs), baseline or known[0], as_json, {"run": str(run), "failed": failed})
+    show_table(comparing.results(runs), baseline or known[0], as_json, {"run": str(run), "failed": failed})
     if not as_json:
-        _say(f"next: hardneg report {shlex.quote(str(run))}", style="dim")
+        say(f"next: hardneg report {shlex.quote(str(run))}", style="dim")
     if failed:
         raise typer.Exit(1)
 
@@ -183,7 +170,7 @@ def demo(
     runs = comparing.plan(cells, run, range(seeds))
     finished = sum(planned.finished for planned in runs)
     if finished:
-        _note(f"{finished} of {len(runs)} runs are in {run} already and are not repeated; remove it to begin anew")
+        note(f"{finished} of {len(runs)} runs are in {run} already and are not repeated; remove it to begin anew")
     failed = _carry_out(runs, quiet=as_json)
     untrained = shown.untrained_rows(list(range(seeds)))
     page = write_report(
@@ -193,9 +180,9 @@ def demo(
         baseline="SimCLR",
         extra_rows=untrained,
     )
-    _show({**untrained, **comparing.results(runs)}, "SimCLR", as_json, {"run": str(run), "report": str(page)})
+    show_table({**untrained, **comparing.results(runs)}, "SimCLR", as_json, {"run": str(run), "report": str(page)})
     if not as_json:
-        _say(f"report: {page}")
+        say(f"report: {page}")
     if failed:
         raise typer.Exit(1)
 
@@ -218,7 +205,7 @@ def evaluate(
 
     figures = judge(run, data, size)
     if as_json:
-        _print_json(figures)
+        print_json(figures)
         return
     table = Table("figure", "accuracy", title=escape(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
@@ -238,7 +225,7 @@ def report(
 
     folders = [folder for entry in runs for folder in _runs_below(entry)]
     page = write_report(folders, to or runs[0] / "report.html", baseline=baseline)
-    _print_json({"report": str(page)}) if as_json else _say(str(page))
+    print_json({"report": str(page)}) if as_json else say(str(page))
 
 
 @app.command(epilog="Examples:\n\n    hardneg recipes\n\n    hardneg recipes cifar10-simclr > mine.yaml")
@@ -250,14 +237,14 @@ def recipes(
     from hardneg.training import recipe
 
     if name is not None and as_json:
-        _print_json(dataclasses.asdict(recipe.load(recipe.find(name))))
+        print_json(dataclasses.asdict(recipe.load(recipe.find(name))))
         return
     if name is not None:
         sys.stdout.write(recipe.find(name).read_text())
         return
     abouts = {known: recipe.load(file).about for known, file in recipe.known().items()}
     if as_json:
-        _print_json(abouts)
+        print_json(abouts)
         return
     table = Table("recipe", "what it stands for", box=None)
     for known, about in abouts.items():
@@ -279,9 +266,9 @@ def export(
 
     made, difference = exporting.export_run(run, form, to)
     if as_json:
-        _print_json({"file": str(made), "difference": difference})
+        print_json({"file": str(made), "difference": difference})
         return
-    _say(f"{made}: outputs differ by at most {difference:.1e}")
+    say(f"{made}: outputs differ by at most {difference:.1e}")
 
 
 @app.command()
@@ -291,7 +278,7 @@ def doctor(as_json: Json = False) -> None:
 
     findings = examine()
     if as_json:
-        _print_json([dataclasses.asdict(finding) for finding in findings])
+        print_json([dataclasses.asdict(finding) for finding in findings])
         return
     colours = {"ok": "green", "missing": "dim", "warning": "yellow", "broken": "red"}
     table = Table("what", "", "found", "fix", box=None)
@@ -306,7 +293,7 @@ def doctor(as_json: Json = False) -> None:
 def main() -> None:
     """Run the command line; mistakes in the input become one line and exit code 2."""
     sys.path.insert(0, "")  # an encoder of the user's lies where the command is given
-    warnings.showwarning = lambda message, *rest, **more: _note(str(message))
+    warnings.showwarning = lambda message, *rest, **more: note(str(message))
     try:
         code = typer.main.get_command(app)(standalone_mode=False)
         if code == INTERRUPTED:  # typer has turned Ctrl-C into this
@@ -318,21 +305,12 @@ def main() -> None:
         if os.environ.get("HARDNEG_TRACEBACK"):
             raise
         remedy = isinstance(error, ImportError) and "pip install" not in str(error)
-        _fail(str(error) + (': pip install "hardneg[train]"' if remedy else ""))
+        fail(str(error) + (': pip install "hardneg[train]"' if remedy else ""))
     except Exception as error:
         # Of the parser of the command line; typer keeps its classes to itself.
         if not hasattr(error, "format_message"):
             raise
-        _fail(f"{error.format_message()} Help: hardneg --help")
-
-
-def _say(message: str, style: str | None = None) -> None:
-    out.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _fail(message: str) -> None:
-    err.print(f"error: {' '.join(message.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(2)
+        fail(f"{error.format_message()} Help: hardneg --help")
 
 
 def _stop() -> None:
@@ -343,14 +321,6 @@ def _stop() -> None:
         again = f"go on with: hardneg train --resume {shlex.quote(folder)}" if begun else "nothing was written"
     err.print(f"\nstopped; {again}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(INTERRUPTED)
-
-
-def _note(message: str) -> None:
-    err.print(f"note: {' '.join(message.split())}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def _print_json(content: Any) -> None:
-    sys.stdout.write(json.dumps(content, indent=1) + "\n")
 
 
 def _next_folder(root: Path, stem: str) -> Path:
@@ -384,54 +354,7 @@ def _carry_out(runs: Sequence["Run"], quiet: bool) -> dict[str, str]:
             name = f"{done.cell.name}, seed {done.seed}"
             if error is not None:
                 failed[name] = " ".join(str(error).split())
-                _note(f"failed: {name}: {error}")
+                note(f"failed: {name}: {error}")
             elif not quiet and not err.is_terminal:  # a log gets a line for each
                 err.print(f"done: {name}", markup=False, highlight=False)
     return failed
-
-
-def _show(
-    rows: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, as_json: bool, more: Mapping[str, Any]
-) -> None:
-    """The table of a comparison: mean ± std in percent, and the difference to the baseline ± its standard error."""
-    compared = importlib.import_module("hardneg.insight.comparing")
-    metrics = [name for name in METRIC_TITLES if any(name in row for row in rows.values())]
-    summary: dict[str, dict[str, dict[str, float | int | None]]] = {}
-    for name, row in rows.items():
-        summary[name] = {}
-        for metric in metrics:
-            if values := row.get(metric):
-                base = rows.get(baseline, {}).get(metric)
-                gap = compared.difference(values, base) if base else None
-                summary[name][metric] = {
-                    "mean": statistics.fmean(values),
-                    "std": statistics.stdev(values) if len(values) > 1 else None,
-                    "runs": len(values),
-                    "difference": None if gap is None else gap.mean,
-                    "standard_error": None if gap is None else gap.error,
-                }
-    if as_json:
-        _print_json({**more, "baseline": baseline, "rows": summary})
-        return
-    table = Table(title="accuracy on the test set, %", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("negatives", overflow="fold")
-    for metric in metrics:
-        table.add_column(METRIC_TITLES[metric], justify="right", no_wrap=True)
-    for name, figures in summary.items():
-        cells = [_cell(figures[metric], name == baseline) if metric in figures else "–" for metric in metrics]
-        table.add_row(escape(name), *cells)
-    out.print(table)
-    _say(f"mean ± std over seeds; below, the difference to {baseline} ± its standard error", style="dim")
-
-
-def _cell(figure: Mapping[str, float | int | None], is_baseline: bool) -> str:
-    def percent(name: str, sign: str = "") -> str:
-        number = figure[name]
-        return "" if number is None else f"{100 * number:{sign}.1f}"
-
-    spread = f"±{percent('std')}" if figure["std"] is not None else ""
-    text = percent("mean") + spread
-    if not is_baseline and figure["difference"] is not None:
-        error = f"±{percent('standard_error')}" if figure["standard_error"] is not None else ""
-        text += f"\n[dim]{percent('difference', '+')}{error}[/]"
-    return text
