@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from hardneg import cli
+from hardneg.training import recipe
 
 QUICK = ["trainer.epochs=2", "trainer.knn_every=1"]
 
@@ -298,16 +299,16 @@ def test_two_processes_share_one_run_and_only_the_first_tells(tmp_path: Path) ->
 def test_a_second_process_that_was_slower_does_not_overwrite_the_first(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hardneg.training import run
+    from hardneg.training import build
 
-    slow = run.load_split
+    read = build.data
 
-    def overtaken(*arguments: object, **more: object) -> object:
-        monkeypatch.setattr(run, "load_split", slow)
+    def overtaken(settings: recipe.Recipe) -> build.Samples:
+        monkeypatch.setattr(build, "data", read)
         assert hardneg(capsys, "train", "digits-simclr", "trainer.epochs=1", "seed=4", "--run", "same")[0] == 0
-        return slow(*arguments, **more)  # type: ignore[arg-type]
+        return read(settings)
 
-    monkeypatch.setattr(run, "load_split", overtaken)
+    monkeypatch.setattr(build, "data", overtaken)
     code, _, err = hardneg(capsys, "train", "digits-simclr", "trainer.epochs=1", "--run", "same")
     assert code == 2
     assert "holds a run already" in err
