@@ -16,7 +16,6 @@ Times are medians over interleaved repetitions, so that a slow moment of the mac
 """
 
 import argparse
-import json
 import os
 import platform
 import random
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -193,10 +193,10 @@ def main() -> None:
             rows += epoch(small, vectors(small, device), coverage)
     if options.quick:
         return
-    record = {
+    found = {
         "command": "python " + " ".join(["benchmarks/batches.py", *sys.argv[1:]]),
         "machine": {
-            "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+            "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else record.processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "load_average_before": load,
@@ -210,18 +210,8 @@ def main() -> None:
         "note": "N = 1,281,167: links drawn at random, which no cache can help; smaller N: the graph built above",
         "rows": rows,
     }
-    path = RESULTS / ("batches.json" if device.type == "cpu" else f"sampler_{device.type}.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    print(f"\nwritten to {path.relative_to(RESULTS.parent)}")
-
-
-def processor() -> str:
-    """The processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    path = RESULTS / ("batches.json" if device.type == "cpu" else f"batches_{device.type}.json")
+    record.write(path, found)
 
 
 if __name__ == "__main__":

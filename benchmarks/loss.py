@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import record
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
@@ -180,17 +181,15 @@ def main() -> None:
         if "published HCL" not in names:
             # exp, log, product, masked copies and their gradients: at least five matrices live at once
             print(f"{'':>12} published HCL: five matrices of {whole:,.0f} MiB, {5 * whole / 1024:.0f} GiB (computed)")
-    record = {
+    found = {
         "command": "python " + " ".join(["benchmarks/loss.py", *sys.argv[1:]]),
-        "machine": {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "machine": {"processor": record.processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "hardneg": hn.__version__},
         "settings": {"beta": BETA, "class_prior": PRIOR, "temperature": TEMPERATURE, "seed": 0, "dtype": "float32"},
         "rows": rows,
     }
     if not options.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        print(f"\nwritten to {RESULTS.relative_to(RESULTS.parents[1])}")
+        record.write(RESULTS, found)
 
 
 def print_table() -> None:
@@ -202,14 +201,6 @@ def print_table() -> None:
             f"| {row['batch']:,} | {row['dim']} | {row['peer']} | {row['ms']:,.1f} ({low:,.1f}–{high:,.1f}) "
             f"| {row['times_tiled']:,.2f} | {row['peak_mib']:,.0f} |"
         )
-
-
-def processor() -> str:
-    """The processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -176,10 +177,10 @@ def main() -> None:
         rows += rows_of("find", ring, keys, times(finding(anchors, queue, ring), turns))
     for progress, ring in ((1.0, (0.9, 0.99)), (0.0, (0.0, 0.9))):
         rows += rows_of("loss", ring, keys, times(losses(anchors, positives, queue, progress), turns))
-    record = {
+    found = {
         "command": "python " + " ".join(["benchmarks/ring.py", *sys.argv[1:]]),
         "machine": {
-            "processor": processor(),
+            "processor": record.processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "load_average": os.getloadavg()[0],
@@ -195,9 +196,7 @@ def main() -> None:
         "rows": rows,
     }
     if not options.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        print(f"\nwritten to {RESULTS.relative_to(RESULTS.parents[1])}")
+        record.write(RESULTS, found)
 
 
 def print_table() -> None:
@@ -209,14 +208,6 @@ def print_table() -> None:
             f"| {row['task']} | {lower:g}–{upper:g} | {row['contestant']} | {row['ms']:,.0f} ({low:,.0f}–{high:,.0f}) "
             f"| {row['times_hardneg']:,.2f} |"
         )
-
-
-def processor() -> str:
-    """The processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Times are medians over interleaved repetitions, so that a slow moment of the mac
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -24,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import record
 import torch
 from torch import Tensor
 
@@ -141,10 +141,10 @@ def main() -> None:
             rows.append(row)
     if options.quick:
         return
-    record = {
+    everything = {
         "command": "python " + " ".join(["benchmarks/views.py", *sys.argv[1:]]),
         "machine": {
-            "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+            "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else record.processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "load_average": os.getloadavg(),
@@ -167,17 +167,7 @@ def main() -> None:
         "rows": rows,
     }
     path = RESULTS / ("views.json" if device.type == "cpu" else f"views_{device.type}.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    print(f"\nwritten to {path.relative_to(RESULTS.parent)}")
-
-
-def processor() -> str:
-    """The processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    record.write(path, everything)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hardneg.training import build, compare, evaluate, graphs, recipe, run
+from hardneg.evaluation.features import extract_graphs
+from hardneg.training import build, compare, evaluate, recipe, run
 
 pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
 
@@ -78,8 +79,8 @@ def test_a_graph_run_is_trained_judged_and_resumed_bit_by_bit(
     assert figures == json.loads((tmp_path / "whole" / "evaluation.json").read_text())
     assert figures["svm"] > 0.9  # a star has a node of high degree
     loaded = run.load_run(tmp_path / "whole")
-    assert torch.equal(graphs.embeddings(loaded.encoder, build.data(loaded.settings)),  # type: ignore[arg-type]
-                       graphs.embeddings(whole.encoder, build.data(loaded.settings)))  # type: ignore[arg-type]  # fmt: skip
+    assert torch.equal(extract_graphs(loaded.encoder, build.data(loaded.settings)),  # type: ignore[arg-type]
+                       extract_graphs(whole.encoder, build.data(loaded.settings)))  # type: ignore[arg-type]  # fmt: skip
 
 
 def test_graphs_are_compared_over_hardness(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from torch import nn
 
 import hardneg as hn
 from hardneg.batches.samplers import RefreshedBatchSampler
+from hardneg.methods.clock import Clock
 from hardneg.training import optimizers, recipe
 from hardneg.training.batches import Batches, sampler
-from hardneg.training.clock import Clock
 
 
 @given(
@@ -143,7 +143,7 @@ def test_the_objective_of_a_recipe_is_the_preset() -> None:
 
 def test_the_clock_leaves_out_what_is_between_a_mark_and_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 100.0, 104.0])
-    monkeypatch.setattr("hardneg.training.clock.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("hardneg.methods.clock.time.perf_counter", lambda: next(now))
     clock = Clock()
     clock.mark("data")
     clock.mark("augmentation")

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 
 from hardneg import checks
+from hardneg.data.graphs import GraphSet
 from hardneg.data.images import ImageSet, StreamedImages
 from hardneg.randomness import generator
 
@@ -103,6 +104,18 @@ def extract_all(
         return extract(encoder, images.images, batch_size, prepare=prepare)
     loader = DataLoader(images, batch_size=batch_size, num_workers=workers)
     return torch.cat([extract(encoder, batch, batch_size, prepare=prepare) for _, batch in loader])
+
+
+@torch.no_grad()
+def extract_graphs(encoder: nn.Module, graphs: GraphSet, batch_size: int = 512) -> Tensor:
+    """Features (N, d) of every graph of a set, in evaluation mode, where the encoder is.
+
+    encoder: maps a PyG batch to (B, d) · graphs: the set · batch_size: graphs per batch
+    """
+    place = next(iter(encoder.parameters()), graphs.x).device
+    with _evaluating(encoder):
+        parts = torch.split(torch.arange(len(graphs)), batch_size)
+        return torch.cat([encoder(graphs.batch(part).to(place)) for part in parts])
 
 
 def check_sets(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hardneg.data.images import PILLOW, required
-from hardneg.evaluation.features import random_ranks
+from hardneg.evaluation.features import extract_graphs, random_ranks
 from hardneg.insight.diagnostics import (
     MOST,
     Histograms,
@@ -123,7 +123,7 @@ def _look_at_graphs(loaded: Any) -> Sight:
     rows = torch.randperm(len(graphs), generator=generator("cpu", len(graphs)))[:MOST].sort().values  # (n,)
     labels = None if graphs.labels is None else graphs.labels[rows]
     classes = [] if labels is None else [f"class {number}" for number in range(int(graphs.labels.max()) + 1)]
-    return Sight(Drawings(graphs, rows), labels, classes, engine.embeddings(loaded.encoder, graphs)[rows])
+    return Sight(Drawings(graphs, rows), labels, classes, extract_graphs(loaded.encoder, graphs)[rows])
 
 
 def gather(group: Group, look: Look = look_at_test_set) -> Evidence | str:

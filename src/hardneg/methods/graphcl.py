@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hardneg import randomness
 from hardneg.data.graphs import GraphSet
+from hardneg.evaluation.features import extract_graphs
 from hardneg.methods.method import NEGATIVES, Method
 
 
@@ -18,10 +18,6 @@ class GraphMethod(Method):
     """
 
     graphs: GraphSet | None = None  # moves to the device with training
-
-    def graph_loss(self, batch: Any, index: Tensor, labels: Tensor | None) -> Tensor:
-        """The loss of a PyG batch of B graphs; index: (B,) · labels: (B,) if the objective uses them."""
-        raise NotImplementedError
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
@@ -38,19 +34,11 @@ class GraphMethod(Method):
             if labels is None:
                 raise ValueError(f"supervision={self.objective.supervision!r} needs labels, and the batch has no y")
         self.objective.set_progress(self.progress)
-        return self.graph_loss(graphs, graphs.index, labels)
+        return self.loss(graphs, graphs.index, labels)
 
-    @torch.no_grad()
     def embeddings(self, graphs: GraphSet, batch_size: int = 512) -> Tensor:
         """Features of all graphs by the encoder in evaluation mode, (N, features)."""
-        modes = [(module, module.training) for module in self.encoder.modules()]
-        self.encoder.eval()
-        try:
-            parts = torch.split(torch.arange(len(graphs)), batch_size)
-            return torch.cat([self.encoder(graphs.batch(part).to(self.device)) for part in parts])
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        return extract_graphs(self.encoder, graphs, batch_size)
 
     def _looked_up(self, index: Tensor) -> Any:
         if self.graphs is None:
@@ -69,12 +57,13 @@ class GraphCL(GraphMethod):
         optimizer, rate, seed: as for `Method`
     """
 
-    def graph_loss(self, batch: Any, index: Tensor, labels: Tensor | None) -> Tensor:
+    def loss(self, seen: Any, index: Tensor, labels: Tensor | None) -> Tensor:
         if self.objective.num_negatives is not None:
-            self.objective.generator = randomness.generator(batch.x.device, self.seed, self.step, NEGATIVES)
-        seen = self.views(batch, randomness.generator(batch.x.device, self.seed, self.step))
+            self.objective.generator = randomness.generator(seen.x.device, self.seed, self.step, NEGATIVES)
+        assert self.views is not None
+        pair = self.views(seen, randomness.generator(seen.x.device, self.seed, self.step))
         self.clock.mark("augmentation")
-        z1, z2 = self.head(self.encoder(seen)).chunk(2)
+        z1, z2 = self.head(self.encoder(pair)).chunk(2)
         self.note(index, z1)
         loss: Tensor = self.objective(z1, z2, **self.label_terms(labels))
         return loss

@@ -35,20 +35,16 @@ class InfoGraph(GraphMethod):
         for needed in ("nodes", "pool"):
             if not callable(getattr(encoder, needed, None)):
                 raise ValueError(f"encoder has no {needed}(…), and InfoGraph compares nodes with graphs: see GIN")
-        super().__init__(encoder, head, objective, _unseen, optimizer, rate, seed)  # type: ignore[arg-type]
+        super().__init__(encoder, head, objective, None, optimizer, rate, seed)  # type: ignore[arg-type]
         self.node_head = node_head
 
-    def graph_loss(self, batch: Any, index: Tensor, labels: Tensor | None) -> Tensor:
-        nodes = self.encoder.nodes(batch)  # type: ignore[operator]  # (n, features)
-        pooled = self.encoder.pool(nodes, batch)  # type: ignore[operator]  # (B, features)
+    def loss(self, seen: Any, index: Tensor, labels: Tensor | None) -> Tensor:
+        nodes = self.encoder.nodes(seen)  # type: ignore[operator]  # (n, features)
+        pooled = self.encoder.pool(nodes, seen)  # type: ignore[operator]  # (B, features)
         graphs = self.head(pooled)
         self.note(index, pooled)  # the representation that is evaluated; heads give no unit vectors either
-        loss: Tensor = self.objective(self.node_head(nodes), graphs, batch.batch, labels)
+        loss: Tensor = self.objective(self.node_head(nodes), graphs, seen.batch, labels)
         return loss
 
     def networks(self) -> list[nn.Module]:
         return [self.encoder, self.head, self.node_head]
-
-
-def _unseen(*_: Any, **__: Any) -> Tensor:
-    raise NotImplementedError("InfoGraph makes no views")

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hardneg import randomness
 from hardneg.memory import Clusters, MemoryBank, Queue
+from hardneg.methods.clock import Clock
 from hardneg.objectives.infonce import InfoNCE
-from hardneg.training.clock import Clock
 
 # (images, generator, views=2) → all first views and then all second ones; in several processes also first= and total=
 View = Callable[..., Tensor]
@@ -27,7 +27,7 @@ class Method(L.LightningModule):
         encoder: (B, C, H, W) → (B, features); what is kept after training
         head: (B, features) → (B, outputs), thrown away after training
         objective: the loss
-        views: makes views of a batch of pictures, as `ImageViews` does
+        views: makes views of a batch of pictures, as `ImageViews` does; None where a method makes none
         optimizer: given the module, its optimiser
         rate: factor of the learning rate at a fraction of training done
         seed: of views and of all else that is drawn in a step
@@ -41,7 +41,7 @@ class Method(L.LightningModule):
         encoder: nn.Module,
         head: nn.Module,
         objective: InfoNCE,
-        views: View,
+        views: View | None,
         optimizer: Callable[[nn.Module], torch.optim.Optimizer],
         rate: Callable[[float], float] = lambda progress: 1.0,
         seed: int = 0,
@@ -142,6 +142,7 @@ class Method(L.LightningModule):
         # Several processes take their part of the draws for the whole batch, so that their number changes nothing.
         processes = self.trainer.world_size if self._trainer is not None else 1
         part = {} if processes == 1 else {"first": self.global_rank * len(images), "total": processes * len(images)}
+        assert self.views is not None
         chance = randomness.generator(images.device, self.seed, step)
         seen = self.views(images, chance, views=self.views_per_image, **part)
         return seen.to(memory_format=torch.channels_last) if self.channels_last else seen

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hardneg import checks, encoders, randomness
 from hardneg.data.graphs import GraphSet, load_graphs
 from hardneg.encoders.gin import GIN, Discriminator
+from hardneg.evaluation.features import extract_graphs
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.methods.graphcl import GraphCL, GraphMethod, graph_projection
 from hardneg.methods.infograph import InfoGraph
@@ -79,13 +80,5 @@ def judge(encoder: nn.Module, graphs: GraphSet, seed: int = 0) -> dict[str, floa
     """Accuracy of a support vector machine on frozen embeddings, by ten folds; its penalty chosen within each."""
     if graphs.labels is None:
         raise ValueError(f"{graphs.name} has no labels, and an evaluation needs them")
-    features = embeddings(encoder, graphs)
+    features = extract_graphs(encoder, graphs)
     return {"svm": svm_accuracy(features, graphs.labels, seed=seed).mean}
-
-
-@torch.no_grad()
-def embeddings(encoder: nn.Module, graphs: GraphSet, batch_size: int = 512) -> Tensor:
-    """Features of all graphs by an encoder in evaluation mode, (N, features)."""
-    encoder.eval()
-    parts = torch.split(torch.arange(len(graphs)), batch_size)
-    return torch.cat([encoder(graphs.batch(part)) for part in parts])
