@@ -73,6 +73,7 @@ def graph_projection(features: int) -> nn.Sequential:
     """GraphCL's head: two linear maps of the same width.
 
     Examples:
+        >>> import torch
         >>> graph_projection(96)(torch.zeros(2, 96)).shape
         torch.Size([2, 96])
     """
