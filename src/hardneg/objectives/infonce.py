@@ -406,9 +406,9 @@ class InfoNCE(nn.Module):
         if self.num_negatives is not None:
             # Drawn for the anchors of all processes, so that the draws do not depend on how many there are.
             device = meeting.anchors.device if self.generator is None else self.generator.device
-            shape = (meeting.total_anchors, self.num_negatives)
+            shape = (meeting.places.whole * meeting.places.views, self.num_negatives)
             everyone = torch.randint(1 << 62, shape, generator=self.generator, device=device)
-            draws = everyone.to(meeting.anchors.device)[meeting.order]
+            draws = everyone.to(meeting.anchors.device)[meeting.places.order()]
         return replace(weights, lower=lower, upper=upper, rings=tuple(rings), draws=draws)
 
     def _log_number(self, negatives: LogSums, meeting: Meeting) -> Tensor:
@@ -416,7 +416,7 @@ class InfoNCE(nn.Module):
         if self.negative_count == "support":
             return negatives.count.log()
         if self.negative_count == "batch":
-            return meeting.met.log()
+            return meeting.met().log()
         return negatives.count.new_full((), math.log(float(self.negative_count)))
 
     def _warn_if_floored(self, floored: float, anchors: float) -> None:

@@ -86,19 +86,27 @@ class JSD(nn.Module):
         self._last: Encounter | None = None
         self.set_progress(0.0)
 
-    def forward(self, nodes: Tensor, graphs: Tensor, batch: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        nodes: Tensor,
+        graphs: Tensor,
+        batch: Tensor,
+        labels: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> Tensor:
         """The loss of a batch of graphs.
 
-        nodes: (n, d) · graphs: (G, d) · batch: (n,) the graph of each node · labels: (G,), −1 = unknown
+        nodes: (n, d) · graphs: (G, d) · batch: (n,) the graph of each node · labels: (G,), −1 = unknown · counts: (n,)
+        how many equal nodes each stands for in means and sums
 
         A node without negatives (a batch of one graph, or of one label) contributes nothing and leaves the mean. A
         graph without nodes is a negative like any other.
         """
-        batch, labels = self._checked(nodes, graphs, batch, labels)
+        batch, labels, counts = self._checked(nodes, graphs, batch, labels, counts)
         with torch.autocast(nodes.device.type, enabled=False):  # float32 arithmetic inside, always
             precise = torch.promote_types(torch.float32, torch.promote_types(nodes.dtype, graphs.dtype))
             nodes, graphs = nodes.to(precise), graphs.to(precise)
-            encounter = Encounter(nodes, graphs, batch, labels, self.supervision, self.tile)
+            encounter = Encounter(nodes, graphs, batch, labels, self.supervision, self.tile, counts)
             self._check_range(encounter)
             self._last = encounter.detached()
             if self.published:
@@ -107,9 +115,10 @@ class JSD(nn.Module):
                 losses = node_graph.divergence(encounter, self._rule(encounter))
         if self.reduction == "none":
             return losses
+        total = (losses * encounter.counts).sum()
         if self.reduction == "sum":
-            return losses.sum()
-        return losses.sum() / (encounter.support() > 0).sum().clamp(min=1)
+            return total
+        return total / encounter.counts[encounter.support() > 0].sum().clamp(min=1)
 
     def set_progress(self, fraction: float) -> None:
         """Move scheduled settings to the fraction of training done, in [0, 1]."""
@@ -132,17 +141,16 @@ class JSD(nn.Module):
         """
         if self._last is None:
             raise RuntimeError("diagnostics() describes the last call, and there has been none: call the loss first")
-        columns = self._described(self._last)  # (n, 5)
-        support = columns[:, 0]
-        some = columns[support > 0]
-        means = some.mean(dim=0).tolist() if len(some) else [0.0] * columns.shape[1]
+        columns, counts = self._described(self._last), self._last.counts  # (n, 5), (n,)
+        some = columns[:, 0] > 0
+        means = (columns[some].T @ counts[some].to(columns) / counts[some].sum().clamp(min=1)).tolist()
         return {
-            "anchors": len(columns),
-            "without_candidates": int((support == 0).sum()),
-            "below_zero": int((some[:, 4] < 0).sum()),
+            "anchors": int(counts.sum()),
+            "without_candidates": int(counts[~some].sum()),
+            "below_zero": int(counts[some & (columns[:, 4] < 0)].sum()),
             "support": means[0],
             "effective_negatives": means[1],
-            "positive_score": float(columns[:, 2].mean()),
+            "positive_score": float(columns[:, 2] @ counts.to(columns) / counts.sum()),
             "negative_score": means[3],
         }
 
@@ -206,8 +214,8 @@ class JSD(nn.Module):
         )
 
     def _checked(
-        self, nodes: Tensor, graphs: Tensor, batch: Tensor, labels: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, nodes: Tensor, graphs: Tensor, batch: Tensor, labels: Tensor | None, counts: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         for name, tensor in (("nodes", nodes), ("graphs", graphs)):
             checks.floating(name, tensor)
             if tensor.dim() != 2 or 0 in tensor.shape:
@@ -228,7 +236,11 @@ class JSD(nn.Module):
         if labels is not None:
             labels = checks.integers("labels", labels, (len(graphs),), "one per graph").to(nodes.device)
             checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
-        return batch, labels
+        if counts is None:
+            return batch, labels, torch.ones_like(batch)
+        counts = checks.integers("counts", counts, (len(nodes),), "nodes that each stands for").to(nodes.device)
+        checks.values(counts >= 1, "counts must be ≥ 1: leave out nodes that stand for none")
+        return batch, labels, counts
 
 
 def _published(nodes: Tensor, graphs: Tensor, own: Tensor, rule: Rule) -> Tensor:

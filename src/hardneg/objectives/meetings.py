@@ -1,32 +1,32 @@
 """Who meets whom: from the tensors of one call to anchors, their candidates and their positives."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hardneg import checks, distributed
 from hardneg.objectives.inputs import Inputs
-from hardneg.objectives.kernels import Eligibility
+from hardneg.objectives.kernels import Eligibility, Places
 
 
 @dataclass(frozen=True)
 class Meeting:
     """A set of anchors with the candidates and positives they meet.
 
-    anchors: (A, d) · candidates: blocks (N, d) or (B, N, d) · who: which of them an anchor may meet ·
-    met: (A,) their number before labels are looked at · order: (A,) place of each anchor among the ``total_anchors`` of
-    all processes · similarity: (A, M) of anchors with their own positives, or None where positives are found by group
+    anchors: (A, d) · places: where they stand among those of all processes · candidates: blocks (N, d) or (B, N, d) ·
+    who: which of them an anchor may meet · met: gives their number before labels are looked at, (A,); a function,
+    because few ask · similarity: (A, M) of anchors with their own positives, or None where positives are found by group
     in the ``pool`` (P, d) as ``friends`` says · real: (A, M) bool, which of the own positives are there; None for all
     """
 
     anchors: Tensor
+    places: Places
     candidates: tuple[Tensor, ...]
     who: Eligibility
-    met: Tensor
-    order: Tensor
-    total_anchors: int
+    met: Callable[[], Tensor]
     similarity: Tensor | None
     real: Tensor | None
     pool: Tensor
@@ -93,33 +93,31 @@ class _Crowd:
         # One tensor for both where they are the same: kernels then need one product for the gradient.
         if self.everyone is not views or list(anchor_views) != list(pool_views):
             pool = _flat(self.everyone, pool_views)  # (P, d)
-        instance = torch.arange(self.offset, self.offset + batch, device=views.device)  # (B,)
-        blocks = torch.arange(0, len(pool), whole, device=views.device)  # (V,) where each view begins in the pool
-
-        candidates, excluded, columns = [], [], 0
-        met = torch.zeros(batch, device=views.device, dtype=views.dtype)  # (B,)
-        if in_batch:
-            candidates, excluded, columns = [pool], [instance[:, None] + blocks], len(pool)
-            met += (whole - 1) * len(pool_views)
-        allowed, negatives = self.inputs.negative_mask, self.inputs.negatives
+        places = Places(batch, repeats, self.offset, whole, views.device)
+        candidates = [pool] if in_batch else []
+        columns = len(pool) if in_batch else 0
+        allowed, negatives, exclude = self.inputs.negative_mask, self.inputs.negatives, self.inputs.exclude
+        excluded = None
         if negatives is not None and negatives.shape[-2] > 0:
             candidates.append(negatives)
-            exclude = self.inputs.exclude
             if exclude is not None and allowed is not None:
                 allowed, exclude = allowed.scatter(1, exclude, False), None
             if exclude is not None:
-                excluded.append(columns + exclude)
-                ordered = exclude.sort(dim=1).values
-                met -= 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1)
+                excluded = (columns + exclude).repeat(repeats, 1)
             columns += negatives.shape[-2]
-            met += negatives.shape[-2] if allowed is None else allowed.sum(dim=1)
+        else:
+            allowed = exclude = None
+        given = 0 if negatives is None else negatives.shape[-2]
+        met = partial(_met, places, len(pool_views) if in_batch else 0, given, exclude, allowed, views.dtype)
 
         anchor_groups = candidate_groups = None
         if self.supervision in ("negatives", "full"):
             anchor_groups, candidate_groups, allowed = self._labelled(pool_views if in_batch else [], allowed)
         who = Eligibility(
             columns=columns,
-            excluded=torch.cat(excluded, dim=1).repeat(repeats, 1) if excluded else None,
+            own=places if in_batch else None,
+            pool_views=len(pool_views),
+            excluded=excluded,
             anchor_groups=None if anchor_groups is None else anchor_groups.repeat(repeats),
             candidate_groups=candidate_groups,
             allowed=allowed,
@@ -127,15 +125,14 @@ class _Crowd:
         by_label = self.supervision in ("positives", "full")
         return Meeting(
             anchors=anchors,
+            places=places,
             candidates=tuple(candidates),
             who=who,
-            met=met.repeat(repeats),
-            order=torch.cat([instance + whole * position for position in range(repeats)]),
-            total_anchors=whole * repeats,
+            met=met,
             similarity=None if by_label else self._similarity(anchor_views),
             real=self.inputs.positive_mask,
             pool=pool,
-            friends=self._friends(anchor_views, pool_views, instance) if by_label else Eligibility(0),
+            friends=self._friends(anchor_views, pool_views, places) if by_label else Eligibility(0),
         )
 
     def _labelled(self, pool_views: Sequence[int], allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -160,22 +157,39 @@ class _Crowd:
         # Of two views each is the other's only positive.
         return own if len(anchor_views) == 1 else own.repeat(len(anchor_views), 1)
 
-    def _friends(self, anchor_views: Sequence[int], pool_views: Sequence[int], instance: Tensor) -> Eligibility:
+    def _friends(self, anchor_views: Sequence[int], pool_views: Sequence[int], places: Places) -> Eligibility:
         """Positives by group: same known label or same instance, but not the anchor itself."""
-        whole = self.everyone.shape[1]
-        everyone = torch.arange(whole, device=instance.device)
+        whole, anchors = places.whole, places.batch * places.views
+        instances = places.instances(slice(0, anchors))  # (A,)
+        everyone = torch.arange(whole, device=places.device)
         assert self.labels is not None
         groups = torch.where(self.labels >= 0, self.labels, -2 - everyone)  # an unknown label is a group of its own
         itself = None
         if set(anchor_views) <= set(pool_views):
-            itself = torch.cat([instance + whole * list(pool_views).index(view) for view in anchor_views])[:, None]
+            starts = torch.tensor([whole * list(pool_views).index(view) for view in anchor_views], device=places.device)
+            itself = (instances + starts.repeat_interleave(places.batch))[:, None]
         return Eligibility(
             columns=whole * len(pool_views),
             excluded=itself,
-            anchor_groups=groups[instance].repeat(len(anchor_views)),
+            anchor_groups=groups[instances],
             candidate_groups=groups.repeat(len(pool_views)),
             same=True,
         )
+
+
+def _met(
+    places: Places, views: int, given: int, exclude: Tensor | None, allowed: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """How many candidates each anchor meets before labels are looked at, (A,).
+
+    views: of the pool · given: negatives given, of which ``exclude`` (B, E) are not met, or only ``allowed`` (B, n) are
+    """
+    met = torch.full((places.batch,), (places.whole - 1) * views, dtype=dtype, device=places.device)
+    met += given if allowed is None else allowed.sum(dim=1)
+    if exclude is not None:
+        ordered = exclude.sort(dim=1).values
+        met -= 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1)
+    return met.repeat(places.views)
 
 
 def _flat(views: Tensor, chosen: Sequence[int]) -> Tensor:

@@ -39,7 +39,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Encounter:
-    """Nodes that meet graphs. nodes: (n, d) · graphs: (G, d) · batch: (n,) · labels: (G,), and what they are for."""
+    """Nodes that meet graphs.
+
+    nodes: (n, d) · graphs: (G, d) · batch: (n,) · labels: (G,), and what they are for · counts: (n,) nodes that each
+    stands for
+    """
 
     nodes: Tensor
     graphs: Tensor
@@ -47,6 +51,7 @@ class Encounter:
     labels: Tensor | None
     supervision: str
     tile: int | None  # nodes at a time
+    counts: Tensor
 
     def blocks(self) -> list[slice]:
         """Rows of nodes, a tile at a time."""

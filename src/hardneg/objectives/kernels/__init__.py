@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hardneg.objectives.kernels import reference, tiled
-from hardneg.objectives.kernels.problem import Eligibility, LogSums, Rule
+from hardneg.objectives.kernels.problem import Eligibility, LogSums, Places, Rule
 
 BACKENDS = ("auto", "reference", "tiled", "fused")
 
@@ -41,4 +41,4 @@ def choose(backend: str, *, general_weights: bool) -> Kernel:
     return {"reference": reference, "tiled": tiled}[backend]
 
 
-__all__ = ["BACKENDS", "Eligibility", "Kernel", "LogSums", "Rule", "choose"]
+__all__ = ["BACKENDS", "Eligibility", "Kernel", "LogSums", "Places", "Rule", "choose"]

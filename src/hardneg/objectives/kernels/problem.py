@@ -31,15 +31,42 @@ class LogSums:
 
 
 @dataclass(frozen=True)
+class Places:
+    """Where anchors stand among the instances of all processes, without a tensor that would say it.
+
+    batch: instances of this process; anchor i is a view of the i-th modulo ``batch`` · views: of an instance that are
+    anchors · offset: of the first instance among the ``whole`` of all processes
+    """
+
+    batch: int
+    views: int
+    offset: int
+    whole: int
+    device: torch.device
+
+    def instances(self, rows: slice) -> Tensor:
+        """The instances of the anchors ``rows``, (R,)."""
+        return torch.arange(rows.start, rows.stop, device=self.device) % self.batch + self.offset
+
+    def order(self) -> Tensor:
+        """The place of each anchor among the anchors of all processes, (A,)."""
+        every = torch.arange(self.batch * self.views, device=self.device)
+        return every % self.batch + self.offset + every // self.batch * self.whole
+
+
+@dataclass(frozen=True)
 class Eligibility:
     """Which candidate may stand against which anchor, in O(A + N) memory.
 
-    columns: number of candidates N · excluded: (A, E) candidates an anchor never meets ·
-    anchor_groups (A,), candidate_groups (N,): only members of different groups meet (of the same group if ``same``) ·
+    columns: number of candidates N · own: an anchor never meets its own instance, whose views are found in each of the
+    ``pool_views`` stretches of ``own.whole`` candidates that come first · excluded: (A, E) further candidates an anchor
+    never meets · anchor_groups (A,), candidate_groups (N,): only members of different groups meet (of the same group if ``same``) ·
     allowed: (B, n) bool for the last n candidates; row i speaks for anchors i, i + B, …
     """
 
     columns: int
+    own: Places | None = None
+    pool_views: int = 0
     excluded: Tensor | None = None
     anchor_groups: Tensor | None = None
     candidate_groups: Tensor | None = None
@@ -48,8 +75,8 @@ class Eligibility:
 
     def hide(self, matrix: Tensor, rows: slice, fill: float) -> None:
         """Overwrite with ``fill`` the entries of ``matrix`` (R, N), anchors ``rows``, that may not meet."""
-        if self.excluded is not None:
-            matrix.scatter_(1, self.excluded[rows], fill)
+        if (banned := self.banned(rows)) is not None:
+            matrix.scatter_(1, banned, fill)
         if self.anchor_groups is not None and self.candidate_groups is not None:
             alike = self.anchor_groups[rows, None] == self.candidate_groups  # (R, N)
             matrix.masked_fill_(~alike if self.same else alike, fill)
@@ -58,9 +85,19 @@ class Eligibility:
             allowed = self.allowed[wrapped(rows, len(self.allowed), matrix.device)]  # (R, n)
             matrix[:, self.columns - given :].masked_fill_(~allowed, fill)
 
+    def banned(self, rows: slice) -> Tensor | None:
+        """The candidates that the anchors ``rows`` never meet, their own instances among them, (R, E)."""
+        excluded = None if self.excluded is None else self.excluded[rows]
+        if self.own is None:
+            return excluded
+        own = self.own.instances(rows)[:, None] + torch.arange(
+            0, self.own.whole * self.pool_views, self.own.whole, device=self.own.device
+        )  # (R, V)
+        return own if excluded is None else torch.cat([own, excluded], dim=1)
+
     @property
     def is_plain(self) -> bool:
-        """Are the only ineligible candidates the excluded ones?"""
+        """Are the only ineligible candidates the banned ones?"""
         return self.anchor_groups is None and self.allowed is None
 
 

@@ -280,8 +280,8 @@ class _NegativeSums:
 
     def _plain_count(self, rows: slice, scores: Tensor) -> Tensor:
         count = scores.new_full((len(scores),), self.who.columns)
-        if self.who.excluded is not None:
-            ordered = self.who.excluded[rows].sort(dim=1).values  # (R, E); the same one may be named twice
+        if (banned := self.who.banned(rows)) is not None:
+            ordered = banned.sort(dim=1).values  # (R, E); the same one may be named twice
             count -= (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1) + 1
         return count
 
