@@ -1,0 +1,200 @@
+"""What a run of `fused.py` measures with, and where it keeps what it found."""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import record
+import torch
+from loss import BETA, PRIOR, TEMPERATURE, Loss
+from stopwatch import Run, Stopwatch, summary
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import hardneg as hn
+from hardneg.randomness import generator
+
+OURS = "hardneg"
+QUEUE = 65_536
+
+Make = Callable[[], Run]  # made when its turn comes: what cannot be made fails alone
+
+
+class Poisoned(Exception):
+    """The device answers no more: only a fresh process can go on."""
+
+
+class Bench:
+    """Where and how to measure, and what was found so far in this section."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.device, self.backend, self.quick = torch.device(options.device), options.backend, options.quick
+        self.out: Path | None = None if options.quick else options.out
+        self.watch = Stopwatch(self.device)
+        self.began, self.deadline = time.perf_counter(), time.perf_counter() + options.seconds
+        kept = self.out is not None and self.out.exists()
+        self.found: dict[str, Any] = json.loads(self.out.read_text()) if kept and self.out else {"sections": {}}
+        self.found |= {
+            "machine": {
+                "gpu": torch.cuda.get_device_name(self.device) if self.watch.on_gpu else None,
+                "processor": record.processor(),
+                "cores": os.cpu_count(),
+            },
+            "versions": versions(),
+            "settings": {"beta": BETA, "class_prior": PRIOR, "temperature": TEMPERATURE, "seed": 0},
+        }
+        self.rate = self.product_rate()
+        print(f"{self.found['machine']}, product of bfloat16: {self.rate / 1e12:.0f} TFLOP/s", flush=True)
+
+    def product_rate(self) -> float:
+        """Operations per second of a large product in bfloat16."""
+        return self.watch.product_rate(256 if self.quick else 8192)
+
+    def open(self, name: str) -> None:
+        """Begin a section."""
+        self.rows: list[dict[str, Any]] = []
+        self.section = {
+            "command": "python " + " ".join(["benchmarks/fused.py", *sys.argv[1:]]),
+            "product_tflops": self.rate / 1e12,
+            "rows": self.rows,
+        }
+        self.found["sections"][name] = self.section
+        self.opened = time.perf_counter()
+        print(f"\n{name}", flush=True)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row, on disk too."""
+        self.rows.append(row)
+        self.section["seconds"] = time.perf_counter() - self.opened
+        if self.out is not None:
+            self.out.parent.mkdir(exist_ok=True, parents=True)
+            self.out.write_text(json.dumps(self.found, indent=1, ensure_ascii=False) + "\n")
+        shown = {name: f"{given:.4g}" if isinstance(given, float) else given for name, given in row.items()}
+        clock = f"{time.perf_counter() - self.began:6.1f} s"
+        print(clock, ", ".join(f"{name} {given}" for name, given in shown.items()), flush=True)
+
+    def cell(self, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A row with what ``measure`` finds, or with why it failed."""
+        try:
+            row = settings | measure()
+        except Exception as error:  # whatever a peer dies of, the others are still to be measured
+            row = settings | {"error": f"{type(error).__name__}: {str(error).strip()[:300]}"}
+        self.add(row)
+        if "error" in row:
+            self.tidy()
+        return row
+
+    def tidy(self) -> None:
+        """Give back what a failure or a large peer left."""
+        gc.collect()
+        if self.watch.on_gpu:
+            try:
+                self.watch.wait()
+                torch.cuda.empty_cache()
+            except RuntimeError as error:
+                raise Poisoned(str(error)) from error
+
+    def contest(
+        self, settings: dict[str, Any], contestants: dict[str, Make], turns: int, timer: Callable[[Run], float]
+    ) -> None:
+        """Contestants take turns; ratios to the first are medians of the ratios within each turn."""
+        runs: dict[str, Run] = {}
+        for name, make in contestants.items():
+            print(f"{'':9}{name}", flush=True)
+            try:
+                run = make()
+                self.watch.wall(run)  # compiles, tunes, warms up
+                runs[name] = run
+            except Exception as error:
+                self.add(settings | {"peer": name, "error": f"{type(error).__name__}: {str(error).strip()[:300]}"})
+            if name not in runs:
+                self.tidy()
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(turns):
+            for name, run in runs.items():
+                times[name].append(timer(run))
+        base = times.get(next(iter(contestants)))
+        for name, taken in times.items():
+            ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True)) if base else None
+            self.add(settings | {"peer": name, **summary(taken), "ratio": ratio})
+
+    def views(self, batch: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+        """Two noisy views (B, d) of the same points, rounded to bfloat16 unless a dtype is told apart."""
+        draws = generator(self.device, 0, batch, dim)
+        z1 = torch.randn(batch, dim, generator=draws, device=self.device)
+        z2 = z1 + torch.randn(batch, dim, generator=draws, device=self.device)
+        return z1.to(dtype).requires_grad_(), z2.to(dtype).requires_grad_()
+
+    def autocast(self, loss: Loss, dtype: torch.dtype = torch.bfloat16) -> Loss:
+        """The loss as it is used in mixed precision."""
+
+        def mixed(z1: Tensor, z2: Tensor) -> Tensor:
+            with torch.autocast(self.device.type, dtype):
+                return loss(z1, z2)
+
+        return mixed
+
+    def measured(self, make: Make, leaves: tuple[Tensor, ...]) -> dict[str, Any]:
+        """First run, time and extra memory of a step."""
+        first = self.watch.wall(make())  # compiles, tunes, warms up
+        run = make()  # anew, because a loss remembers its last call, and that memory counts
+        for leaf in leaves:
+            leaf.grad = None
+        before = self.watch.used_bytes()
+        once = self.watch.each(run, 1)
+        peak = self.watch.peak_bytes()
+        gradients = sum(leaf.grad.nbytes for leaf in leaves if leaf.grad is not None)
+        extra = None if peak is None else (peak - before - gradients) / 2**20
+        if once[0] < 100:
+            # The first one waits for the host: it does not count.
+            once = self.watch.each(run, min(max(int(300 / once[0]), 5), 20) + 1)[1:]
+        elif once[0] < 1500:
+            once += self.watch.each(run, 2)
+        return {**summary(once), "first_s": first / 1000, "extra_mib": extra}
+
+
+def versions() -> dict[str, str | None]:
+    """Of everything that matters for speed."""
+    try:
+        import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        triton = None
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": getattr(triton, "__version__", None),
+        "hardneg": hn.__version__,
+    }
+
+
+def step(loss: Callable[..., Tensor], *leaves: Tensor, **given: Any) -> Run:
+    """Forward and backward, gradients made anew."""
+
+    def run() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(loss(*leaves, **given))
+
+    return run
+
+
+def as_float(leaves: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The same embeddings as leaves in float32."""
+    z1, z2 = (leaf.detach().float().requires_grad_() for leaf in leaves)
+    return z1, z2
+
+
+def keys_of(bench: Bench, dim: int) -> Tensor:
+    """A queue of unit vectors (65,536, d) in bfloat16."""
+    draws = generator(bench.device, 1, dim)
+    keys = torch.randn(1024 if bench.quick else QUEUE, dim, generator=draws, device=bench.device)
+    return normalize(keys, dim=1).bfloat16()

@@ -1,0 +1,226 @@
+"""The fused kernel against the limit of the machine and against other ways to write the loss, in one run on one GPU.
+
+    python benchmarks/fused.py [--only limit small …] [--seconds 240] [--out results/fused.json]
+    python benchmarks/fused.py --table                                 the stored results as Markdown, and the claims
+    python benchmarks/fused.py --quick --device cpu --backend tiled    tiny sizes on a CPU: does the script run?
+
+limit       HCL (β = 1, τ⁺ = 0.1, t = 0.5), forward and backward, from 1,024 rows (two views of 512) to 1,048,576;
+            two towers; a queue. T*/T is the share of the time that the matrix products alone would take, at the
+            rate of an 8192³ product in bfloat16 measured in the same run: T* = g·2·rows·candidates·d / rate, with
+            g = 2 (one tower: scores, and (W + Wᵀ)Z), 3 (two towers) or 2 (queue without gradient). What a kernel
+            computes twice does not count. Two towers in both directions share their scores: rows is B, not 2B.
+generality  what tilts, labels and bands cost over plain InfoNCE in the same kernel
+small       small batches, host and all: mean time of a step over a loop of 200
+ring        bands of ranks over a queue: the loss with and without, and finding the band against sorting
+accuracy    gradients against the published formula in float64
+grid        the other sizes at the other dimensions
+
+Everybody gets the same embeddings, rounded to bfloat16. The fused kernel gets them as bfloat16. The peers get them as
+float32 under bfloat16 autocast, which is how they are used: products in bfloat16, exponentials and sums in float32.
+Peers: the published HCL formula (`loss.py`), it compiled, plain cross-entropy NT-Xent, and those of `peers.py`. A peer
+is left out where its matrices would not fit or a step would take more than 3 s. Times are medians of CUDA events;
+memory is the peak beyond inputs and their gradients. Results are written after every cell; sections not run are kept.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fused_report
+import torch
+from bench import OURS, Bench, Make, Poisoned, as_float, keys_of, step
+from fused_limit import grid, limit
+from loss import BETA, PRIOR, TEMPERATURE, Loss, cross_entropy_nt_xent, published_hcl
+from stopwatch import Run
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import hardneg as hn
+from hardneg.randomness import generator
+
+RESULTS = Path(__file__).parents[1] / "results" / "fused.json"
+RING, RING_TEMPERATURE = hn.Ring(0.9, 0.99), 0.07
+
+
+def generality(bench: Bench) -> None:
+    """Variants of the loss in the same kernel, plain InfoNCE first."""
+    rows, dim = (256, 64) if bench.quick else (65_536, 128)
+    leaves = bench.views(rows // 2, dim)
+    labels = torch.randint(100, (rows // 2,), generator=generator(bench.device, 2), device=bench.device)
+
+    def variant(given: dict[str, Any] | None = None, **options: Any) -> Make:
+        options = {"temperature": TEMPERATURE, "backend": bench.backend, **options}
+        return lambda: step(hn.InfoNCE(**options).to(bench.device), *leaves, **(given or {}))
+
+    variants = {
+        "β = 0": variant(),
+        **{f"β = {beta:g}": variant(hardening=hn.Exponential(beta)) for beta in (0.5, 1.0, 2.0, 1.5)},
+        "labels": variant({"labels": labels}, supervision="negatives"),
+        "threshold": variant(hardening=hn.Threshold(1.0)),  # cosines of at least 0
+        "HCL": variant(hardening=hn.Exponential(BETA), class_prior=PRIOR),
+        "below positive": variant(hardening=hn.BelowPositive()),
+        "learnt temperature": variant(temperature=hn.Learnable(TEMPERATURE)),
+    }
+    turns = 2 if bench.quick else 12
+    settings = {"case": "one tower", "rows": rows, "candidates": rows, "dim": dim}
+    bench.contest(settings, variants, turns, lambda run: statistics.fmean(bench.watch.each(run, 4)[1:]))
+
+
+def small(bench: Bench) -> None:
+    """Small batches: what counts is how many things the host has to start."""
+    steps, turns = (3, 2) if bench.quick else (200, 3)
+    for batch in (16,) if bench.quick else (64, 256, 1024):
+        leaves = bench.views(batch, 128)
+        floats = as_float(leaves)
+        ours = partial(hn.hcl, BETA, PRIOR, TEMPERATURE, backend=bench.backend)
+        contestants: dict[str, Make] = {
+            "hardneg bfloat16": partial(make_step, ours, leaves),
+            "hardneg float32": partial(make_step, ours, floats),
+            "published HCL float32": partial(step, published_hcl, *floats),
+            "published HCL autocast": partial(step, bench.autocast(published_hcl), *floats),
+            "cross-entropy float32": partial(step, cross_entropy_nt_xent, *floats),
+        }
+        settings = {"rows": 2 * batch, "batch": batch, "dim": 128}
+        bench.contest(settings, contestants, turns, lambda run: bench.watch.loop(run, steps))
+
+
+def make_step(make: Callable[[], Loss], leaves: tuple[Tensor, Tensor]) -> Run:
+    """A step with a loss made now."""
+    return step(make(), *leaves)
+
+
+def ring(bench: Bench) -> None:
+    """Bands of ranks over a queue: time of the device alone, since the host can run ahead."""
+    keys, dim, turns = keys_of(bench, 128), 128, 2 if bench.quick else 9
+
+    def loss(*hardening: hn.Ring) -> hn.InfoNCE:
+        bands: dict[str, Any] = {"hardening": hardening} if hardening else {}
+        return hn.InfoNCE(temperature=RING_TEMPERATURE, in_batch=None, backend=bench.backend, **bands)
+
+    def steps(batch: int) -> dict[str, Make]:
+        queries, positives = bench.views(batch, dim)
+        given = {"z2": positives.detach(), "negatives": keys}
+        return {
+            "without a band": lambda: step(loss(), queries, **given),
+            "ring": lambda: step(loss(RING), queries, **given),
+        }
+
+    many, few = (32, 8) if bench.quick else (1024, 256)
+    settings = {"candidates": len(keys), "dim": dim}
+    for batch in (many, few):
+        bench.contest({"task": "loss", "rows": batch, **settings}, steps(batch), turns, bench.watch.queued)
+        whole = {"task": "loss, host and all", "rows": batch, **settings}
+        bench.contest(whole, steps(batch), turns, lambda run: bench.watch.loop(run, 20))
+
+    # Our band comes with the sums over it: the whole forward pass stands for finding it, in two precisions.
+    queries, positives = (view.detach() for view in bench.views(few, dim))
+    floats, float_keys = normalize(queries.float(), dim=1), keys.float()
+
+    def forward(dtype: torch.dtype, *hardening: hn.Ring) -> Run:
+        made, (z1, z2, negatives) = loss(*hardening), (z.to(dtype) for z in (queries, positives, keys))
+
+        def run() -> None:
+            with torch.no_grad():
+                made(z1, z2, negatives=negatives)
+
+        return run
+
+    def product() -> Tensor:
+        return (floats / RING_TEMPERATURE) @ float_keys.T
+
+    contestants: dict[str, Make] = {
+        "ring, forward": lambda: forward(torch.bfloat16, RING),
+        "ring, forward, float32": lambda: forward(torch.float32, RING),
+        "without a band, forward": lambda: forward(torch.bfloat16),
+        "product and sort": lambda: lambda: product().sort(dim=1),
+        "product and topk": lambda: lambda: product().topk(len(keys) // 10, dim=1),
+        "product": lambda: product,
+    }
+    bench.contest({"task": "find", "rows": few, **settings}, contestants, turns, bench.watch.queued)
+
+
+def accuracy(bench: Bench) -> None:
+    """Relative errors of gradients (Frobenius), each dtype against float64 of the same inputs."""
+    hcl = partial(hn.hcl, BETA, PRIOR, TEMPERATURE)
+    for batch in (24,) if bench.quick else (512, 2048):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            leaves = bench.views(batch, 128, dtype)
+            truth = gradient(published_hcl, *(leaf.detach().double() for leaf in leaves))
+            peers: dict[str, Callable[[], Loss]] = {
+                OURS: partial(hcl, backend=bench.backend),
+                "hardneg reference": partial(hcl, backend="reference"),
+                "published HCL": lambda: published_hcl,
+            }
+            if dtype is not torch.float32:
+                peers["published HCL autocast"] = partial(bench.autocast, published_hcl, dtype)
+            settings = {"rows": 2 * batch, "dim": 128, "dtype": str(dtype).removeprefix("torch.")}
+            for peer, make in peers.items():
+                bench.cell(settings | {"peer": peer}, partial(twice, make, leaves, truth))
+    rows = 256 if bench.quick else 65_536
+    settings = {"rows": rows, "dim": 128, "dtype": "bfloat16", "peer": OURS}
+    bench.cell(settings, partial(twice, partial(hcl, backend=bench.backend), bench.views(rows // 2, 128), None))
+
+
+def twice(make: Callable[[], Loss], leaves: tuple[Tensor, Tensor], truth: Tensor | None) -> dict[str, Any]:
+    """The error of a gradient, where the truth is known, and whether a second run gives the same bits."""
+    loss = make()
+    one, other = (gradient(loss, *(leaf.detach() for leaf in leaves)) for _ in range(2))
+    error = None if truth is None else float((one.double() - truth).norm() / truth.norm())
+    return {"error_of_gradient": error, "bitwise_twice": torch.equal(one, other), "finite": bool(one.isfinite().all())}
+
+
+def gradient(loss: Loss, z1: Tensor, z2: Tensor) -> Tensor:
+    """Of the sum over anchors: the mean's would drown in float16's smallest numbers."""
+    leaves = (z1.clone().requires_grad_(), z2.clone().requires_grad_())
+    torch.autograd.backward(loss(*leaves) * (2 * len(z1)))
+    return torch.cat([leaf.grad for leaf in leaves if leaf.grad is not None])
+
+
+SECTIONS = {"limit": limit, "generality": generality, "small": small, "ring": ring, "accuracy": accuracy, "grid": grid}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to run")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--backend", default="fused", help="of hardneg's losses (default: fused)")
+    parser.add_argument(
+        "--seconds", type=float, default=240, help="cells of the grid that would go beyond are left out"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing written")
+    parser.add_argument("--table", action="store_true", help="print the stored results as Markdown")
+    options = parser.parse_args()
+    if options.table:
+        print(fused_report.text(json.loads(options.out.read_text())))
+        return
+    bench = Bench(options)
+    for position, name in enumerate(options.only):
+        bench.open(name)
+        try:
+            SECTIONS[name](bench)
+        except Poisoned as error:
+            bench.add({"error": f"the device answers no more: {error}"})
+            rest = options.only[position + 1 :]
+            if rest:
+                print("starting afresh for", *rest, flush=True)
+                os.execv(sys.executable, [sys.executable, __file__, *arguments(options), "--only", *rest])
+        except Exception as error:
+            bench.add({"error": f"{type(error).__name__}: {error}"})
+    print(fused_report.text(bench.found), flush=True)
+
+
+def arguments(options: argparse.Namespace) -> list[str]:
+    """The options as they were given, without the sections."""
+    given = [f"--device={options.device}", f"--backend={options.backend}", f"--out={options.out}"]
+    return [*given, f"--seconds={options.seconds}", *(["--quick"] if options.quick else [])]
+
+
+if __name__ == "__main__":
+    main()

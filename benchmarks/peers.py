@@ -1,0 +1,106 @@
+"""Other ways to write the loss, which `fused.py` runs beside ours; the published formula itself is in `loss.py`.
+
+filled     HCL's published formula with the anchor's own entries filled instead of selected away: the same numbers,
+           without the index that masked_select builds, and without a break in a compiled graph
+chunked    the same, a block of rows at a time under torch.utils.checkpoint
+tiled      plain InfoNCE in the manner of Inf-CL: square tiles, online log-sum-exp, tiles made again in backward;
+           neither hardening nor debiasing, and none of Inf-CL's communication
+"""
+
+import math
+from typing import Any
+
+import torch
+from loss import BETA, PRIOR, TEMPERATURE
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.utils.checkpoint import checkpoint
+
+# Scores in a block of `chunked` (1 GiB in float32) and rows of a tile of `tiled`: large enough to fill a GPU.
+CHUNK, TILE = 1 << 28, 8192
+# What the anchor's own entries are filled with: no more than a rounding error in any sum, and its logarithm is finite.
+NOTHING = 1e-30
+
+
+def filled_hcl(z1: Tensor, z2: Tensor) -> Tensor:
+    """HCL over the whole matrix, own entries filled."""
+    z = torch.cat([normalize(z1, dim=1), normalize(z2, dim=1)])
+    return _hcl(z, _reweighted(z, 0, len(z)))
+
+
+def chunked_hcl(z1: Tensor, z2: Tensor) -> Tensor:
+    """HCL by blocks of rows, each made again in the backward pass."""
+    z = torch.cat([normalize(z1, dim=1), normalize(z2, dim=1)])
+    height = max(1, CHUNK // len(z))
+    parts = [
+        checkpoint(_reweighted, z, start, start + height, use_reentrant=False, preserve_rng_state=False)
+        for start in range(0, len(z), height)
+    ]
+    return _hcl(z, torch.cat(parts))
+
+
+def tiled_infonce(z1: Tensor, z2: Tensor) -> Tensor:
+    """NT-Xent by tiles."""
+    z = torch.cat([normalize(z1, dim=1), normalize(z2, dim=1)])
+    batch, kind = len(z1), z.device.type
+    products = z.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else z
+    with torch.autocast(kind, enabled=False):
+        total: Tensor = _TiledLogSum.apply(products)  # type: ignore[no-untyped-call]
+    positive = (z[:batch] * z[batch:]).sum(dim=1).repeat(2) / TEMPERATURE
+    return (total - positive).mean()
+
+
+def _reweighted(z: Tensor, start: int, stop: int) -> Tensor:
+    """Q·R of the anchors ``start`` to ``stop`` against all rows of z (2B, d), as HCL's code computes it."""
+    exponentials = torch.exp(z[start:stop] @ z.T / TEMPERATURE)  # (R, 2B)
+    anchors = torch.arange(start, start + len(exponentials), device=z.device)
+    own = torch.stack([anchors, (anchors + len(z) // 2) % len(z)], dim=1)  # (R, 2)
+    negatives = exponentials.scatter(1, own, NOTHING)
+    importance = (BETA * negatives.log()).exp()
+    return (importance * negatives).sum(dim=1) / (importance.sum(dim=1) / (len(z) - 2))
+
+
+def _hcl(z: Tensor, reweighted: Tensor) -> Tensor:
+    batch, count = len(z) // 2, len(z) - 2
+    positive = torch.exp((z[:batch] * z[batch:]).sum(dim=1) / TEMPERATURE).repeat(2)
+    total = ((reweighted - PRIOR * count * positive) / (1 - PRIOR)).clamp(min=count * math.exp(-1 / TEMPERATURE))
+    return -(positive / (positive + total)).log().mean()
+
+
+class _TiledLogSum(torch.autograd.Function):
+    """log Σ_{j≠i} e^{s_ij} of each row i of unit vectors (R, d), in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        total = z.new_empty(len(z), dtype=torch.promote_types(z.dtype, torch.float32))
+        for start in range(0, len(z), TILE):
+            rows = slice(start, start + TILE)
+            peak = torch.full_like(total[rows], -torch.inf)
+            sums = torch.zeros_like(peak)
+            for column in range(0, len(z), TILE):
+                scores = _tile(z, start, column, total.dtype)
+                highest = torch.maximum(peak, scores.amax(dim=1))
+                sums = sums * (peak - highest).exp() + scores.sub_(highest[:, None]).exp_().sum(dim=1)
+                peak = highest
+            total[rows] = peak + sums.log()
+        ctx.save_for_backward(z, total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        z, total = ctx.saved_tensors
+        found = torch.zeros_like(z, dtype=total.dtype)
+        for start in range(0, len(z), TILE):
+            rows = slice(start, start + TILE)
+            for column in range(0, len(z), TILE):
+                weights = _tile(z, start, column, total.dtype).sub_(total[rows, None]).exp_().mul_(grad[rows, None])
+                weights = weights.to(z.dtype)
+                found[rows] += weights @ z[column : column + TILE]
+                found[column : column + TILE] += weights.T @ z[rows]
+        return found.div_(TEMPERATURE).to(z.dtype)
+
+
+def _tile(z: Tensor, start: int, column: int, dtype: torch.dtype) -> Tensor:
+    """Scores of the rows from ``start`` with those from ``column``, −inf on the diagonal."""
+    scores = (z[start : start + TILE] @ z[column : column + TILE].T).to(dtype).div_(TEMPERATURE)
+    return scores.fill_diagonal_(-torch.inf) if start == column else scores
