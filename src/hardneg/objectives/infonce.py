@@ -16,8 +16,8 @@ from hardneg.objectives import meetings
 from hardneg.objectives.debiasing import Prior, log_expected_negative
 from hardneg.objectives.diagnostics import Answer, Diagnostics
 from hardneg.objectives.inputs import Inputs, check_use, read
-from hardneg.objectives.kernels import BACKENDS, Kernel, LogSums, Rule, choose, tiled
-from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS
+from hardneg.objectives.kernels import BACKENDS, Kernel, Losses, LogSums, Rule, choose, tiled
+from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, constant
 from hardneg.objectives.meetings import Meeting
 from hardneg.objectives.positives import Given, Grouped, Positives
 from hardneg.schedules import Adaptive, Schedule, Setting, value
@@ -181,9 +181,10 @@ class InfoNCE(nn.Module):
         if self._moves:
             self.set_progress(self.progress)
         arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
-        device = z1.device.type if isinstance(z1, Tensor) else "cpu"
-        with torch.autocast(device, enabled=False):  # float32 arithmetic inside, always
-            loss = self._loss(read(*arguments, normalize=self.normalize))
+        device = z1.device if isinstance(z1, Tensor) else torch.device("cpu")
+        with torch.autocast(device.type, enabled=False):  # float32 arithmetic inside, always
+            kernel = self._kernel(device)
+            loss = self._loss(read(*arguments, normalize=self.normalize, kernel=kernel), kernel)
         if negatives is not None and loss.requires_grad and not torch.compiler.is_compiling():
             loss = _Guard.apply(loss, negatives)  # type: ignore[no-untyped-call]
         return loss
@@ -252,7 +253,7 @@ class InfoNCE(nn.Module):
         first = [] if isinstance(self.temperature, Learnable) else [f"temperature={self.temperature!r}"]
         return ", ".join(first + [f"{name}={getattr(self, name)!r}" for name in shown])
 
-    def _loss(self, inputs: Inputs) -> Tensor:
+    def _loss(self, inputs: Inputs, kernel: Kernel) -> Tensor:
         scale = self._scale(inputs.views)
         arranged = meetings.arrange(
             inputs,
@@ -261,7 +262,7 @@ class InfoNCE(nn.Module):
             supervision=self.supervision,
             gather=self.gather,
         )
-        weights, kernel = self._weights(arranged, scale), self._kernel()
+        weights = self._weights(arranged, scale, inputs.precision)
         if not self.normalize:
             # Rescaled weights cannot overflow.
             meetings.check_range(arranged, scale, weights.tilt if self.weight_range is None else 0.0)
@@ -274,25 +275,24 @@ class InfoNCE(nn.Module):
         ):
             self._warn_if_floored(**{name: float(count) for name, count in self._last.floored().items()})
         return self._reduced(
-            torch.cat([answer.losses for answer in answers]),
-            torch.cat([answer.valid for answer in answers]),
-            torch.cat([answer.positive_count for answer in answers]),
+            _joined([answer.losses for answer in answers]),
+            _joined([answer.valid for answer in answers]),
+            _joined([answer.positive_count for answer in answers]),
         )
 
     def _answer(self, meeting: Meeting, scale: Tensor, weights: Rule, kernel: Kernel) -> Answer:
         """The losses of one meeting's anchors."""
+        if kernel.losses is not None and self._is_simple(meeting, scale):
+            return self._simple_answer(meeting, scale, weights, kernel, kernel.losses)
         positives: Positives
         if meeting.similarity is not None:
             positives = Given(meeting.similarity * scale, meeting.real)
         else:
             positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel)
         positive_count = positives.count()
-        rule = self._banded(weights, positives, meeting, scale)
-        if meeting.who.columns > 0:
-            negatives = kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.who, rule)
-        else:  # an empty queue
-            none = torch.zeros_like(positive_count)
-            negatives = LogSums(none - torch.inf, none - torch.inf, none)
+        best = positives.best() if any(part.needs_positive for part in self._hardening) else None
+        rule = self._banded(weights, best, meeting, scale)
+        negatives = self._negatives(meeting, scale, rule, kernel)
         if self._prior is not None:
             least = -scale if self.normalize else scale.new_full((), math.log(torch.finfo(scale.dtype).tiny))
             log_g, floored = log_expected_negative(
@@ -305,6 +305,38 @@ class InfoNCE(nn.Module):
         log_total = torch.where(valid, self._log_number(negatives, meeting) + log_g, 0.0)  # log(Q·G)
         losses = torch.where(valid, self._combined(positives, log_total), 0.0)
         return Answer(meeting.detached(), rule, losses, valid, floored & valid, negatives.count, positive_count)
+
+    def _is_simple(self, meeting: Meeting, scale: Tensor) -> bool:
+        """Has every anchor one positive, and its loss the form that kernels with a `losses` know?"""
+        one = meeting.pairs is not None and meeting.pairs.shape[1] == 1 and meeting.real is None
+        known = self.negative_count != "batch" and (self._prior is None or self.debias == "hcl")
+        return one and known and scale.dtype == torch.float32
+
+    def _simple_answer(self, meeting: Meeting, scale: Tensor, weights: Rule, kernel: Kernel, losses: Losses) -> Answer:
+        """As `_answer`, in few launches: how several positives combine makes no difference if there is but one."""
+        assert meeting.pairs is not None
+        best = None
+        if any(part.needs_positive for part in self._hardening):
+            best = (meeting.pairs[:, 0].detach() * scale.detach()).repeat(meeting.places.views)
+        rule = self._banded(weights, best, meeting, scale)
+        negatives = self._negatives(meeting, scale, rule, kernel)
+        found, floored = losses(
+            negatives,
+            meeting.pairs[:, 0],
+            scale,
+            None if self.negative_count == "support" else math.log(float(self.negative_count)),
+            None if self._prior is None else (self._prior.log, self._prior.log_rest),
+            None if self.normalize else math.log(torch.finfo(scale.dtype).tiny),
+            not self.positive_in_denominator,
+        )
+        one = constant(1.0, scale.dtype, scale.device).expand(len(found))
+        return Answer(meeting.detached(), rule, found, negatives.count > 0, floored, negatives.count, one)
+
+    def _negatives(self, meeting: Meeting, scale: Tensor, rule: Rule, kernel: Kernel) -> LogSums:
+        if meeting.who.columns > 0:
+            return kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.who, rule)
+        none = meeting.anchors.new_zeros(len(meeting.anchors))  # an empty queue
+        return LogSums(none - torch.inf, none - torch.inf, none)
 
     def _combined(self, positives: Positives, log_total: Tensor) -> Tensor:
         """Each anchor's loss from its positives and the logarithm of its negatives' total, (A,)."""
@@ -323,8 +355,11 @@ class InfoNCE(nn.Module):
     def _reduced(self, losses: Tensor, valid: Tensor, positive_count: Tensor) -> Tensor:
         if self.reduction == "none":
             return losses
-        weight = valid.to(losses.dtype) * (positive_count if self.average == "pairs" else 1)
-        total, number = (losses * weight).sum(), weight.sum()
+        if self.average == "anchors":  # what is not valid is 0 already
+            total, number = losses.sum(), valid.sum()
+        else:
+            weight = valid * positive_count
+            total, number = (losses * weight).sum(), weight.sum()
         processes = distributed.world_size() if self.gather else 1
         everything = total if processes == 1 else distributed.total(total)
         if self.reduction == "mean":
@@ -341,7 +376,10 @@ class InfoNCE(nn.Module):
         if isinstance(self.temperature, Learnable):
             temperature: Tensor = self.temperature()
             return 1 / temperature.to(views)
-        return views.new_full((), 1 / value(self.temperature, self.progress))
+        scale = 1 / value(self.temperature, self.progress)
+        if torch.compiler.is_compiling():
+            return views.new_full((), scale)
+        return constant(scale, views.dtype, views.device)
 
     def _largest(self) -> float | None:
         """What no |score| exceeds, if that is known without looking."""
@@ -354,10 +392,11 @@ class InfoNCE(nn.Module):
         )
         return 1 / lowest
 
-    def _kernel(self) -> Kernel:
-        return choose(self.backend, general_weights=any(part.has_general_weights for part in self.hardening))
+    def _kernel(self, device: torch.device | None = None) -> Kernel:
+        general = any(part.has_general_weights for part in self.hardening)
+        return choose(self.backend, general_weights=general, device=device)
 
-    def _weights(self, arranged: list[Meeting], scale: Tensor) -> Rule:
+    def _weights(self, arranged: list[Meeting], scale: Tensor, precision: torch.dtype | None) -> Rule:
         """The part of the rule that speaks of weights; it holds for positives too."""
         stretch: float | Tensor = 1.0
         if self.weight_range is not None:
@@ -380,11 +419,11 @@ class InfoNCE(nn.Module):
             log_weight=log_weight,
             grad_through_weights=self.grad_through_weights,
             largest=self._largest(),
+            precision=precision,
         )
 
-    def _banded(self, weights: Rule, positives: Positives, meeting: Meeting, scale: Tensor) -> Rule:
-        """The whole rule: weights, bands and draws."""
-        best = positives.best() if any(part.needs_positive for part in self._hardening) else None
+    def _banded(self, weights: Rule, best: Tensor | None, meeting: Meeting, scale: Tensor) -> Rule:
+        """The whole rule: weights, bands and draws. best: (A,) score of the best positive, if a band asks for it."""
         lower: Bound = None
         upper: Bound = None
         rings = []
@@ -441,6 +480,10 @@ class InfoNCE(nn.Module):
                 if isinstance(leaf, Adaptive) and id(leaf) not in seen:
                     seen.add(id(leaf))
                     yield leaf
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class _Guard(torch.autograd.Function):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
+from hardneg.objectives.kernels import Kernel, Units
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class Inputs:
 
     views: (V, B, d), the anchors' view first · paired: two views of equal standing, each the other's positive ·
     labels: (B,) · negatives: (N, d) or (B, N, d) · exclude: (B, E) · negative_labels: (N,) or (B, N) ·
-    negative_mask: (B, N) bool · positive_mask: (B, M) bool
+    negative_mask: (B, N) bool · positive_mask: (B, M) bool · similarity: (B,) inner products of the two views, where
+    they are known already · precision: the half precision that embeddings were given in, if it was one
     """
 
     views: Tensor
@@ -25,6 +27,8 @@ class Inputs:
     negative_labels: Tensor | None = None
     negative_mask: Tensor | None = None
     positive_mask: Tensor | None = None
+    similarity: Tensor | None = None
+    precision: torch.dtype | None = None
 
 
 def check_use(
@@ -66,6 +70,7 @@ def read(
     positive_mask: Tensor | None,
     *,
     normalize: bool,
+    kernel: Kernel,
 ) -> Inputs:
     """Check shapes, dtypes and values; then bring the embeddings to one dtype, and to unit length if ``normalize``."""
     checks.floating("z1", z1)
@@ -125,12 +130,19 @@ def read(
         if tensor.is_floating_point():
             dtype = torch.promote_types(dtype, tensor.dtype)
 
-    parts = [z1.to(dtype)]
-    if z2 is not None:
-        parts.append((z2 if z2.dim() == 2 else z2.transpose(0, 1).reshape(-1, dim)).to(dtype))
-    flat = _prepared(views, torch.cat(parts), normalize)  # (V·B, d): view after view
-    if negatives is not None:
-        negatives = _prepared([("negatives", negatives)], negatives.to(dtype), normalize)
+    similarity, precision = None, _half(z1, z1 if z2 is None else z2)
+    if normalize and kernel.units is not None and dtype == torch.float32:
+        flat, similarity = _units(kernel.units, views, z1, z2, precision)
+        if negatives is not None:
+            rows, _ = _units(kernel.units, [("negatives", negatives)], negatives.flatten(0, -2), None, precision)
+            negatives = rows.view(negatives.shape)
+    else:
+        parts = [z1.to(dtype)]
+        if z2 is not None:
+            parts.append((z2 if z2.dim() == 2 else z2.transpose(0, 1).reshape(-1, dim)).to(dtype))
+        flat = _prepared(views, torch.cat(parts), normalize)  # (V·B, d): view after view
+        if negatives is not None:
+            negatives = _prepared([("negatives", negatives)], negatives.to(dtype), normalize)
     return Inputs(
         views=flat.view(-1, batch, dim),
         paired=z2 is not None and z2.dim() == 2,
@@ -140,6 +152,8 @@ def read(
         negative_labels=negative_labels,
         negative_mask=negative_mask,
         positive_mask=positive_mask,
+        similarity=similarity,
+        precision=precision,
     )
 
 
@@ -165,6 +179,24 @@ def _prepared(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool)
     for name, tensor in named:
         checks.finite(name, tensor)
     return normalized(vectors, smallest) if normalize else vectors
+
+
+def _half(z1: Tensor, z2: Tensor) -> torch.dtype | None:
+    """The half precision of the embeddings, in which a GPU's matrix products are fast; None if theirs is not one."""
+    return z1.dtype if z1.dtype == z2.dtype and z1.dtype in (torch.bfloat16, torch.float16) else None
+
+
+def _units(
+    units: Units, named: list[tuple[str, Tensor]], z1: Tensor, z2: Tensor | None, precision: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
+    """Unit vectors by the kernel's own means, view after view; and the inner products (B,) of two views."""
+    smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for _, tensor in named))
+    if z2 is not None and z2.dim() == 3:
+        z1, z2 = torch.cat([z1, z2.transpose(0, 1).reshape(-1, z1.shape[1])]), None
+    unit, similarity, finite = units(z1, z2, smallest, precision)
+    names = " or ".join(name for name, _ in named)
+    checks.values(finite > 0, f"{names} holds NaN or inf: look for a diverged model or a division by zero")
+    return unit, None if z2 is None else similarity
 
 
 def normalized(vectors: Tensor, smallest: float = 1e-30) -> Tensor:

@@ -18,8 +18,8 @@ class Meeting:
 
     anchors: (A, d) · places: where they stand among those of all processes · candidates: blocks (N, d) or (B, N, d) ·
     who: which of them an anchor may meet · met: gives their number before labels are looked at, (A,); a function,
-    because few ask · similarity: (A, M) of anchors with their own positives, or None where positives are found by group
-    in the ``pool`` (P, d) as ``friends`` says · real: (A, M) bool, which of the own positives are there; None for all
+    because few ask · pairs: (B, M) inner products of instances' first view with their positives, or None where
+    positives are found by group in the ``pool`` (P, d) as ``friends`` says · real: (A, M) bool, which of the own positives are there; None for all
     """
 
     anchors: Tensor
@@ -27,10 +27,17 @@ class Meeting:
     candidates: tuple[Tensor, ...]
     who: Eligibility
     met: Callable[[], Tensor]
-    similarity: Tensor | None
+    pairs: Tensor | None
     real: Tensor | None
     pool: Tensor
     friends: Eligibility
+
+    @property
+    def similarity(self) -> Tensor | None:
+        """Inner products of anchors with their own positives, (A, M)."""
+        # Of two views each is the other's only positive.
+        views = self.places.views
+        return self.pairs if self.pairs is None or views == 1 else self.pairs.repeat(views, 1)
 
     def detached(self) -> "Meeting":
         """The same without the graph behind it."""
@@ -38,7 +45,7 @@ class Meeting:
             self,
             anchors=self.anchors.detach(),
             candidates=tuple(block.detach() for block in self.candidates),
-            similarity=None if self.similarity is None else self.similarity.detach(),
+            pairs=None if self.pairs is None else self.pairs.detach(),
             pool=self.pool.detach(),
         )
 
@@ -129,7 +136,7 @@ class _Crowd:
             candidates=tuple(candidates),
             who=who,
             met=met,
-            similarity=None if by_label else self._similarity(anchor_views),
+            pairs=None if by_label else self._pairs(),
             real=self.inputs.positive_mask,
             pool=pool,
             friends=self._friends(anchor_views, pool_views, places) if by_label else Eligibility(0),
@@ -150,12 +157,12 @@ class _Crowd:
             theirs.append(given.new_full((given.shape[1],), -1))
         return mine, torch.cat(theirs), allowed
 
-    def _similarity(self, anchor_views: Sequence[int]) -> Tensor:
-        """Inner products of anchors with the other views of the same instance, (A, M)."""
+    def _pairs(self) -> Tensor:
+        """Inner products of the first view with the other views of the same instance, (B, M)."""
+        if self.inputs.similarity is not None:
+            return self.inputs.similarity[:, None]
         views = self.inputs.views
-        own = (views[0] * views[1:]).sum(dim=-1).T  # (B, M)
-        # Of two views each is the other's only positive.
-        return own if len(anchor_views) == 1 else own.repeat(len(anchor_views), 1)
+        return (views[0] * views[1:]).sum(dim=-1).T
 
     def _friends(self, anchor_views: Sequence[int], pool_views: Sequence[int], places: Places) -> Eligibility:
         """Positives by group: same known label or same instance, but not the anchor itself."""

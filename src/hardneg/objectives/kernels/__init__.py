@@ -1,6 +1,8 @@
 """Kernels: given anchors, candidates and a rule, the two log-sums and the count of each anchor's negatives."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -12,8 +14,15 @@ from hardneg.objectives.kernels.problem import Eligibility, LogSums, Places, Rul
 BACKENDS = ("auto", "reference", "tiled", "fused")
 
 
+Units = Callable[[Tensor, Tensor | None, float, torch.dtype | None], tuple[Tensor, Tensor, Tensor]]
+Losses = Callable[..., tuple[Tensor, Tensor]]
+
+
 class Kernel(Protocol):
-    """What every kernel module offers."""
+    """What every kernel module offers; the fused one also `units` and `losses` in one launch each, others None."""
+
+    units: Units | None
+    losses: Losses | None
 
     def log_sums(
         self, anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule
@@ -26,19 +35,34 @@ class Kernel(Protocol):
         """Σ softplus(offset − p) and Σ p over each anchor's positives."""
 
 
-def choose(backend: str, *, general_weights: bool) -> Kernel:
-    """The kernel that ``backend`` names.
+def choose(backend: str, *, general_weights: bool, device: torch.device | None = None) -> Kernel:
+    """The kernel that ``backend`` names, for tensors on this device if it is known already.
 
-    ``"auto"`` takes the tiled one, which is faster at every size measured (docs/kernels.md), except where only the
-    reference one will do: general weights, and inside torch.compile, which fuses the plain operations itself.
+    ``"auto"`` takes the fused one on a GPU where Triton is installed, else the tiled one, which is faster than the
+    reference at every size measured (docs/kernels.md), except where only the reference one will do: general weights,
+    and inside torch.compile, which fuses the plain operations itself.
     """
-    if backend == "fused":
-        raise ValueError("backend='fused' is not there yet: use 'tiled' or 'auto'")
     if backend == "auto":
-        backend = "reference" if general_weights or torch.compiler.is_compiling() else "tiled"
-    if backend == "tiled" and general_weights:
-        raise ValueError("backend='tiled' cannot run Custom weights: use backend='reference' or 'auto'")
-    return {"reference": reference, "tiled": tiled}[backend]
+        if general_weights or torch.compiler.is_compiling():
+            backend = "reference"
+        else:
+            backend = "fused" if device is not None and device.type == "cuda" and _has_triton() else "tiled"
+    if backend in ("tiled", "fused") and general_weights:
+        raise ValueError(f"backend={backend!r} cannot run Custom weights: use backend='reference' or 'auto'")
+    if backend != "fused" or device is None:
+        return {"reference": reference, "tiled": tiled, "fused": tiled}[backend]
+    if not _has_triton():
+        raise ValueError("backend='fused' needs Triton: install triton, or use backend='auto'")
+    from hardneg.objectives.kernels import fused
+
+    if not fused.available(device):
+        raise ValueError(f"backend='fused' runs on CUDA devices, but the embeddings are on {device}: use 'auto'")
+    return fused
 
 
-__all__ = ["BACKENDS", "Eligibility", "Kernel", "LogSums", "Places", "Rule", "choose"]
+@lru_cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+__all__ = ["BACKENDS", "Eligibility", "Kernel", "LogSums", "Losses", "Places", "Rule", "Units", "choose"]

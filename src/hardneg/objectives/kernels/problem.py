@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -108,7 +109,8 @@ class Rule:
     tilt: β of weights e^{βs} · log_weight: general weights instead · lower, upper: scores kept, one for all or (A,) ·
     rings: ranges of ranks kept, as fractions of the eligible · draws: (A, k) random integers; k negatives are drawn
     by them from what is kept · grad_through_weights: do gradients flow through the weights? ·
-    largest: no |score| exceeds it, if known
+    largest: no |score| exceeds it, if known · precision: of the matrix products of the fused kernel, if not the
+    embeddings' own
     """
 
     tilt: float | Tensor = 0.0
@@ -119,6 +121,7 @@ class Rule:
     draws: Tensor | None = None
     grad_through_weights: bool = True
     largest: float | None = None
+    precision: torch.dtype | None = None
 
     def log_weights(self, scores: Tensor) -> Tensor:
         """Logarithms of the weights of candidates with these scores."""
@@ -165,3 +168,10 @@ def draw(kept: Tensor, draws: Tensor) -> Tensor:
     choice = (draws % so_far[:, -1:].clamp(min=1)).int()  # (R, k) the how-many-th of those kept
     # In a row that keeps nothing the search runs off the end; its draws are masked by the caller.
     return torch.searchsorted(so_far, choice + 1).clamp(max=kept.shape[1] - 1)
+
+
+@lru_cache(maxsize=256)
+def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number on a device, kept there: to make it anew costs a launch."""
+    with torch.inference_mode(False):  # training refuses inference tensors
+        return torch.tensor(number, dtype=dtype, device=device)

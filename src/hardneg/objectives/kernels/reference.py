@@ -9,6 +9,8 @@ from torch.nn.functional import softplus
 from hardneg.objectives.kernels import ranks
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, Eligibility, LogSums, Rule, count_true, draw, per_row
 
+units = losses = None  # plain operations make them
+
 
 def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
     """The two log-sums and the support size of each anchor's negatives.

@@ -37,6 +37,8 @@ LEAST_ROWS = 64
 # Up to here e^{±x} and sums of millions of them are ordinary float32 numbers, so no row needs its maximum taken off.
 SAFE_EXPONENT = 40.0
 
+units = losses = None  # plain operations make them
+
 
 def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
     """As `reference.log_sums`, for every rule but general weights."""

@@ -1,0 +1,475 @@
+"""The same answers at the speed of the matrix products: tiles of scores that never leave the chip, in Triton.
+
+Forward keeps a few numbers per anchor, backward makes the tiles again: memory grows with A + N, not with A·N, and what
+is beside the products costs little more than one exponential per pair. Matrix products are in the precision of the
+embeddings given (bfloat16 and float16 on tensor cores; float32 exactly, or as tf32 where
+``torch.set_float32_matmul_precision`` allows it); everything else is float32. Nothing is added by atomics, so the same
+input gives the same bits.
+
+What it cannot run it hands to the tiled kernel: float64, candidates per anchor, draws (``num_negatives``).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hardneg.objectives.kernels import programs, rows, selection, tiled, tuning
+from hardneg.objectives.kernels.problem import Eligibility, LogSums, Places, Rule, constant
+
+# Widest rows whose gradient is summed on the chip; for wider ones the derivatives of scores are written out in strips.
+WIDEST = 256
+
+# Bytes of such a strip.
+STRIP = 48 << 20
+
+# As in the tiled kernel: up to here e^{±x} and sums of millions of them are ordinary float32 numbers.
+SAFE_EXPONENT = tiled.SAFE_EXPONENT
+
+KINDS = {0.0: programs.NONE, 1.0: programs.ONE, 2.0: programs.TWO, 0.5: programs.HALF}
+
+
+def available(device: torch.device) -> bool:
+    """Can programs run on this device? On a CPU only in Triton's interpreter, for tests."""
+    return device.type == "cuda" or (device.type == "cpu" and programs.INTERPRETED)
+
+
+def suits(anchors: Tensor, candidates: Sequence[Tensor], rule: Rule) -> bool:
+    """Can it run this?"""
+    shared = all(block.dim() == 2 for block in candidates)
+    return shared and anchors.dtype == torch.float32 and rule.draws is None and rule.log_weight is None
+
+
+def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
+    """As `reference.log_sums`, for every rule but general weights."""
+    if not suits(anchors, candidates, rule):
+        return tiled.log_sums(anchors, candidates, scale, who, rule)
+    if rule.rings and len(candidates) > 1:
+        candidates = [torch.cat(list(candidates))]  # ranks are among all of them
+    return LogSums(*_run(Negatives(who, rule), anchors, candidates, scale))
+
+
+def positive_sums(
+    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `reference.positive_sums`."""
+    if not suits(anchors, [pool], Rule()):
+        return tiled.positive_sums(anchors, pool, scale, who, offset)
+    terms, total, slope = _run(Positives(who, offset.detach().contiguous()), anchors, [pool], scale)
+    # ∂terms/∂offset is the sum of the slopes, so the offset's gradient needs no pass of its own.
+    return terms + slope * (offset - offset.detach()), total
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """The two log-sums and the count of `LogSums`."""
+
+    who: Eligibility
+    rule: Rule
+
+    @property
+    def kind(self) -> int:
+        tilt = self.rule.tilt
+        return int(programs.ANY if isinstance(tilt, Tensor) else KINDS.get(tilt, programs.ANY))
+
+    @property
+    def bounded(self) -> bool:
+        """Can no exponential leave the range of float32, so that no row needs its maximum?"""
+        tilt, largest = self.rule.tilt, self.rule.largest
+        return largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
+
+    @property
+    def counted(self) -> bool:
+        """Must negatives be counted, because their number differs between anchors or is not known beforehand?"""
+        return self.rule.is_banded or not self.who.is_plain or self.who.excluded is not None
+
+    @property
+    def mirrors(self) -> bool:
+        """Is ∂L/∂s_ji found in the tile of s_ij, if scores are symmetric?"""
+        rule = self.rule
+        one_for_all = not isinstance(rule.lower, Tensor) and not isinstance(rule.upper, Tensor)
+        return one_for_all and not rule.rings and self.who.allowed is None
+
+    def known_count(self) -> int:
+        own = self.who.own
+        return self.who.columns - (self.who.pool_views if own is not None else 0)
+
+
+@dataclass(frozen=True)
+class Positives:
+    """Σ softplus(level − p), Σ p, and the derivative of the first in the level, over each anchor's positives."""
+
+    who: Eligibility
+    level: Tensor  # (A,)
+
+    rule = Rule()
+    kind = int(programs.POSITIVES)
+    bounded = counted = mirrors = True
+
+
+def _run(
+    question: Negatives | Positives, anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    blocks = [None if block is anchors else block for block in candidates]
+    results: tuple[Tensor, Tensor, Tensor] = _Fused.apply(question, scale, anchors, *blocks)  # type: ignore[no-untyped-call]
+    return results
+
+
+class _Fused(torch.autograd.Function):
+    """Sums over tiles, made again in backward. A block of None is the anchors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, question: Negatives | Positives, scale: Tensor, anchors: Tensor, *blocks: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        mine = [block is None for block in blocks]
+        low = _lowered(anchors, question.rule.precision)
+        others = [low if block is None else _lowered(block, question.rule.precision) for block in blocks]
+        scale = scale.float()
+        band = _band(question, low, others, scale)
+        results, kept = _forward(question, scale, low, others, band)
+        ctx.question, ctx.mine, ctx.band = question, mine, band
+        # Saved, not merely kept: autograd then refuses a backward pass over what was overwritten meanwhile.
+        watched = [] if question.who.allowed is None else [question.who.allowed]
+        given = [block for block, own in zip(others, mine, strict=True) if not own]
+        ctx.save_for_backward(scale, low, *kept, *watched, *given)
+        ctx.mark_non_differentiable(results[2])
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        question, mine = ctx.question, ctx.mine
+        scale, low, *saved = ctx.saved_tensors
+        given = iter(saved[len(saved) - mine.count(False) :])
+        blocks = [low if own else next(given) for own in mine]
+        for_scale, for_anchors, *for_blocks = ctx.needs_input_grad[1:]
+        with torch.autocast(low.device.type, enabled=False):
+            pulls = _pulls(question, grads, saved[:KEPT])
+            d_anchors: Tensor | None = None
+            d_scale: Tensor | None = None
+            d_blocks: list[Tensor | None] = []
+            column = 0
+            for block, own, needed in zip(blocks, mine, for_blocks, strict=True):
+                walk = _Walk(question, scale, low, block, column, ctx.band, own)
+                column += len(block)
+                both = own and question.mirrors
+                part = walk.gradient(pulls, outer=True, inner=both) if for_anchors or for_scale else None
+                if part is not None and for_scale:
+                    # s = scale·⟨a, c⟩; with both halves each pair was counted twice.
+                    share = (low * part).sum() / scale * (0.5 if both else 1.0)
+                    d_scale = share if d_scale is None else d_scale + share
+                if own and not both and part is not None:
+                    part += walk.gradient(pulls, outer=False, inner=True)
+                if part is not None:
+                    d_anchors = part if d_anchors is None else d_anchors.add_(part)
+                d_blocks.append(walk.gradient(pulls, outer=False, inner=True) if needed and not own else None)
+        return None, d_scale, d_anchors if for_anchors else None, *d_blocks
+
+
+KEPT = 4  # tensors that `_forward` keeps for the backward pass
+Pulls = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Bounds of the scores kept, each a number, one per anchor (A,) in base 2, or None; ring: are they a ring's edges?
+
+    first, last: (A,) the indices that break ties at the edges of a ring
+    """
+
+    lower: float | Tensor | None = None
+    upper: float | Tensor | None = None
+    first: Tensor | None = None
+    last: Tensor | None = None
+
+    def flags(self) -> dict[str, Any]:
+        """As programs take them."""
+        return {
+            "lower_": self.lower,
+            "upper_": self.upper,
+            "first_": self.first,
+            "last_": self.last,
+            "LOWER": _form(self.lower),
+            "UPPER": _form(self.upper),
+            "RING": self.first is not None,
+        }
+
+
+def _form(bound: float | Tensor | None) -> int:
+    return 0 if bound is None else 2 if isinstance(bound, Tensor) else 1
+
+
+def _band(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Tensor], scale: Tensor) -> Band:
+    """The bands of a question."""
+    rule = question.rule
+    lower, upper = (
+        (bound * programs.LOG2E.value).contiguous() if isinstance(bound, Tensor) else bound
+        for bound in (rule.lower, rule.upper)
+    )
+    if not rule.rings:
+        return Band(lower, upper)
+    low, first, high, last = selection.edges(_Walk(question, scale, anchors, blocks[0], 0, Band(), False), rule)
+    # Where another bound is tighter than the ring's edge, no index matters.
+    if lower is not None:
+        lower = lower * programs.LOG2E.value if isinstance(lower, float) else lower
+        first = torch.where(low < lower, -1, first)
+        low = torch.maximum(low, torch.as_tensor(lower, device=low.device, dtype=low.dtype))
+    if upper is not None:
+        upper = upper * programs.LOG2E.value if isinstance(upper, float) else upper
+        last = torch.where(high > upper, question.who.columns, last)
+        high = torch.minimum(high, torch.as_tensor(upper, device=high.device, dtype=high.dtype))
+    return Band(low, high, first, last)
+
+
+def _forward(
+    question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor], band: Band
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The three results of each anchor, and what the backward pass needs of them."""
+    rows = len(anchors)
+    walks, column = [], 0
+    for block in blocks:
+        walks.append(_Walk(question, scale, anchors, block, column, band, False))
+        column += len(block)
+    stretches = [walk.stretches(outer=True) for walk in walks]
+    slots = sum(count for count, _ in stretches)
+    heavy, light, count, peak = anchors.new_empty(4, slots, rows, dtype=torch.float32)
+    slot = 0
+    for walk, (parts, span) in zip(walks, stretches, strict=True):
+        walk.sums(heavy, light, count, peak, slot, parts, span)
+        slot += parts
+    if isinstance(question, Positives):
+        found = tuple(part[0] if slots == 1 else part.sum(dim=0) for part in (heavy, light, count))
+        return found, (found[0],) * KEPT
+    mean, weight, number, log_heavy, log_light, top = anchors.new_empty(6, rows, dtype=torch.float32)
+    block_size = 128
+    programs.finish[(math.ceil(rows / block_size),)](
+        heavy, light, count, peak, _tilt(question.rule, scale.device), mean, weight, number, log_heavy, log_light, top,
+        rows, slots, float(question.known_count()),
+        BLOCK=block_size, KIND=question.kind, BOUNDED=question.bounded, COUNTED=question.counted,
+    )  # fmt: skip
+    return (mean, weight, number), (log_heavy, log_light, top, number)
+
+
+def _pulls(question: Negatives | Positives, grads: Sequence[Tensor | None], kept: Sequence[Tensor]) -> Pulls:
+    """What each anchor multiplies its exponentials with in ∂L/∂s, and their offsets; (A,) each."""
+    log_heavy, log_light, top, number = kept
+    first = torch.zeros_like(number) if grads[0] is None else grads[0].contiguous()
+    second = None if grads[1] is None else grads[1].contiguous()
+    if isinstance(question, Positives):
+        return first, torch.zeros_like(first) if second is None else second, None, None, question.level
+    rows, block_size = len(first), 128
+    steep, flat, steep_offset, flat_offset = first.new_empty(4, rows)
+    programs.slopes[(math.ceil(rows / block_size),)](
+        first, second, log_heavy, log_light, number, _tilt(question.rule, first.device),
+        steep, flat, steep_offset, flat_offset, rows,
+        BLOCK=block_size, BOUNDED=question.bounded, THROUGH=question.rule.grad_through_weights,
+        WEIGHED=second is not None,
+    )  # fmt: skip
+    return (steep, flat, None, None, None) if question.bounded else (steep, flat, steep_offset, flat_offset, top)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """One block of candidates, from this column on, met by the anchors; ``mine``: the block is the anchors."""
+
+    question: Negatives | Positives
+    scale: Tensor
+    anchors: Tensor
+    block: Tensor
+    column: int
+    band: Band
+    mine: bool
+
+    @property
+    def whole(self) -> bool:
+        """Does a row fit on the chip, with its gradient?"""
+        return self.anchors.shape[1] <= WIDEST
+
+    def stretches(self, outer: bool) -> tuple[int, int]:
+        """Into how many stretches the inner rows are cut, and how long each is.
+
+        As many as give every multiprocessor some programs to run; the result of each is kept apart.
+        """
+        rows, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
+        blocks, units = math.ceil(len(rows) / tuning.BLOCK), math.ceil(len(others) / tuning.UNIT)
+        wanted = max(1, min(units, tuning.programs_wanted(rows.device) // blocks))
+        each = math.ceil(units / wanted)
+        return math.ceil(units / each), each * tuning.UNIT
+
+    def eligibility(self) -> dict[str, Any]:
+        """Who may be met, as programs take it."""
+        who = self.question.who
+        # Only the pool, which comes first, holds instances of the anchors.
+        own = who.own if self.column == 0 else None
+        places = own or Places(1, 1, 0, 1, self.anchors.device)
+        allowed = who.allowed
+        groups = who.anchor_groups is not None
+        return {
+            "excluded": None if who.excluded is None else who.excluded.contiguous(),
+            "allowed": None if allowed is None else allowed.contiguous().view(torch.uint8),
+            "column": self.column,
+            "columns": who.columns,
+            "batch": places.batch,
+            "offset": places.offset,
+            "whole": places.whole,
+            "named": 0 if who.excluded is None else who.excluded.shape[1],
+            "allowed_rows": 1 if allowed is None else allowed.shape[0],
+            "allowed_columns": 1 if allowed is None else allowed.shape[1],
+            "OWN": own is not None,
+            "EXCLUDED": who.excluded is not None,
+            "GROUPS": (2 if who.same else 1) if groups else 0,
+            "ALLOWED": allowed is not None,
+        }
+
+    def groups(self) -> tuple[Tensor | None, Tensor | None]:
+        """Groups of the anchors and of the candidates of this block."""
+        who = self.question.who
+        if who.anchor_groups is None or who.candidate_groups is None:
+            return None, None
+        return who.anchor_groups, who.candidate_groups[self.column : self.column + len(self.block)]
+
+    def common(self) -> dict[str, Any]:
+        """What all programs take."""
+        question = self.question
+        return {
+            "scale_": self.scale,
+            "tilt_": _tilt(question.rule, self.scale.device),
+            "level_": question.level if isinstance(question, Positives) else None,
+            "PRECISION": _precision(self.anchors.dtype),
+            "KIND": question.kind,
+            "BOUNDED": question.bounded,
+            **self.band.flags(),
+            **self.eligibility(),
+        }
+
+    def sums(
+        self, heavy: Tensor, light: Tensor, count: Tensor, peak: Tensor, slot: int, parts: int, span: int
+    ) -> None:
+        """Fill this block's slots, (slots, A) each."""
+        rows, width = self.anchors.shape
+        anchor_groups, candidate_groups = self.groups()
+        arguments = {
+            **self.common(),
+            "anchors_": self.anchors, "candidates_": self.block,
+            "anchor_groups": anchor_groups, "candidate_groups": candidate_groups,
+            "heavy_": heavy, "light_": light, "count_": count, "peak_": peak,
+            "anchors": rows, "candidates": len(self.block), "width": width,
+            "anchor_stride": self.anchors.stride(0), "candidate_stride": self.block.stride(0),
+            "slot": slot, "span": span, "COUNTED": self.question.counted,
+        }  # fmt: skip
+        tuning.launch(programs.sums, arguments, rows, parts, width, self.whole, "sums")
+
+    def scores(self) -> Tensor:
+        """Scores in base 2 of all anchors with the block, −inf where they may not meet, (A, N)."""
+        (rows, width), columns = self.anchors.shape, len(self.block)
+        anchor_groups, candidate_groups = self.groups()
+        result = self.anchors.new_empty(rows, columns, dtype=torch.float32)
+        arguments = {
+            **self.eligibility(),
+            "anchors_": self.anchors, "candidates_": self.block, "scale_": self.scale,
+            "anchor_groups": anchor_groups, "candidate_groups": candidate_groups, "result": result,
+            "anchors": rows, "candidates": columns, "width": width,
+            "anchor_stride": self.anchors.stride(0), "candidate_stride": self.block.stride(0),
+            "result_stride": columns, "span": tuning.UNIT, "PRECISION": _precision(self.anchors.dtype),
+        }  # fmt: skip
+        tuning.launch(programs.scores, arguments, rows, math.ceil(columns / tuning.UNIT), width, self.whole, "scores")
+        return result
+
+    def gradient(self, pulls: Pulls, outer: bool, inner: bool) -> Tensor:
+        """The gradient of the anchors (``outer``: in their role as anchors) or, if not, of the block's rows."""
+        mine, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
+        anchor_groups, candidate_groups = self.groups()
+        rows, width = mine.shape
+        parts, span = self.stretches(outer)
+        factor = None
+        if mine.dtype == torch.float16:
+            # Their range is narrow: the largest derivative that can come becomes 2¹³.
+            largest = torch.stack([pulls[0].abs().amax(), pulls[1].abs().amax()]).amax()
+            factor = 2.0**13 / largest.clamp(min=1e-30)
+        steep, flat, steep_offset, flat_offset, level = pulls
+        arguments = {
+            **self.common(),
+            "outer": mine, "inner": others, "factor_": factor, "SCALED": factor is not None,
+            "steep_": steep, "flat_": flat, "steep_offset_": steep_offset, "flat_offset_": flat_offset, "level_": level,
+            "outer_groups": anchor_groups if outer else candidate_groups,
+            "inner_groups": candidate_groups if outer else anchor_groups,
+            "outer_rows": rows, "inner_rows": len(others), "width": width,
+            "outer_stride": mine.stride(0), "inner_stride": others.stride(0),
+            "OUTER": outer, "INNER": inner,
+        }  # fmt: skip
+        if self.whole:
+            result = mine.new_empty(parts, rows, width, dtype=torch.float32)
+            arguments |= {"result": result, "base": 0, "result_stride": width, "span": span}
+            tuning.launch(programs.gradient, arguments, rows, parts, width, True, "gradient")
+            return result[0] if parts == 1 else result.sum(dim=0)
+        return self._by_strips(arguments, mine, others, factor)
+
+    def _by_strips(self, arguments: dict[str, Any], mine: Tensor, others: Tensor, factor: Tensor | None) -> Tensor:
+        """As `gradient`, for wide rows: derivatives of scores strip by strip, each followed by a product."""
+        rows, width = mine.shape
+        columns = math.ceil(len(others) / 16) * 16  # rows of a strip begin where tensor cores can read them
+        height = max(tuning.BLOCK, STRIP // (columns * mine.element_size()) // tuning.BLOCK * tuning.BLOCK)
+        strip = mine.new_empty(min(height, math.ceil(rows / tuning.BLOCK) * tuning.BLOCK), columns)
+        result = mine.new_empty(rows, width, dtype=torch.float32)
+        for base in range(0, rows, height):
+            end = min(base + height, rows)
+            arguments |= {
+                "result": strip, "base": base, "result_stride": columns, "span": tuning.UNIT, "outer_rows": end,
+            }  # fmt: skip
+            parts = math.ceil(len(others) / tuning.UNIT)
+            tuning.launch(programs.gradient, arguments, end - base, parts, width, False, "strip")
+            _product(strip[: end - base, : len(others)], others, result[base:end])
+        scale = self.scale if factor is None else self.scale / factor
+        return result.mul_(scale)
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """out = left · right in float32, of matrices of any precision."""
+    if left.dtype == torch.float32:
+        torch.mm(left, right, out=out)
+    elif left.is_cuda and tuning.HAS_OUT_DTYPE:
+        torch.mm(left, right, out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(left.float(), right.float(), out=out)
+
+
+def _lowered(vectors: Tensor, precision: torch.dtype | None) -> Tensor:
+    """Vectors in the precision of the products, row after row."""
+    return vectors.detach().to(precision or vectors.dtype).contiguous()
+
+
+def _precision(dtype: torch.dtype) -> str:
+    exact = dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
+    return "ieee" if exact else "tf32"
+
+
+def _tilt(rule: Rule, device: torch.device) -> Tensor:
+    return rule.tilt.float() if isinstance(rule.tilt, Tensor) else constant(float(rule.tilt), torch.float32, device)
+
+
+def losses(
+    negatives: LogSums,
+    similarity: Tensor,
+    scale: Tensor,
+    log_number: float | None,
+    prior: tuple[float, float] | None,
+    log_least: float | None,
+    decoupled: bool,
+) -> tuple[Tensor, Tensor]:
+    """Losses of anchors that have one positive each, and which are floored, (A,) each; see `rows.Losses`."""
+    found, floored = rows.Losses.apply(
+        negatives.mean, similarity, scale, negatives.count, log_number, prior, log_least, decoupled
+    )  # type: ignore[no-untyped-call]
+    return found, floored.bool()
+
+
+def units(z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit vectors of the rows of z1 and z2, inner products of their pairs, and whether all is finite; `rows.Units`."""
+    found: tuple[Tensor, Tensor, Tensor] = rows.Units.apply(z1, z2, smallest, precision)  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,252 @@
+"""What is done row by row around the fused sums, each in one launch: unit vectors in, losses out.
+
+In small batches a GPU waits for the host, and these few operations would be a hundred launches.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hardneg.objectives.kernels.programs import LN2, LOG2E, softplus
+
+ROUNDINGS = {torch.bfloat16: 1, torch.float16: 2}
+
+
+@triton.jit
+def rounded(x, ROUNDING: tl.constexpr):
+    """x to the nearest number that the matrix products can take, as float32."""
+    if ROUNDING == 1:
+        return x.to(tl.bfloat16).to(tl.float32)
+    elif ROUNDING == 2:
+        return x.to(tl.float16).to(tl.float32)
+    else:
+        return x
+
+
+@triton.jit
+def unit(pointer, row, width, stride, smallest, WIDTH: tl.constexpr):
+    """A row of unit length and one over its length before, both 0 if no entry reaches ``smallest``; is it finite?"""
+    k = tl.arange(0, WIDTH)
+    x = tl.load(pointer + row.to(tl.int64) * stride + k, mask=k < width, other=0.0).to(tl.float32)
+    finite = tl.min((tl.abs(x) < float("inf")).to(tl.int32), axis=0) == 1
+    # Dividing by the largest entry first keeps the squares from overflowing or vanishing.
+    largest = tl.max(tl.abs(x), axis=0)
+    zero = largest < smallest
+    x = x / tl.where(zero, 1.0, largest)
+    length = tl.sqrt(tl.sum(x * x, axis=0))
+    length = tl.where(zero, 1.0, length)
+    return tl.where(zero, 0.0, x / length), tl.where(zero, 0.0, 1 / (largest * length)), finite
+
+
+@triton.jit
+def normalise(
+    z1, z2, out, similarity, finite, rows, width, stride1, stride2, smallest,
+    WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr,
+):  # fmt: skip
+    """Unit vectors of a row of z1 and of z2, rounded, into rows i and i + rows of out; and their inner product."""
+    i, k = tl.program_id(0), tl.arange(0, WIDTH)
+    first, _, good = unit(z1, i, width, stride1, smallest, WIDTH)
+    first = rounded(first, ROUNDING)
+    tl.store(out + i.to(tl.int64) * width + k, first, mask=k < width)
+    if PAIRED:
+        second, _, fine = unit(z2, i, width, stride2, smallest, WIDTH)
+        second = rounded(second, ROUNDING)
+        good = good & fine
+        tl.store(out + (rows + i).to(tl.int64) * width + k, second, mask=k < width)
+        tl.store(similarity + i, tl.sum(first * second, axis=0))
+    if not good:
+        tl.store(finite, 0)
+
+
+@triton.jit
+def normalise_backward(
+    z1, z2, for_out, for_similarity, d1, d2, rows, width, stride1, stride2, smallest,
+    WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr, SIMILARITY: tl.constexpr,
+):  # fmt: skip
+    """Gradients of z1 and z2 from those of their unit vectors and of the inner products of these."""
+    i, k = tl.program_id(0), tl.arange(0, WIDTH)
+    first, shrink, _ = unit(z1, i, width, stride1, smallest, WIDTH)
+    grad = tl.load(for_out + i.to(tl.int64) * width + k, mask=k < width, other=0.0)
+    if PAIRED:
+        second, shrink2, _ = unit(z2, i, width, stride2, smallest, WIDTH)
+        grad2 = tl.load(for_out + (rows + i).to(tl.int64) * width + k, mask=k < width, other=0.0)
+        if SIMILARITY:
+            pull = tl.load(for_similarity + i)
+            grad += pull * rounded(second, ROUNDING)
+            grad2 += pull * rounded(first, ROUNDING)
+        grad2 = (grad2 - second * tl.sum(second * grad2, axis=0)) * shrink2
+        tl.store(d2 + i.to(tl.int64) * width + k, grad2.to(d2.dtype.element_ty), mask=k < width)
+    grad = (grad - first * tl.sum(first * grad, axis=0)) * shrink
+    tl.store(d1 + i.to(tl.int64) * width + k, grad.to(d1.dtype.element_ty), mask=k < width)
+
+
+class Units(torch.autograd.Function):
+    """Unit vectors (B, d) of z1, or (2B, d) of z1 and z2 with the inner products (B,) of their pairs; float32.
+
+    smallest: what is shorter becomes zero, with zero gradient · precision: dtype the unit vectors are rounded to ·
+    the third result tells whether all is finite, ()
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows, width = z1.shape
+        z1 = z1 if z1.stride(1) == 1 else z1.contiguous()
+        z2 = z2 if z2 is None or z2.stride(1) == 1 else z2.contiguous()
+        paired = z2 is not None
+        out = z1.new_empty((1 + paired) * rows, width, dtype=torch.float32)
+        similarity = z1.new_empty(rows, dtype=torch.float32)
+        finite = z1.new_ones((), dtype=torch.int32)
+        settings = {"WIDTH": _wide(width), "PAIRED": paired, "ROUNDING": ROUNDINGS.get(precision, 0)}
+        strides = (z1.stride(0), z2.stride(0) if z2 is not None else 0)
+        normalise[(rows,)](
+            z1, z2, out, similarity, finite, rows, width, *strides, smallest, **settings, num_warps=_warps(width)
+        )
+        ctx.save_for_backward(z1, z2)
+        ctx.smallest, ctx.settings, ctx.strides = smallest, settings, strides
+        ctx.mark_non_differentiable(finite)
+        ctx.set_materialize_grads(False)
+        return out, similarity, finite
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, for_out: Tensor | None, for_similarity: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        z1, z2 = ctx.saved_tensors
+        rows, width = z1.shape
+        if for_out is None:
+            for_out = z1.new_zeros((2 if z2 is not None else 1) * rows, width, dtype=torch.float32)
+        d1, d2 = z1.new_empty(rows, width), None if z2 is None else z2.new_empty(rows, width)
+        normalise_backward[(rows,)](
+            z1, z2, for_out.contiguous(), None if for_similarity is None else for_similarity.contiguous(), d1, d2,
+            rows, width, *ctx.strides, ctx.smallest,
+            **ctx.settings, SIMILARITY=for_similarity is not None, num_warps=_warps(width),
+        )  # fmt: skip
+        return d1, d2, None, None
+
+
+@triton.jit
+def combine(
+    mean_, count_, similarity, scale_, losses, floored_, d_mean, d_positive, d_scale,
+    anchors, batch, log_number, log_prior, log_rest, log_least,
+    BLOCK: tl.constexpr, SUPPORT: tl.constexpr, DEBIASED: tl.constexpr, UNIT: tl.constexpr, DECOUPLED: tl.constexpr,
+):  # fmt: skip
+    """log(1 + Q·G·e^{−p}) of each anchor with its one positive, and its derivatives (METHODS, section 1).
+
+    SUPPORT: Q is the support's size, not e^log_number · UNIT: the least G is e^{−1/t}, not e^log_least
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < anchors
+    scale = tl.load(scale_)
+    mean = tl.load(mean_ + i, mask=inside, other=0.0)
+    count = tl.load(count_ + i, mask=inside, other=1.0)
+    cosine = tl.load(similarity + i % batch, mask=inside, other=0.0)
+    valid = count > 0
+    mean = tl.where(valid, mean, 0.0)
+    positive = cosine * scale
+    log_g, by_mean = mean, tl.full((BLOCK,), 1.0, tl.float32)
+    by_positive, by_scale = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    floored = tl.zeros((BLOCK,), tl.int1)
+    if DEBIASED:
+        least = -scale if UNIT else scale * 0 + log_least
+        gap = log_prior + positive - mean
+        inner = tl.where(gap < 0, gap, -1.0)
+        # 1 − e^gap without cancellation: by its series where the gap is small.
+        share = tl.exp2(inner * LOG2E)
+        rest = tl.where(inner > -1e-3, -inner * (1 + 0.5 * inner * (1 + inner / 3)), 1 - share)
+        log_g = mean + tl.log2(rest) * LN2 - log_rest
+        floored = (valid & ((gap >= 0) | (log_g <= least))).to(tl.int1)
+        log_g = tl.where(floored, least, log_g)
+        by_mean = tl.where(floored, 0.0, 1 / rest)
+        by_positive = tl.where(floored, 0.0, -share / rest)
+        if UNIT:
+            by_scale = tl.where(floored, -1.0, 0.0)
+    log_q = tl.log2(tl.where(valid, count, 1.0)) * LN2 if SUPPORT else count * 0 + log_number
+    x = log_q + log_g - positive
+    if DECOUPLED:
+        loss, slope = x, tl.full((BLOCK,), 1.0, tl.float32)
+    else:
+        loss, slope = softplus(x * LOG2E) * LN2, 1 / (1 + tl.exp2(-x * LOG2E))
+    slope = tl.where(valid, slope, 0.0)
+    tl.store(losses + i, tl.where(valid, loss, 0.0), mask=inside)
+    tl.store(floored_ + i, floored.to(tl.int8), mask=inside)
+    tl.store(d_mean + i, slope * by_mean, mask=inside)
+    tl.store(d_positive + i, slope * (by_positive - 1), mask=inside)
+    tl.store(d_scale + i, slope * (cosine * (by_positive - 1) + by_scale), mask=inside)
+
+
+@triton.jit
+def combine_backward(
+    grad_, d_mean, d_positive, scale_, for_mean, for_similarity, batch, step, views,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the log-sums (A,) and of the inner products (B,), to which each view of an instance adds."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < batch
+    total = tl.zeros((BLOCK,), tl.float32)
+    for view in range(views):
+        place = view * batch + i
+        grad = tl.load(grad_ + place * step, mask=inside, other=0.0)
+        tl.store(for_mean + place, grad * tl.load(d_mean + place, mask=inside, other=0.0), mask=inside)
+        total += grad * tl.load(d_positive + place, mask=inside, other=0.0)
+    tl.store(for_similarity + i, total * tl.load(scale_), mask=inside)
+
+
+class Losses(torch.autograd.Function):
+    """Losses of anchors with one positive each, and which of them are floored.
+
+    mean, count: (A,) of `LogSums` · similarity: (B,) of an anchor's views, A a multiple of B · log_number: log Q, or
+    None for the support's size · prior: logarithms of τ⁺ and 1 − τ⁺, or None · log_least: the least log G, None for
+    −1/t · decoupled: log(Q·G) − p instead
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        mean: Tensor,
+        similarity: Tensor,
+        scale: Tensor,
+        count: Tensor,
+        log_number: float | None,
+        prior: tuple[float, float] | None,
+        log_least: float | None,
+        decoupled: bool,
+    ) -> tuple[Tensor, Tensor]:
+        anchors, batch, block = len(mean), len(similarity), 256
+        losses, d_mean, d_positive, d_scale = mean.new_empty(4, anchors)
+        floored = mean.new_empty(anchors, dtype=torch.int8)
+        combine[(triton.cdiv(anchors, block),)](
+            mean.contiguous(), count, similarity.contiguous(), scale, losses, floored, d_mean, d_positive, d_scale,
+            anchors, batch, log_number or 0.0, *(prior or (0.0, 0.0)), log_least or 0.0,
+            BLOCK=block, SUPPORT=log_number is None, DEBIASED=prior is not None, UNIT=log_least is None,
+            DECOUPLED=decoupled,
+        )  # fmt: skip
+        ctx.save_for_backward(d_mean, d_positive, d_scale, scale)
+        ctx.batch = batch
+        ctx.mark_non_differentiable(floored)
+        return losses, floored
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        d_mean, d_positive, d_scale, scale = ctx.saved_tensors
+        batch, block = ctx.batch, 256
+        for_mean, for_similarity = torch.empty_like(d_mean), d_mean.new_empty(batch)
+        combine_backward[(triton.cdiv(batch, block),)](
+            grad, d_mean, d_positive, scale, for_mean, for_similarity, batch, grad.stride(0), len(d_mean) // batch,
+            BLOCK=block,
+        )  # fmt: skip
+        for_scale = (grad * d_scale).sum() if ctx.needs_input_grad[2] else None
+        return for_mean, for_similarity, for_scale, None, None, None, None, None
+
+
+def _wide(width: int) -> int:
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _warps(width: int) -> int:
+    return 1 if width <= 256 else 4
