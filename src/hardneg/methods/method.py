@@ -12,7 +12,8 @@ from hardneg.memory import Clusters, MemoryBank, Queue
 from hardneg.methods.clock import Clock
 from hardneg.objectives.infonce import InfoNCE
 
-# (images, generator, views=2) → all first views and then all second ones; in several processes also first= and total=
+# (images, generator, views=2) → all first views and then all second ones; in several processes also first= and total=,
+# and channels_last=True where the network wants that layout
 View = Callable[..., Tensor]
 NEGATIVES = 3  # the counter of the draws of negatives
 
@@ -142,10 +143,10 @@ class Method(L.LightningModule):
         # Several processes take their part of the draws for the whole batch, so that their number changes nothing.
         processes = self.trainer.world_size if self._trainer is not None else 1
         part = {} if processes == 1 else {"first": self.global_rank * len(images), "total": processes * len(images)}
+        layout = {"channels_last": True} if self.channels_last else {}
         assert self.views is not None
         chance = randomness.generator(images.device, self.seed, step)
-        seen = self.views(images, chance, views=self.views_per_image, **part)
-        return seen.to(memory_format=torch.channels_last) if self.channels_last else seen
+        return self.views(images, chance, views=self.views_per_image, **part, **layout)
 
     def configure_optimizers(self) -> Any:
         optimizer = self._optimizer(self)

@@ -1,29 +1,31 @@
 """Random views of a batch of images: SimCLR's and MoCo's augmentations, and CMC's Lab split.
 
 Every sample has its own crop, flip, colours and blur, yet no step loops over samples, copies by a mask or reads a value
-back from the device: a sample that an operation leaves alone gets the factor that does nothing.
+back from the device: a sample that an operation leaves alone gets the factor that does nothing. On CUDA, where the
+host would take longer to launch the operations than the GPU to do them, one kernel makes the views (see
+`hardneg.views.fused`).
 
 The laws are torchvision's (RandomResizedCrop in whole pixels, ColorJitter, RandomGrayscale, GaussianBlur) but for one:
 the order of the four colour operations is drawn once per batch, from the seed of the generator.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from hardneg import checks
 from hardneg.randomness import mix
 from hardneg.views.colours import ADJUSTMENTS, column, lab_split, luma, rgb_to_lab
+from hardneg.views.resampling import TRIES, crop_boxes, crop_resize, gaussian_blur
 
 CACHED = 1 << 20  # numbers in the views that a CPU makes at a time
-TRIES = 10  # crops proposed before the central one is taken
+NUMBERS = 2 * TRIES + 11  # uniform ones drawn for a view: areas, ratios, 2 places, 4 gates, 4 colours, a sigma
 ORDERS = list(itertools.permutations(range(4)))  # of brightness, contrast, saturation, hue
 UNCHANGED = (1.0, 1.0, 1.0, 0.0)  # what leaves each of those four as it was
 
@@ -104,27 +106,48 @@ class ImageViews:
 
     @torch.no_grad()
     def __call__(
-        self, images: Tensor, generator: torch.Generator, views: int = 1, first: int = 0, total: int | None = None
+        self,
+        images: Tensor,
+        generator: torch.Generator,
+        views: int = 1,
+        first: int = 0,
+        total: int | None = None,
+        channels_last: bool = False,
     ) -> Tensor:
         """So many views of each image, all first ones and then all second ones, (views·B, C, size, size).
 
         Of ``total`` images in all processes these are the ones from ``first`` on: they take their part of the draws.
+        ``channels_last`` lays the views out so in memory.
         """
         _check_images(images, generator, self.mean)
         count = len(images) if total is None else total
-        uniform = torch.rand(2 * TRIES + 11, views, count, generator=generator, device=images.device)
-        uniform = uniform[:, :, first : first + len(images)].flatten(1)  # (…, views·B)
+        shape = (NUMBERS, views, count)
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float32, device=images.device)
+        if images.is_cuda and _has_triton():
+            from hardneg.views import fused  # here, because importing Triton takes a second
+
+            return fused.make_views(self, images, uniform, generator.initial_seed(), first, channels_last)
+        return self.from_uniform(images, uniform, generator.initial_seed(), first, channels_last)
+
+    def from_uniform(
+        self, images: Tensor, uniform: Tensor, seed: int, first: int = 0, channels_last: bool = False
+    ) -> Tensor:
+        """The views that these numbers draw, by tensor operations on any device.
+
+        uniform: (NUMBERS, views, total) from [0, 1) · seed, first: see `draws` and `__call__`
+        """
+        views = uniform.shape[1]
+        uniform = uniform[:, :, first : first + len(images)].flatten(1)  # (NUMBERS, views·B)
         if views > 1:
             images = images.repeat(views, 1, 1, 1)
-        draws = self.draws(uniform, images.shape[2], images.shape[3], generator.initial_seed())
-        if not images.is_cpu:
-            return self.render(images, draws)
-        _keep_freed_memory()
+        draws = self.draws(uniform, images.shape[2], images.shape[3], seed)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
         # A CPU is twice as fast at 96 pixels when what it works on stays in its cache.
         block = max(1, CACHED // (images.shape[1] * self.size**2))
-        if len(images) <= block:
-            return self.render(images, draws)
-        made = torch.empty(*images.shape[:2], self.size, self.size)
+        if not images.is_cpu or len(images) <= block:
+            return self.render(images, draws).contiguous(memory_format=layout)
+        _keep_freed_memory()
+        made = torch.empty(*images.shape[:2], self.size, self.size).to(memory_format=layout)
         for part in (slice(start, start + block) for start in range(0, len(images), block)):
             made[part] = self.render(images[part], draws[part])
         return made
@@ -139,42 +162,55 @@ class ImageViews:
     def draws(self, uniform: Tensor, height: int, width: int, seed: int) -> Draws:
         """What to do to images of this height and width.
 
-        uniform: (2·TRIES + 11, B) numbers from [0, 1) · seed: decides the order of the colour operations
+        uniform: (NUMBERS, B) numbers from [0, 1) · seed: decides the order of the colour operations
         """
         gates, colours = uniform[-9:-5], uniform[-5:-1]  # (4, B) each
         probabilities = (self.flip, self.jitter_probability, self.grey, self.blur)
         flipped, jittered, greyed, blurred = (gates < column(probabilities, uniform.device)).unbind()  # (B,) each
-        lowest = (*(max(0.0, 1 - strength) for strength in self.jitter[:3]), -self.jitter[3])
-        spans = tuple(same + most - least for same, most, least in zip(UNCHANGED, self.jitter, lowest, strict=True))
+        lowest, spans = self.colour_range()
         colours = torch.addcmul(column(lowest, uniform.device), colours, column(spans, uniform.device))  # (4, B)
         least, most = self.blur_sigma
         return Draws(
             boxes=crop_boxes(uniform[:-9], height, width, self.scale, self.ratio),
             flipped=flipped,
             colours=torch.where(jittered, colours, column(UNCHANGED, uniform.device)),
-            order=ORDERS[mix(seed) % len(ORDERS)],
+            order=colour_order(seed),
             greyed=greyed.float(),
             sigmas=(uniform[-1] * (most - least) + least) * blurred,
         )
 
+    def colour_range(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The smallest factors of brightness, contrast and saturation and shift of hue, and how far each may go up."""
+        lowest = (*(max(0.0, 1 - strength) for strength in self.jitter[:3]), -self.jitter[3])
+        highest = (same + strength for same, strength in zip(UNCHANGED, self.jitter, strict=True))
+        return lowest, tuple(most - least for most, least in zip(highest, lowest, strict=True))
+
+    def adjusts(self, which: int, channels: int) -> bool:
+        """Whether this colour operation changes any picture of so many channels."""
+        return self.jitter[which] > 0 and self.jitter_probability > 0 and (which < 2 or channels == 3)
+
     def render(self, images: Tensor, draws: Draws) -> Tensor:
         """The views that were drawn of images (B, C, H, W)."""
-        colourful = images.shape[1] == 3
         # Columns become rows, as the crop wants them first, while a pixel is still a byte.
         views = images.mT.contiguous().float().mT
         if images.dtype == torch.uint8:
             views = views.mul_(1 / 255)
         views = crop_resize(views, draws.boxes, self.size, draws.flipped)
         for which in draws.order:
-            if self.jitter[which] > 0 and self.jitter_probability > 0 and (which < 2 or colourful):
+            if self.adjusts(which, images.shape[1]):
                 views = ADJUSTMENTS[which](views, draws.colours[which])
-        if self.grey > 0 and colourful:
+        if self.grey > 0 and images.shape[1] == 3:
             greyed = draws.greyed.view(-1, 1, 1, 1)
             grey = luma(views) * greyed
             views = views.mul_(1 - greyed).add_(grey)
         if self.blur > 0:
-            views = gaussian_blur(views, draws.sigmas, radius=max(1, self.size // 20))
+            views = gaussian_blur(views, draws.sigmas, self.blur_radius)
         return self._standardised(views)
+
+    @property
+    def blur_radius(self) -> int:
+        """Pixels on each side that a blur averages over."""
+        return max(1, self.size // 20)
 
     def _standardised(self, views: Tensor) -> Tensor:
         if self.mean is None or self.std is None:
@@ -209,103 +245,14 @@ def moco_views(size: int, **options: Any) -> ImageViews:
     return ImageViews(size, **{"blur": 0.5, **options})
 
 
-def crop_boxes(
-    uniform: Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
-) -> Tensor:
-    """Boxes (B, 4) of top, left, height, width by RandomResizedCrop's law, in whole pixels.
-
-    The area is uniform and the ratio log-uniform; the first of TRIES proposals that fits is placed uniformly, and where
-    none fits the largest central box within the ratios is taken.
-
-    uniform: (2·TRIES + 2, B) numbers from [0, 1) · height, width: of the images · scale, ratio: see `ImageViews`
-
-    Examples:
-        >>> crop_boxes(torch.zeros(22, 1), 40, 40, scale=(0.25, 1.0), ratio=(1.0, 1.0))
-        tensor([[ 0.,  0., 20., 20.]])
-    """
-    areas, ratios, places = uniform[:TRIES], uniform[TRIES:-2], uniform[-2:]
-    roots = (areas * ((scale[1] - scale[0]) * height * width) + scale[0] * height * width).sqrt_()  # (TRIES, B)
-    lowest, highest = (math.log(bound) / 2 for bound in ratio)
-    stretches = (ratios * (highest - lowest) + lowest).exp_()  # (TRIES, B) square root of width / height
-    central = (min(height, max(1, round(width / ratio[0]))), min(width, max(1, round(height * ratio[1]))))
-    last = column(central, uniform.device, 3).expand(2, 1, uniform.shape[1])  # always fits
-    sides = torch.cat([torch.stack([roots / stretches, roots * stretches]).round_(), last], dim=1)  # (2, TRIES + 1, B)
-    whole = column((height, width), uniform.device, 3)  # (2, 1, 1)
-    fits = ((sides >= 1) & (sides <= whole)).all(dim=0)  # (TRIES + 1, B)
-    first = fits.byte().argmax(dim=0)  # (B,)
-    sides = sides.gather(1, first.expand(2, 1, -1))[:, 0]  # (2, B)
-    room = whole[:, 0] - sides  # (2, B)
-    corners = torch.where(first < TRIES, places * (room + 1), room / 2).floor_()  # (2, B)
-    return torch.cat([corners, sides]).T
+def colour_order(seed: int) -> tuple[int, ...]:
+    """The order of brightness, contrast, saturation and hue that this seed draws, as positions in that list."""
+    return ORDERS[mix(seed) % len(ORDERS)]
 
 
-def crop_resize(images: Tensor, boxes: Tensor, size: int, flipped: Tensor) -> Tensor:
-    """Cut a box from each image and resample it to a square, bilinearly, averaging where it shrinks.
-
-    Pixels outside the box have no influence, as if it had been cut out first.
-
-    images: (B, C, H, W) floats · boxes: (B, 4) top, left, height, width in pixels, at least one pixel high and wide
-    size: side of the square · flipped: (B,) bool, mirrors left and right · returns (B, C, size, size)
-
-    Examples:
-        >>> ramp = torch.arange(4.0).expand(1, 1, 4, 4)
-        >>> crop_resize(ramp, torch.tensor([[0.0, 0.0, 4.0, 4.0]]), 2, torch.tensor([True]))
-        tensor([[[[2.2857, 0.7143],
-                  [2.2857, 0.7143]]]])
-    """
-    corners, sides = boxes.T[:2, :, None], boxes.T[2:, :, None]  # (2, B, 1) each: of rows, of columns
-    steps = sides / size  # (2, B, 1)
-    places = torch.arange(size, dtype=images.dtype, device=images.device) + 0.5  # (size,)
-    # A mirrored axis is walked from its far end, so that flipping costs nothing.
-    mirrored = torch.stack([torch.zeros_like(flipped), flipped])[:, :, None]  # (2, B, 1)
-    centres = torch.addcmul(corners, steps, torch.where(mirrored, size - places, places))  # (2, B, size)
-    reach = steps.clamp(min=1)  # half the width of the triangle of weights: wider than a pixel it averages, as in PIL
-    taps = math.ceil(2 * max(1.0, max(images.shape[2:]) / size))
-    further = torch.arange(taps, dtype=images.dtype, device=images.device).view(-1, 1, 1, 1)
-    pixels = (centres - reach - 0.5).ceil_() + further  # (taps, 2, B, size)
-    weights = (reach - (pixels - (centres - 0.5)).abs_()).clamp_(min=0)  # (taps, 2, B, size)
-    weights *= (pixels - (corners + (sides - 1) / 2)).abs_() < sides / 2  # nothing from outside the box
-    weights /= weights.sum(dim=0)
-    (rows, columns), (down, across) = pixels.int().movedim(0, 3), weights.movedim(0, 3)  # (B, size, taps) each
-    narrow = _mix_rows(images.mT, columns, across)  # (B, C, size, H)
-    return _mix_rows(narrow.mT, rows, down)
-
-
-def _mix_rows(images: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of rows of images (B, C, H, W); rows, weights: (B, R, taps); returns (B, C, R, W)."""
-    batch, channels, height, width = images.shape
-    starts = torch.arange(0, batch * channels * height, height, dtype=rows.dtype, device=images.device)
-    # In the table of all rows of all images: (B, C, R, taps).
-    indices = starts.view(batch, channels, 1, 1) + rows.clamp(0, height - 1)[:, None]
-    # Measured on a CPU at 96 pixels: twice as fast as grid_sample, or as products with matrices of mostly zero weights.
-    mixed = embedding_bag(
-        indices.flatten(0, 2),
-        images.reshape(batch * channels * height, width),
-        per_sample_weights=weights[:, None].expand_as(indices).flatten(0, 2),
-        mode="sum",
-    )
-    return mixed.view(batch, channels, rows.shape[1], width)
-
-
-def gaussian_blur(images: Tensor, sigmas: Tensor, radius: int) -> Tensor:
-    """Blur images (B, C, S, S) by Gaussians of the sigmas (B,), cut off at the radius; 0 leaves a sample sharp.
-
-    The borders reflect without repeating the outermost pixel; radius: in pixels, below S.
-
-    Examples:
-        >>> point = torch.zeros(1, 1, 3, 3).index_fill(3, torch.tensor(1), 1.0)
-        >>> gaussian_blur(point, torch.tensor([1.0]), radius=1)[0, 0, 0]
-        tensor([0.5481, 0.4519, 0.5481])
-    """
-    offsets = torch.arange(-radius, radius + 1, dtype=torch.int32, device=images.device)  # (taps,)
-    # A sigma this small has no weight beside the centre, exactly.
-    weights = (offsets / sigmas.clamp(min=1e-3)[:, None]).square_().mul_(-0.5).exp_()  # (B, taps)
-    weights /= weights.sum(dim=1, keepdim=True)
-    last = images.shape[2] - 1
-    rows = torch.arange(last + 1, dtype=torch.int32, device=images.device)[:, None] + offsets  # (S, taps)
-    rows = (last - (last - rows.abs_()).abs_()).expand(len(images), -1, -1)  # (B, S, taps), reflected at both ends
-    weights = weights[:, None].expand(rows.shape)
-    return _mix_rows(_mix_rows(images.mT, rows, weights).mT, rows, weights)
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 @lru_cache(maxsize=1)
