@@ -1,7 +1,7 @@
 """Time to build a proximity graph and to draw a batch from it, against the plain ways in the same run.
 
     python benchmarks/batches.py [--quick] [--threads 1]
-    python benchmarks/batches.py --device cuda     graphs only, up to ImageNet's size
+    python benchmarks/batches.py --device cuda     graphs on a GPU up to ImageNet's size, and more
 
 Graphs (all keep the K nearest of M candidates; candidates of random unit vectors):
   hardneg              ProximityGraph.build: blocks of rows share dealt candidates, matrix products
@@ -12,24 +12,34 @@ Walks, one batch at a time, generator and all:
   hardneg              the walk of ProximityBatchSampler
   plain Python         the same law with random.random and random.choice on rows of a numpy array
 
+On a GPU also, in the same run:
+  keep                 the K largest of M + 1 scores in each row, by sort (what hardneg does there) and by topk
+  step                 a step of SimCLR on CIFAR-10's shapes (ResNet-18, B = 256, bfloat16, channels last, fused Adam),
+                       whole and the device's part alone, against what ProximityBatchSampler adds to it: drawing a
+                       batch, and its share of a refresh every 100 steps (M = 500, K = 100, the graph brought back)
+
 Times are medians over interleaved repetitions, so that a slow moment of the machine hits all peers alike.
 """
 
 import argparse
+import json
 import os
 import platform
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import record
+import simclr_step
 import torch
 from numpy.typing import NDArray
+from stopwatch import Stopwatch
 from torch import Tensor
 
 import hardneg as hn
@@ -105,7 +115,7 @@ def report(kind: str, settings: dict[str, Any], measured: dict[str, list[float]]
     """One row per peer, printed too."""
     rows = []
     base = statistics.median(measured["hardneg"])
-    print(f"{kind}: " + ", ".join(f"{name} = {given}" for name, given in settings.items()))
+    print(f"{kind}: " + ", ".join(f"{name} = {given}" for name, given in settings.items()), flush=True)
     for name, found in measured.items():
         median = statistics.median(found)
         quartiles = statistics.quantiles(found, n=4) if len(found) > 1 else [median] * 3
@@ -121,7 +131,7 @@ def report(kind: str, settings: dict[str, Any], measured: dict[str, list[float]]
             }
         )
         spread = f"{1000 * quartiles[0]:.3f}–{1000 * quartiles[2]:.3f}"
-        print(f"    {name:<22}{1000 * median:>12.3f} ms  {spread:>22} {median / base:>8.2f}×")
+        print(f"    {name:<22}{1000 * median:>12.3f} ms  {spread:>22} {median / base:>8.2f}×", flush=True)
     return rows
 
 
@@ -131,18 +141,61 @@ def graphs(size: int, candidates: int, neighbors: int, device: torch.device, rep
     peers: dict[str, Callable[[int], object]] = {
         "hardneg": lambda seed: ProximityGraph.build(embeddings, candidates, neighbors, seed, memory=1 << 30)
     }
+    if device.type == "cuda":
+        peers["hardneg in 256 MiB"] = lambda seed: ProximityGraph.build(embeddings, candidates, neighbors, seed)
     if size < IMAGENET:
-        peers |= {
-            "hardneg independent": lambda seed: ProximityGraph.build(
+        peers["per-row gather"] = lambda seed: gathered(embeddings, candidates, neighbors)
+        if device.type == "cpu":
+            peers["hardneg independent"] = lambda seed: ProximityGraph.build(
                 embeddings, candidates, neighbors, seed, mode="independent"
-            ),
-            "per-row gather": lambda seed: gathered(embeddings, candidates, neighbors),
-        }
+            )
         exact = faiss_exact(neighbors) if device.type == "cpu" else None
         if exact is not None:
             peers["faiss exact"] = lambda seed: exact(embeddings)
     settings = {"N": size, "M": candidates, "K": neighbors, "d": DIM, "device": device.type}
-    return report("graph", settings, interleaved(peers, repetitions))
+    rows = report("graph", settings, interleaved(peers, repetitions))
+    if device.type == "cuda":
+        for row, memory in zip(rows, (1 << 30, 1 << 28), strict=False):
+            row |= room_taken(embeddings, candidates, neighbors, memory)
+            if size == IMAGENET:
+                print(f"    {row['peer']} within 1 s: {'met' if row['ms'] <= 1000 else 'NOT MET'}", flush=True)
+    return rows
+
+
+def room_taken(embeddings: Tensor, candidates: int, neighbors: int, memory: int) -> dict[str, float]:
+    """MiB of the GPU that building takes beside embeddings and graph, and the budget it was given."""
+    watch = Stopwatch(embeddings.device)
+    before = watch.used_bytes()
+    graph = ProximityGraph.build(embeddings, candidates, neighbors, memory=memory)
+    peak = watch.peak_bytes() or 0
+    found = {"temporaries_mib": (peak - before - graph.neighbors.nbytes) / 2**20, "budget_mib": memory / 2**20}
+    print(f"    temporaries {found['temporaries_mib']:.0f} MiB of {found['budget_mib']:.0f}", flush=True)
+    return found
+
+
+def keep(device: torch.device) -> list[dict[str, Any]]:
+    """The K largest of each row by sorting and by selecting."""
+    scores = torch.randn(40_000, 1001, generator=generator(device, 3), device=device)
+    peers: dict[str, Callable[[int], object]] = {
+        "hardneg": lambda turn: scores.sort(dim=1, descending=True),
+        "topk": lambda turn: scores.topk(500, dim=1),
+    }
+    return report("keep", {"rows": 40_000, "M": 1000, "K": 500, "device": device.type}, interleaved(peers, 5))
+
+
+def training(size: int, device: torch.device, batch: int) -> list[dict[str, Any]]:
+    """A step of SimCLR, and what the sampler adds to it."""
+    every, settings = 100, {"N": size, "B": batch, "M": 500, "K": 100, "device": device.type}
+    sampler = ProximityBatchSampler(size, batch, candidates=500, neighbors=100, restart=0.2)
+    measured = simclr_step.seconds(sampler, vectors(size, device), batch)
+    added = statistics.median(measured["sampling"]) + statistics.median(measured["refresh"]) / every
+    rows = report("step", settings | {"t": every}, {"hardneg": [added], **measured})
+    for row in rows:
+        if row["peer"].startswith("step"):
+            row["share_of_sampler"] = 1000 * added / row["ms"]
+            verdict = "met" if row["share_of_sampler"] < 0.05 else "NOT MET"
+            print(f"    sampling and graph/t below 5 % of {row['peer']}: {verdict} ({row['share_of_sampler']:.3f})")
+    return rows
 
 
 def walked(size: int, neighbors: Tensor, length: int, restart: float, repetitions: int) -> list[dict[str, Any]]:
@@ -167,39 +220,44 @@ def epoch(size: int, embeddings: Tensor, coverage: str) -> list[dict[str, Any]]:
     return report("epoch", {"N": size, "B": 256, "M": 500, "K": 100, "coverage": coverage}, {"hardneg": [mean]})
 
 
+def parts(quick: bool, device: torch.device) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """The parts of the benchmark, to be run in turn."""
+    gpu, small = device.type == "cuda", 5_000 if quick else 50_000
+    yield lambda: graphs(small, 500, 100, device, 1 if quick else 3)
+    if gpu:
+        yield lambda: graphs(IMAGENET, 1000, 500, device, 5)
+        yield lambda: keep(device)
+    if gpu or quick:
+        yield lambda: training(small, device, 8 if quick else 256)
+    sizes = {small: ProximityGraph.build(vectors(small, device), 500, 100).neighbors.cpu()}
+    if not quick:
+        sizes[IMAGENET] = torch.randint(IMAGENET, (IMAGENET, 100), generator=generator("cpu", 1)).int()
+    for size, neighbors in sizes.items():
+        for length, repetitions in ((256, 100), (2048, 30)) if gpu else ((256, 300), (2048, 60)):
+            for restart in (0.0, 0.05, 0.1, 0.2, 0.7):
+                yield partial(walked, size, neighbors, length, restart, 20 if quick else repetitions)
+    for coverage in ("walk", "once"):
+        yield partial(epoch, small, vectors(small, device), coverage)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a smaller graph and few repetitions, nothing written")
     parser.add_argument("--device", default="cpu", help="where graphs are built (default: cpu)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of the processor")
+    parser.add_argument("--out", type=Path, help="default: results/batches.json, of a GPU results/batches_gpu.json")
     options = parser.parse_args()
     device = torch.device(options.device)
     torch.set_num_threads(options.threads)
-    load = os.getloadavg()
-    small = 5_000 if options.quick else 50_000
-    rows = graphs(small, 500, 100, device, 1 if options.quick else 3)
-    if device.type == "cuda":
-        rows += graphs(IMAGENET, 1000, 500, device, 5)
-    else:
-        linked = ProximityGraph.build(vectors(small, device), 500, 100).neighbors
-        sizes = {small: linked}
-        if not options.quick:
-            sizes[IMAGENET] = torch.randint(IMAGENET, (IMAGENET, 100), generator=generator("cpu", 1)).int()
-        for size, neighbors in sizes.items():
-            for length, repetitions in ((256, 300), (2048, 60)):
-                for restart in (0.0, 0.05, 0.1, 0.2, 0.7):
-                    rows += walked(size, neighbors, length, restart, 20 if options.quick else repetitions)
-        for coverage in ("walk", "once"):
-            rows += epoch(small, vectors(small, device), coverage)
-    if options.quick:
-        return
+    rows: list[dict[str, Any]] = []
     found = {
         "command": "python " + " ".join(["benchmarks/batches.py", *sys.argv[1:]]),
         "machine": {
-            "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else record.processor(),
+            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "processor": record.processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "load_average_before": load,
+            "load_average_before": os.getloadavg(),
         },
         "versions": {
             "python": platform.python_version(),
@@ -207,11 +265,20 @@ def main() -> None:
             "numpy": np.__version__,
             "hardneg": hn.__version__,
         },
-        "note": "N = 1,281,167: links drawn at random, which no cache can help; smaller N: the graph built above",
+        "note": "walks at N = 1,281,167: links drawn at random, which no cache can help; else the graph built above",
         "rows": rows,
     }
-    path = RESULTS / ("batches.json" if device.type == "cpu" else f"batches_{device.type}.json")
-    record.write(path, found)
+    path = options.out or RESULTS / ("batches.json" if device.type == "cpu" else "batches_gpu.json")
+    for part in parts(options.quick, device):
+        try:
+            rows += part()
+        except Exception as error:  # the other parts are still to be measured
+            rows.append({"error": f"{type(error).__name__}: {error}"})
+            print(rows[-1]["error"], flush=True)
+        if not options.quick:  # now, so that what happens later loses nothing
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    print("" if options.quick else f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The proximity graph: each sample points at the most similar of a few random candidates (ProSampler, Algorithm 2)."""
 
 import math
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -19,6 +21,10 @@ from hardneg.randomness import generator
 _BLOCK = 256
 # A tile that a processor's cache can hold; accelerators take as much as the budget allows.
 _CPU_TILE = 1 << 23
+# Up to here an accelerator sorts a row within one block of threads, in fewer passes than topk takes to select from it.
+_SORTED = 1024
+# Turns dealt ahead of an accelerator: a permutation lasts for several, and drawing the next one takes as long.
+_AHEAD = 16
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class ProximityGraph:
             raise ValueError(f"neighbors={neighbors} must be ≤ candidates={candidates}: lower it, or offer more")
         size, dim = embeddings.shape
         candidates, neighbors = min(candidates, size - 1), min(neighbors, size - 1)
-        room = _Room(size, dim, candidates, neighbors, embeddings.element_size(), memory)
+        room = _Room(size, dim, candidates, neighbors, embeddings, memory)
         found = torch.empty(size, neighbors, dtype=torch.int32, device=embeddings.device)
         near = torch.empty_like(found, dtype=embeddings.dtype) if weights else None
         with exact_products(embeddings.device):
@@ -84,11 +90,12 @@ class ProximityGraph:
             else:
                 tiles = _against_own(embeddings, room, seed)
             for rows, offered, scores in tiles:  # (G, R), (G, 1 or R, W), (G, R, W)
-                best, columns = scores.topk(neighbors, dim=2)  # (G, R, K)
+                best, columns = _largest(scores, neighbors)  # (G, R, K)
                 kept = offered.int().expand(scores.shape).gather(2, columns)
                 found.index_copy_(0, rows.flatten(), kept.flatten(0, 1))
                 if near is not None:
                     near.index_copy_(0, rows.flatten(), best.flatten(0, 1))
+                del scores, best, columns, kept  # before the next tile is made: the budget is for one
         return cls(found, near)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -118,12 +125,16 @@ class _Room:
     A block's rows share candidates, and their number depends on N and M alone: a smaller budget gives the same graph.
     """
 
-    def __init__(self, size: int, dim: int, candidates: int, neighbors: int, item: int, memory: int) -> None:
+    def __init__(self, size: int, dim: int, candidates: int, neighbors: int, embeddings: Tensor, memory: int) -> None:
         self.size, self.candidates, self.memory = size, candidates, memory
         self.block = min(max(candidates // 4, 1), _BLOCK, size)
+        item, width = embeddings.element_size(), candidates + 1
         # topk returns values and int64 columns, looking the columns up copies them, and sorting takes as much again.
-        self.row = (candidates + 1) * item + 3 * neighbors * (item + 8) + dim * item
-        self.hand = (candidates + 1) * (dim * item + 3 * 8)
+        keeping = 3 * neighbors * (item + 8)
+        if _sorts(embeddings, width):
+            keeping = max(keeping, width * (item + 8) + 2 * neighbors * (item + 8))
+        self.row = width * item + keeping + dim * item
+        self.hand = width * (dim * item + 6 * 8)
 
     def rows(self, shared: int, own: int) -> int:
         """Rows at a time, when each takes ``own`` bytes beside the ``shared`` ones."""
@@ -164,23 +175,35 @@ def _against_shared(embeddings: Tensor, room: _Room, seed: int) -> _Tiles:
     place[order] = torch.arange(room.size)
     place, order = place.to(device), order.to(device)
     begin = 0
-    for hands in deal(room.size, width, turns, draws):
+    dealt = deal(room.size, width, turns, draws)
+    for hands in dealt if device.type == "cpu" else _ahead(dealt, device):
         rows = order[begin : begin + len(hands) * room.block].view(len(hands), -1)  # (G, R)
-        hands = hands.to(device)  # (G, M + 1)
         offered = _take(embeddings, hands).transpose(1, 2)  # (G, d, M + 1)
         slots = place[hands] - begin - torch.arange(len(hands), device=device)[:, None] * room.block  # (G, M + 1)
         step = rows.shape[1] if room.blocks(room.memory) else room.rows(room.hand, room.row)
         for first in range(0, rows.shape[1], step):
             part = rows[:, first : first + step]  # (G, R)
-            scores = torch.bmm(_take(embeddings, part), offered)  # (G, R, M + 1)
-            mine = ((slots >= first) & (slots < first + part.shape[1])).nonzero()  # (S, 2): a block, a card of its hand
-            itself = slots[mine[:, 0], mine[:, 1]] - first
-            scores[mine[:, 0], itself, mine[:, 1]] = -torch.inf
-            absent = torch.ones_like(part, dtype=torch.bool)
-            absent[mine[:, 0], itself] = False
-            scores[:, :, -1].masked_fill_(absent, -torch.inf)
-            yield part, hands[:, None], scores
+            yield part, hands[:, None], _scores(_take(embeddings, part), offered, slots - first)
         begin += rows.numel()
+
+
+def _scores(anchors: Tensor, offered: Tensor, slots: Tensor) -> Tensor:
+    """Inner products of anchors (G, R, d) with cards (G, d, W), −inf where a row must not be linked, (G, R, W).
+
+    slots: (G, W) which row of its block a card is; outside of 0 … R − 1 none of them
+    """
+    (groups, height), width = anchors.shape[:2], slots.shape[1]
+    rows, device = groups * height, anchors.device
+    # One place too many, for the cards that meet nobody: to pick out the others, the host would wait for the device.
+    flat = anchors.new_empty(rows * width + 1)
+    scores = torch.bmm(anchors, offered, out=flat[:-1].view(groups, height, width))
+    meets = (slots >= 0) & (slots < height)  # (G, W)
+    row = torch.where(meets, slots + torch.arange(0, rows, height, device=device)[:, None], rows)
+    card = torch.arange(width, device=device) * meets
+    flat.index_fill_(0, (row * width + card).flatten(), -torch.inf)
+    absent = torch.ones(rows + 1, dtype=torch.bool, device=device).index_fill_(0, row.flatten(), False)
+    scores[:, :, -1].masked_fill_(absent[:-1].view(groups, height), -torch.inf)
+    return scores
 
 
 def _against_own(embeddings: Tensor, room: _Room, seed: int) -> _Tiles:
@@ -194,6 +217,29 @@ def _against_own(embeddings: Tensor, room: _Room, seed: int) -> _Tiles:
         for part, own in zip(*(torch.split(both.to(device), at_most) for both in (rows, drawn)), strict=True):
             scores = torch.bmm(_take(embeddings, own), embeddings[part][:, :, None])  # (R, M, 1)
             yield part[None], own[None], scores[None, :, :, 0]
+
+
+def _ahead(dealt: Iterator[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """What is dealt, on the device; the next turns are dealt by another thread meanwhile."""
+    with ThreadPoolExecutor(1) as dealer:
+        turns = deque(dealer.submit(next, dealt, None) for _ in range(_AHEAD))
+        while (hands := turns.popleft().result()) is not None:
+            turns.append(dealer.submit(next, dealt, None))
+            yield hands.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else hands.to(device)
+
+
+def _sorts(scores: Tensor, width: int) -> bool:
+    """Whether the largest of rows of this width are found by sorting."""
+    return scores.device.type == "cuda" and width <= _SORTED
+
+
+def _largest(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The ``number`` largest of each row of (…, W) and where they stand, the largest first."""
+    if not _sorts(scores, scores.shape[-1]):
+        values, columns = scores.topk(number)
+        return values, columns
+    values, columns = scores.sort(descending=True)
+    return values[..., :number], columns[..., :number]
 
 
 def _take(embeddings: Tensor, rows: Tensor) -> Tensor:
