@@ -340,6 +340,23 @@ def test_diagnostics_count_what_the_loop_counts() -> None:
     assert report["negative_score"] == pytest.approx(float(scores[~own].mean()))
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"beta": 3.0, "class_prior": 0.2}, {"supervision": "negatives"}, {"beta": 1.0, "published": True}]
+)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_node_that_stands_for_three_counts_as_three(options: dict[str, Any], reduction: str) -> None:
+    nodes, graphs, batch, labels = problem(13)
+    counts = torch.arange(13) % 3 + 1
+    known = labels if "supervision" in options else None
+    loss = JSD(**options, reduction=reduction, tile=5)
+    once = loss(nodes, graphs, batch, known, counts)
+    report = loss.diagnostics()
+    assert_close(once, loss(nodes.repeat_interleave(counts, 0), graphs, batch.repeat_interleave(counts), known))
+    assert report == pytest.approx(loss.diagnostics())
+    alone = JSD(**options, reduction="none")(nodes, graphs, batch, known, counts)
+    assert_close(alone, JSD(**options, reduction="none")(nodes, graphs, batch, known))
+
+
 def test_a_class_prior_can_take_the_second_term_below_zero_and_says_so() -> None:
     graphs = 3 * torch.eye(2)
     loss = JSD(class_prior=0.5)
@@ -380,6 +397,8 @@ def test_bad_inputs_name_the_argument() -> None:
         ((nodes, graphs, batch[:4]), "batch must have shape"),
         ((nodes, graphs, batch + 3), "batch must hold indices"),
         ((nodes, graphs, batch, labels), "supervision='none' ignores them"),
+        ((nodes, graphs, batch, None, torch.ones(4).long()), "counts must have shape"),
+        ((nodes, graphs, batch, None, torch.zeros(13).long()), "counts must be ≥ 1"),
         ((nodes * torch.inf, graphs, batch), "nodes holds NaN or inf"),
         ((nodes.float() * 1e20, graphs.float() * 1e20, batch), "inner products overflow"),
     ):

@@ -100,6 +100,7 @@ def test_graphs_are_compared_over_hardness(tmp_path: Path) -> None:
         (["encoder.options={width: 8, depth: 2}"], "options of encoder='gin'"),
         (["data.source=tu:NOTHING"], "'NOTHING' is not in"),
         (["data.source=digits"], "method"),
+        (["trainer.devices=2"], "graphs are trained on one device"),
     ],
 )
 def test_what_does_not_fit_graphs_is_refused(tmp_path: Path, overrides: list[str], message: str) -> None:

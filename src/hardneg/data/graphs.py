@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hardneg import checks
+from hardneg.data.twins import twins
 
 REMEDY = 'pip install "hardneg[graph]"'
 FEATURES = ("auto", "own", "degree", "constant")
-MOST_DEGREES = 1000  # from this degree on it is one number instead of a one-hot vector, as in InfoGraph's code
+MOST_DEGREES = 1000  # from this degree on it is one number instead of a one-hot vector, as in HCL's code
 
 
 def geometric(module: str) -> Any:
@@ -100,6 +101,7 @@ class GraphSet(Dataset[Any]):
         self.x, self.edge_index, self.edge_attr, self.ptr, self.labels = x, edge_index, edge_attr, ptr, labels
         self.edge_ptr = torch.searchsorted(graph_of[0].contiguous(), torch.arange(count + 1, device=ptr.device))
         self.name = name
+        self._twins: dict[int, Tensor] = {}
 
     @classmethod
     def of(cls, graphs: Sequence[Any], features: str = "auto", name: str = "graphs") -> "GraphSet":
@@ -139,8 +141,18 @@ class GraphSet(Dataset[Any]):
             **extra,
         )
 
-    def batch(self, index: Tensor) -> Any:
-        """The PyG batch of graphs ``index`` (B,), in this order, on the device of the set."""
+    def twins(self, hops: int) -> Tensor:
+        """The first twin of each node, (n,), for encoders that see so many hops far; see `hardneg.data.twins`."""
+        if hops not in self._twins:
+            owner = torch.repeat_interleave(torch.arange(len(self), device=self.ptr.device), self.ptr.diff())
+            self._twins[hops] = twins(self.x, self.edge_index, owner, hops)
+        return self._twins[hops]
+
+    def batch(self, index: Tensor, hops: int | None = None) -> Any:
+        """The PyG batch of graphs ``index`` (B,), in this order, on the device of the set.
+
+        With ``hops``, ``twin_index`` (n,) is the first twin of each node, as `twins` finds them.
+        """
         index = checks.integers("index", index, (len(index),), "numbers of graphs").to(self.ptr.device)
         checks.in_range("index", index, len(self))
         nodes, ptr, batch = _ranges(self.ptr, index)
@@ -154,6 +166,7 @@ class GraphSet(Dataset[Any]):
             edge_attr=None if self.edge_attr is None else self.edge_attr[edges],
             index=index,
             y=self.labels[index],
+            twin_index=None if hops is None else self.twins(hops)[nodes] + shift[batch],
         )
 
     def to(self, device: torch.device | str) -> "GraphSet":
@@ -180,21 +193,22 @@ def assemble(
     edge_attr: Tensor | None = None,
     index: Tensor | None = None,
     y: Tensor | None = None,
+    twin_index: Tensor | None = None,
 ) -> Any:
     """A PyG batch from its parts, which ``to_data_list`` can take apart again; all graph after graph.
 
-    x: (n, F) · edge_index: (2, E) · batch: (n,) · ptr: (B + 1,) · edge_attr: (E, …) · index, y: (B,)
+    x: (n, F) · edge_index: (2, E) · batch, twin_index: (n,) · ptr: (B + 1,) · edge_attr: (E, …) · index, y: (B,)
     """
     each = torch.arange(len(ptr), device=ptr.device)
     cuts = {"x": ptr, "edge_index": torch.searchsorted(batch[edge_index[0]], each), "index": each, "y": each}
-    cuts["edge_attr"] = cuts["edge_index"]
-    given = {"x": x, "edge_index": edge_index, "edge_attr": edge_attr, "index": index, "y": y}
+    cuts |= {"edge_attr": cuts["edge_index"], "twin_index": ptr}
+    given = {"x": x, "edge_index": edge_index, "edge_attr": edge_attr, "index": index, "y": y, "twin_index": twin_index}
     present = {key: tensor for key, tensor in given.items() if tensor is not None}
     made = geometric("torch_geometric.data").Batch(_base_cls=_graph_class(), **present, batch=batch, ptr=ptr)
     made._num_graphs = len(ptr) - 1
     made._slice_dict = {key: cuts[key] for key in present}
     nothing = torch.zeros_like(ptr[:-1])
-    made._inc_dict = {key: ptr[:-1] if key == "edge_index" else nothing for key in present}
+    made._inc_dict = {key: ptr[:-1] if key in ("edge_index", "twin_index") else nothing for key in present}
     return made
 
 

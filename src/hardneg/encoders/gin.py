@@ -40,6 +40,7 @@ class GIN(nn.Module):
             nn.init.zeros_(linear.bias)
         self.layers = nn.ModuleList(GINLayer(convolution(each), width) for each in maps)
         self.inputs, self.features = inputs, layers * width
+        self.hops = layers  # nodes whose surroundings agree so far have one embedding
 
     def forward(self, batch: Any) -> Tensor:
         return self.pool(self.nodes(batch), batch)

@@ -20,12 +20,15 @@ class GraphMethod(Method):
     graphs: GraphSet | None = None  # moves to the device with training
 
     def on_fit_start(self) -> None:
+        if self.trainer.world_size > 1:
+            # Each would draw the same views and see the negatives of its own part alone.
+            raise ValueError(f"{self.trainer.world_size} processes, and graphs are trained in one: set devices=1")
         super().on_fit_start()
         if self.graphs is not None:
             self.graphs = self.graphs.to(self.device)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        graphs = self._looked_up(batch) if isinstance(batch, Tensor) else batch
+        graphs = self.looked_up(self._resident_graphs(), batch) if isinstance(batch, Tensor) else batch
         if getattr(graphs, "index", None) is None:
             raise ValueError("the batch has no index, the number of each graph in its set: use a GraphSet")
         labels = None
@@ -40,10 +43,14 @@ class GraphMethod(Method):
         """Features of all graphs by the encoder in evaluation mode, (N, features)."""
         return extract_graphs(self.encoder, graphs, batch_size)
 
-    def _looked_up(self, index: Tensor) -> Any:
+    def looked_up(self, graphs: GraphSet, index: Tensor) -> Any:
+        """The batch of these graphs, with what the method needs of them."""
+        return graphs.batch(index)
+
+    def _resident_graphs(self) -> GraphSet:
         if self.graphs is None:
             raise ValueError("the batch holds indices only: set module.graphs, or let the loader yield PyG batches")
-        return self.graphs.batch(index)
+        return self.graphs
 
 
 class GraphCL(GraphMethod):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hardneg.data.graphs import GraphSet
 from hardneg.methods.graphcl import GraphMethod
 from hardneg.objectives.jsd import JSD
 
@@ -15,7 +16,8 @@ class InfoGraph(GraphMethod):
 
     Args:
         encoder: PyG batch → (B, features), with ``nodes(batch)`` → (n, features) and ``pool(nodes, batch)`` → (B,
-            features), as `GIN` has them; what is kept after training
+            features), as `GIN` has them; what is kept after training. If it has ``hops``, the embedding of a node must
+            follow from what is so many edges away: nodes of a graph that cannot differ are then compared once
         head: (B, features) → (B, outputs) of graphs, thrown away after training
         node_head: (n, features) → (n, outputs) of nodes, thrown away too; `Discriminator` is the authors' for both
         objective: a `JSD`
@@ -43,8 +45,17 @@ class InfoGraph(GraphMethod):
         pooled = self.encoder.pool(nodes, seen)  # type: ignore[operator]  # (B, features)
         graphs = self.head(pooled)
         self.note(index, pooled)  # the representation that is evaluated; heads give no unit vectors either
-        loss: Tensor = self.objective(self.node_head(nodes), graphs, seen.batch, labels)
+        owner, counts = seen.batch, None
+        if (twin := getattr(seen, "twin_index", None)) is not None:
+            # For all weights, twins have one embedding and one loss, and so one gradient: the first stands for all.
+            first = torch.nonzero(twin == torch.arange(len(twin), device=twin.device))[:, 0]
+            counts = twin.bincount(minlength=len(twin))[first]
+            nodes, owner = nodes[first], owner[first]
+        loss: Tensor = self.objective(self.node_head(nodes), graphs, owner, labels, counts)
         return loss
+
+    def looked_up(self, graphs: GraphSet, index: Tensor) -> Any:
+        return graphs.batch(index, hops=getattr(self.encoder, "hops", None))
 
     def networks(self) -> list[nn.Module]:
         return [self.encoder, self.head, self.node_head]
