@@ -9,6 +9,7 @@ import torch
 
 from hardneg.data.graphs import GraphSet
 from hardneg.objectives.infonce import InfoNCE
+from hardneg.objectives.jsd import JSD
 from hardneg.randomness import generator
 from hardneg.training import build, graphs, optimizers, recipe
 
@@ -186,3 +187,56 @@ def test_prosampler_settings_of_imagenet_are_those_of_its_appendix(data: str, ba
     assert (batches.candidates, batches.neighbors, batches.restart) == (1000, 500, 0.1)
     assert batches.refresh_every == refresh
     assert load(f"{data}-simclr-prosampler", "batches.sampler=uniform").batches.sampler == "uniform"
+
+
+# HCL, appendix D.2: "we used the GIN architecture … with K = 3 layers and embedding dimension d = 32. Each model is
+# trained for 200 epochs with batch size 128 using the Adam optimizer … with learning rate 0.001, and weight decay of
+# 10^-6." H-SCL, section V.C: "All models are trained for 200 epochs and we use the Adam optimizer with a learning rate
+# 0.01. We used the 3-layer GIN … with a representation dimension equal to 32."
+@pytest.mark.parametrize(("name", "lr"), [("mutag-infograph", 1e-3), ("mutag-infograph-hscl", 1e-2)])
+def test_infograph_settings_are_those_of_the_papers(name: str, lr: float) -> None:
+    settings = load(name)
+    assert (settings.trainer.epochs, settings.trainer.batch_size) == (200, 128)
+    assert (settings.optimizer.name, settings.optimizer.lr, settings.optimizer.weight_decay) == ("adam", lr, 1e-6)
+    pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
+    encoder = graphs.encoder_of(settings, 1)
+    assert (len(encoder.layers), encoder.features) == (3, 3 * 32)  # type: ignore[arg-type]
+
+
+# H-SCL, table II: UCL, H-UCL, SCL, H-SCL(β), "the best values of β over the set {1, 2, 10}"
+def test_hscls_four_losses_on_graphs_are_overrides_of_one_recipe() -> None:
+    for supervision in ("none", "negatives"):
+        for beta in (0, 1, 2, 10):
+            overrides = f"objective.supervision={supervision}", f"objective.beta={beta}"
+            loss = recipe.objective(load("mutag-infograph-hscl", *overrides))
+            assert isinstance(loss, JSD)
+            assert (loss.supervision, loss.beta, loss.class_prior) == (supervision, beta, 0)
+    assert recipe.objective(load("mutag-infograph-hscl")).supervision == "negatives"
+
+
+# ProSampler, appendix E.2: "We apply Adam optimizer … with a learning rate of 0.01, and 3-layer GIN with a fixed hidden
+# size of 32. We set the temperature as 0.2 and gradually decay the restart probability of RWR (0.2 ∼ 0.05)", and table
+# 8: batch size, epochs, t, M, K
+@pytest.mark.parametrize(
+    ("name", "source", "table"),
+    [
+        ("imdb-binary-graphcl", "tu:IMDB-BINARY", (256, 100, 25, 300, 100)),
+        ("imdb-multi-graphcl", "tu:IMDB-MULTI", (128, 50, 25, 300, 100)),
+        ("collab-graphcl", "tu:COLLAB", (128, 20, 50, 1000, 100)),
+        ("reddit-binary-graphcl", "tu:REDDIT-BINARY", (128, 50, 50, 500, 100)),
+    ],
+)
+def test_prosampler_settings_of_graphs_are_those_of_its_appendix(
+    name: str, source: str, table: tuple[int, ...]
+) -> None:
+    settings = load(name, "batches.sampler=proximity")
+    batches, training = settings.batches, settings.trainer
+    found = training.batch_size, training.epochs, batches.refresh_every, batches.candidates, batches.neighbors
+    assert (settings.data.source, found) == (source, table)
+    assert batches.restart == {"schedule": "linear", "start": 0.2, "end": 0.05}
+    assert (settings.optimizer.name, settings.optimizer.lr) == ("adam", 1e-2)
+    assert settings.objective["temperature"] == 0.2
+    for preset, prior in (("graphcl", 0.0), ("debiased", 0.1), ("hcl", 0.1)):
+        loss = recipe.objective(load(name, f"objective.preset={preset}", "objective.in_batch=other"))
+        assert isinstance(loss, InfoNCE)
+        assert (loss.temperature, loss.in_batch, loss.class_prior) == (0.2, "other", prior)
