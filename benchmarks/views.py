@@ -1,11 +1,13 @@
-"""Time of one random view of each image of a batch, against kornia in the same run.
+"""Time of random views of a batch, against kornia in the same run: one of each image on a CPU, two on a GPU.
 
     python benchmarks/views.py [--quick]
-    python benchmarks/views.py --device cuda     also the host's time to launch a batch, with waiting forbidden
+    python benchmarks/views.py --device cuda     first asserts that fused views are those of the tensor operations;
+                                                 also counts launches, and times the host with waiting forbidden
 
 Peers, all given the same batch of uint8 images, all drawing for each sample a resized crop, a flip, colour jitter and
 greyscale with the same settings, and returning floats in [0, 1]:
-  hardneg            ImageViews
+  hardneg            ImageViews; on a GPU in one Triton kernel
+  hardneg unfused    on a GPU: the same by tensor operations
   kornia             kornia.augmentation as it comes: it cuts each crop out in a loop
   kornia resample    the same with cropping_mode="resample": crops by one grid_sample
 
@@ -29,22 +31,64 @@ from torch import Tensor
 
 import hardneg as hn
 from hardneg.randomness import generator
-from hardneg.views.images import ImageViews
+from hardneg.views.images import NUMBERS, ImageViews, moco_views, simclr_views
 
 Peer = Callable[[Tensor], Tensor]
 SCALE, RATIO, JITTER = (0.2, 1.0), (3 / 4, 4 / 3), (0.4, 0.4, 0.4, 0.1)
 FLIP, JITTERED, GREY = 0.5, 0.8, 0.2
+KORNIA = {"": "slice", " resample": "resample"}  # ways of cropping
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def ours(size: int, device: torch.device) -> Peer:
+def ours(size: int, device: torch.device, copies: int) -> Peer:
     """The library's views; the generator is made anew at each step, as in training."""
     views = ImageViews(size, SCALE, RATIO, FLIP, JITTER, JITTERED, GREY)
     steps = iter(range(1 << 62))
-    return lambda images: views(images, generator(device, 0, next(steps)))
+    return lambda images: views(images, generator(device, 0, next(steps)), copies, channels_last=images.is_cuda)
 
 
-def kornia(size: int, cropping_mode: str) -> Peer:
+def unfused(size: int, device: torch.device, copies: int) -> Peer:
+    """The library's views by tensor operations, wherever the images are."""
+    views = ImageViews(size, SCALE, RATIO, FLIP, JITTER, JITTERED, GREY)
+    steps = iter(range(1 << 62))
+
+    def make(images: Tensor) -> Tensor:
+        chance = generator(device, 0, next(steps))
+        uniform = torch.rand(NUMBERS, copies, len(images), generator=chance, device=device)
+        return views.from_uniform(images, uniform, chance.initial_seed(), channels_last=images.is_cuda)
+
+    return torch.no_grad()(make)
+
+
+def check_fused() -> None:
+    """Fused views of a GPU must be those of the tensor operations, or this benchmark compares different things."""
+    standard: dict[str, Any] = {"mean": (0.49, 0.48, 0.45), "std": (0.25, 0.24, 0.26)}
+    cases = [
+        (simclr_views(32, **standard), (256, 3, 32, 32)),
+        (ImageViews(28, mean=(0.13,), std=(0.31,)), (256, 1, 28, 28)),
+        (simclr_views(64, **standard), (64, 3, 96, 80)),  # several tiles, blurred, shrunk
+        (moco_views(224), (16, 3, 256, 300)),
+    ]
+    for views, shape in cases:
+        images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator("cpu", 1)).cuda()
+        gaps = []
+        for seed in range(8):
+            for given, channels_last in ((images, True), (images / 255, False)):
+                chance, total = generator("cuda", seed), shape[0] + 5
+                uniform = torch.rand(NUMBERS, 2, total, generator=generator("cuda", seed), device="cuda")
+                found = views(given, chance, 2, 3, total, channels_last)
+                expected = views.from_uniform(given, uniform, chance.initial_seed(), 3, channels_last)
+                layout = torch.channels_last if channels_last else torch.contiguous_format
+                assert found.is_contiguous(memory_format=layout), found.stride()
+                gaps.append((found - expected).abs().amax(dim=(1, 2, 3)))
+        each = torch.cat(gaps)
+        same = each < 1e-3
+        print(f"{shape} to {views.size}: largest gap {each[same].max():.1e}; {int((~same).sum())} of {len(each)} off")
+        # A box whose side is within rounding of a half may differ by a pixel.
+        assert (~same).float().mean() < 1e-3, "fused views are not those of the tensor operations"
+
+
+def kornia(size: int, cropping_mode: str, copies: int) -> Peer:
     """The same augmentations by kornia."""
     from kornia import augmentation  # type: ignore[import-not-found,unused-ignore]
 
@@ -56,17 +100,19 @@ def kornia(size: int, cropping_mode: str) -> Peer:
     )
 
     def views(images: Tensor) -> Tensor:
-        made: Tensor = sequence(images.float() / 255)
+        made: Tensor = sequence(images.float().repeat(copies, 1, 1, 1) / 255)
         return made
 
     return views
 
 
-def peers(size: int, device: torch.device) -> dict[str, Peer]:
+def peers(size: int, device: torch.device, copies: int) -> dict[str, Peer]:
     """All peers, without kornia where it is not installed."""
-    found = {"hardneg": ours(size, device)}
+    found = {"hardneg": ours(size, device, copies)}
+    if device.type == "cuda":
+        found["hardneg unfused"] = unfused(size, device, copies)
     try:
-        found |= {"kornia": kornia(size, "slice"), "kornia resample": kornia(size, "resample")}
+        found |= {f"kornia{name}": kornia(size, mode, copies) for name, mode in KORNIA.items()}
     except ImportError:
         print("kornia is not installed: pip install -c constraints.txt kornia", file=sys.stderr)
     return found
@@ -81,7 +127,7 @@ def times(given: dict[str, Peer], images: Tensor, seconds: float) -> dict[str, l
 
     for views in given.values():
         for _ in range(3):
-            assert views(images).shape == images.shape
+            assert views(images).shape[1:] == images.shape[1:]
     found: dict[str, list[float]] = {name: [] for name in given}
     ends = time.perf_counter() + seconds
     while time.perf_counter() < ends or len(found["hardneg"]) < 5:
@@ -106,6 +152,15 @@ def launch_time(views: Peer, images: Tensor, repetitions: int = 50) -> float:
     return statistics.median(found)
 
 
+def launches(views: Peer, images: Tensor) -> int:
+    """Kernels and copies that the GPU does for one batch."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        views(images)
+        torch.cuda.synchronize()
+    return sum(event.device_type.name == "CUDA" for event in profile.events() or [])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two seconds per size, nothing written")
@@ -113,20 +168,25 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning)  # kornia's
     device = torch.device(options.device)
+    gpu = device.type == "cuda"
+    copies = 2 if gpu else 1
+    if gpu:
+        check_fused()
     rows: list[dict[str, Any]] = []
     header = f"{'B':>5} {'side':>5}  {'peer':<16} {'ms':>9} {'quartiles':>16} {'× hardneg':>10}"
     print(header + "\n" + "-" * len(header))
-    for batch, size in [(256, 32), (256, 96), *([(512, 32)] if device.type == "cuda" else [])]:
+    for batch, size in [(256, 32), (256, 96), *([(512, 32)] if gpu else [])]:
         images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, generator=generator("cpu", size))
         images = images.to(device)
-        compared = peers(size, device)
-        measured = times(compared, images, seconds=2.0 if options.quick else 30.0)
+        compared = peers(size, device, copies)
+        measured = times(compared, images, seconds=2.0 if options.quick else 10.0 if gpu else 30.0)
         base = statistics.median(measured["hardneg"])
         for name, found in measured.items():
             median, quartiles = statistics.median(found), statistics.quantiles(found, n=4)
             row = {
                 "batch": batch,
                 "size": size,
+                "views": copies,
                 "peer": name,
                 "ms": median,
                 "ms_quartiles": [quartiles[0], quartiles[2]],
@@ -135,16 +195,18 @@ def main() -> None:
             }
             spread = f"{quartiles[0]:.2f}–{quartiles[2]:.2f}"
             print(f"{batch:>5} {size:>5}  {name:<16} {median:>9.2f} {spread:>16} {median / base:>10.2f}")
-            if device.type == "cuda" and name == "hardneg":
+            if gpu and name.startswith("hardneg"):
                 row["launch_ms"] = launch_time(compared[name], images)
-                print(f"{'':>12} launched by the host in {row['launch_ms']:.2f} ms, without waiting for the GPU")
+                row["launches"] = launches(compared[name], images)
+                said = f"{row['launches']} launches in {row['launch_ms']:.3f} ms, without waiting for the GPU"
+                print(f"{'':>12} the host makes {said}")
             rows.append(row)
     if options.quick:
         return
     everything = {
         "command": "python " + " ".join(["benchmarks/views.py", *sys.argv[1:]]),
         "machine": {
-            "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else record.processor(),
+            "processor": torch.cuda.get_device_name(device) if gpu else record.processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "load_average": os.getloadavg(),
@@ -152,6 +214,7 @@ def main() -> None:
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
+            "triton": getattr(sys.modules.get("triton"), "__version__", None),
             "kornia": getattr(sys.modules.get("kornia"), "__version__", None),
             "hardneg": hn.__version__,
         },
@@ -166,8 +229,7 @@ def main() -> None:
         },
         "rows": rows,
     }
-    path = RESULTS / ("views.json" if device.type == "cpu" else f"views_{device.type}.json")
-    record.write(path, everything)
+    record.write(RESULTS / ("views_gpu.json" if gpu else "views.json"), everything)
 
 
 if __name__ == "__main__":

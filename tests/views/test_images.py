@@ -465,6 +465,12 @@ def test_bad_settings_are_refused_at_construction(settings: dict[str, Any], mess
         ImageViews(**{"size": 32, **settings})
 
 
+@pytest.mark.parametrize(("first", "total"), [(-1, 4), (3, 4), (0, 1)])
+def test_a_part_beyond_the_whole_batch_is_refused(first: int, total: int) -> None:
+    with pytest.raises(ValueError, match=rf"first must be from 0 to total − 2, got {first} of {total}"):
+        ImageViews(8)(torch.zeros(2, 3, 8, 8), generator("cpu", 0), first=first, total=total)
+
+
 @pytest.mark.parametrize(
     ("images", "message"),
     [
