@@ -64,7 +64,6 @@ def generality(bench: Bench) -> None:
         "labels": variant({"labels": labels}, supervision="negatives"),
         "threshold": variant(hardening=hn.Threshold(1.0)),  # cosines of at least 0
         "HCL": variant(hardening=hn.Exponential(BETA), class_prior=PRIOR),
-        "below positive": variant(hardening=hn.BelowPositive()),
         "learnt temperature": variant(temperature=hn.Learnable(TEMPERATURE)),
     }
     turns = 2 if bench.quick else 12
