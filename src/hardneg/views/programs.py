@@ -61,7 +61,7 @@ def make_view(
         for start in range(0, SIZE * SIZE, BLOCK):
             pixels = start + tl.arange(0, BLOCK)
             red, green, blue = _crop(
-                *(image, pixels, top, left, tall, wide, flipped, scale, CHANNELS, HEIGHT, WIDTH, SIZE, TAPS)
+                image, pixels, top, left, tall, wide, flipped, scale, CHANNELS, HEIGHT, WIDTH, SIZE, TAPS
             )
             red, green, blue = _adjusted(red, green, blue, before, brightness, contrast, saturation, hue, mean)
             mean += tl.sum(tl.where(pixels < SIZE * SIZE, _luma(red, green, blue), 0.0), axis=0)
@@ -70,7 +70,7 @@ def make_view(
     for start in range(0, SIZE * SIZE, BLOCK):
         pixels = start + tl.arange(0, BLOCK)
         red, green, blue = _crop(
-            *(image, pixels, top, left, tall, wide, flipped, scale, CHANNELS, HEIGHT, WIDTH, SIZE, TAPS)
+            image, pixels, top, left, tall, wide, flipped, scale, CHANNELS, HEIGHT, WIDTH, SIZE, TAPS
         )
         red, green, blue = _adjusted(red, green, blue, order, brightness, contrast, saturation, hue, mean)
         if greyed:
