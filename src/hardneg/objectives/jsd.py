@@ -23,7 +23,7 @@ class JSD(nn.Module):
 
     T is the inner product of a node's and a graph's embedding, neither of unit length. Over the graphs other than its
     own, a node has q ∝ e^{beta·T}; with a class prior τ⁺ the second term is ``(E_q sp(T) − τ⁺ E_q⁺ sp(T))/(1 − τ⁺)``.
-    Scores are made a tile of nodes at a time, and again for the backward pass: memory does not grow with n · G.
+    Scores are made a tile of nodes at a time, and the gradient with them: memory does not grow with n · G.
 
     Args:
         beta: tilt ≥ 0, number or schedule; 0 is InfoGraph
@@ -109,16 +109,14 @@ class JSD(nn.Module):
             encounter = Encounter(nodes, graphs, batch, labels, self.supervision, self.tile, counts)
             self._check_range(encounter)
             self._last = encounter.detached()
+            if self.reduction == "none":
+                return self._losses(encounter)
+            shares = encounter.counts * (encounter.support() > 0)  # (n,)
+            if self.reduction == "mean":
+                shares = shares / shares.sum().clamp(min=1)
             if self.published:
-                losses = self._published_losses(encounter)
-            else:
-                losses = node_graph.divergence(encounter, self._rule(encounter))
-        if self.reduction == "none":
-            return losses
-        total = (losses * encounter.counts).sum()
-        if self.reduction == "sum":
-            return total
-        return total / encounter.counts[encounter.support() > 0].sum().clamp(min=1)
+                return (self._losses(encounter) * shares).sum()
+            return node_graph.total(encounter, self._rule(encounter), shares)
 
     def set_progress(self, fraction: float) -> None:
         """Move scheduled settings to the fraction of training done, in [0, 1]."""
@@ -180,8 +178,11 @@ class JSD(nn.Module):
         sign = -1 if self.published else 1
         return Rule(sign * self._beta, self._prior, self.weight_range, largest, self.grad_through_weights)
 
-    def _published_losses(self, encounter: Encounter) -> Tensor:
+    def _losses(self, encounter: Encounter) -> Tensor:
+        """Of each node, (n,)."""
         rule = self._rule(encounter)
+        if not self.published:
+            return node_graph.divergence(encounter, rule)
         parts = []
         for rows in encounter.blocks():
             arguments = encounter.nodes[rows], encounter.graphs, encounter.batch[rows, None], rule

@@ -141,77 +141,132 @@ def divergence(encounter: Encounter, rule: Rule) -> Tensor:
     return losses
 
 
+def total(encounter: Encounter, rule: Rule, shares: Tensor) -> Tensor:
+    """The sum of ``shares`` (n,) times `divergence`, (), whose gradient is made with it: scores are needed once."""
+    summed: Tensor = _Total.apply(  # type: ignore[no-untyped-call]
+        encounter.nodes, encounter.graphs, encounter.detached(), rule, shares.to(encounter.nodes)
+    )
+    return summed
+
+
 class _Divergence(torch.autograd.Function):
-    """The backward pass makes the scores anew."""
+    """The backward pass makes the scores anew, as how much each node's loss is worth is known only then."""
 
     @staticmethod
     def forward(ctx: Any, nodes: Tensor, graphs: Tensor, encounter: Encounter, rule: Rule) -> Tensor:
         ctx.save_for_backward(nodes, graphs)  # so that overwriting them raises
         ctx.encounter, ctx.rule = encounter, rule
-        return torch.cat([torch.where(block.support > 0, _losses(block, rule), 0.0) for block in encounter])
+        return torch.cat([_Terms(block, rule).losses() for block in encounter])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        nodes, graphs = ctx.saved_tensors
-        grad_nodes, grad_graphs = torch.empty_like(nodes), torch.zeros_like(graphs)
-        with torch.autocast(nodes.device.type, enabled=False):
+        slope = _Gradient(*ctx.saved_tensors)
+        with torch.autocast(grad.device.type, enabled=False):
             for block in ctx.encounter:
-                upstream = torch.where(block.support > 0, grad[block.rows], 0.0)
-                slopes = _slopes(block, ctx.rule).mul_(upstream[:, None])  # (R, G)
-                grad_nodes[block.rows] = slopes @ graphs
-                grad_graphs.addmm_(slopes.T, nodes[block.rows])
-        return grad_nodes, grad_graphs, None, None
+                slope.add(block, _Terms(block, ctx.rule).slopes(), grad)
+        return slope.of_nodes, slope.of_graphs, None, None
 
 
-def _losses(block: Block, rule: Rule) -> Tensor:
-    """(R,)."""
-    positive = block.positives()
-    costs = softplus(-positive, threshold=EXACT_SOFTPLUS)
-    if block.real is not None:
-        costs.masked_fill_(~block.real, 0)
-    return costs.sum(dim=1) / _counts(block) + repulsion(block, rule)
+class _Total(torch.autograd.Function):
+    """One pass over the scores for the sum and its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, nodes: Tensor, graphs: Tensor, encounter: Encounter, rule: Rule, shares: Tensor) -> Tensor:
+        slope = _Gradient(nodes, graphs) if any(ctx.needs_input_grad) else None
+        losses = []
+        for block in encounter:
+            terms = _Terms(block, rule)
+            losses.append(terms.losses())
+            if slope is not None:
+                slope.add(block, terms.slopes(), shares)
+        ctx.save_for_backward(nodes, graphs)  # so that overwriting them raises here too
+        ctx.slope = slope
+        return (torch.cat(losses) * shares).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        return ctx.slope.of_nodes * grad, ctx.slope.of_graphs * grad, None, None, None
+
+
+class _Gradient:
+    """Slopes of scores, gathered to the gradient in nodes (n, d) and graphs (G, d)."""
+
+    def __init__(self, nodes: Tensor, graphs: Tensor) -> None:
+        self.nodes, self.graphs = nodes.detach(), graphs.detach()
+        self.of_nodes, self.of_graphs = torch.empty_like(self.nodes), torch.zeros_like(self.graphs)
+
+    def add(self, block: Block, slopes: Tensor, upstream: Tensor) -> None:
+        """slopes: (R, G), overwritten · upstream: (n,) the worth of each node's loss."""
+        slopes.mul_(torch.where(block.support > 0, upstream[block.rows], 0.0)[:, None])
+        torch.mm(slopes, self.graphs, out=self.of_nodes[block.rows])
+        self.of_graphs.addmm_(slopes.T, self.nodes[block.rows])
+
+
+class _Terms:
+    """What the losses of some nodes and their slopes have in common."""
+
+    def __init__(self, block: Block, rule: Rule) -> None:
+        self.block, self.prior = block, rule.prior
+        self.positive = block.positives()
+        self.counts = torch.ones_like(block.support) if block.real is None else block.real.sum(dim=1)  # (R,)
+        self.negatives = _Expectation(block.negatives(), block.support, rule)
+        self.false = _Expectation(self.positive, self.counts, rule) if rule.prior > 0 else None
+
+    def losses(self) -> Tensor:
+        """(R,); 0 for a node without negatives."""
+        costs = softplus(-self.positive, threshold=EXACT_SOFTPLUS)
+        if self.block.real is not None:
+            costs.masked_fill_(~self.block.real, 0)
+        return torch.where(self.block.support > 0, costs.sum(dim=1) / self.counts + self.repulsion(), 0.0)
+
+    def repulsion(self) -> Tensor:
+        """The expectation over negatives, corrected for the class prior, (R,)."""
+        if self.false is None:
+            return self.negatives.value
+        return (self.negatives.value - self.prior * self.false.value) / (1 - self.prior)
+
+    def slopes(self) -> Tensor:
+        """The derivative of each node's loss in its scores, (R, G)."""
+        slopes = self.negatives.slopes()
+        attraction = torch.sigmoid(-self.positive).div_(-self.counts[:, None])
+        if self.block.real is not None:
+            attraction.masked_fill_(~self.block.real, 0)
+        if self.false is not None:
+            slopes.div_(1 - self.prior)
+            attraction -= self.false.slopes() * (self.prior / (1 - self.prior))
+        if self.block.real is None:
+            return slopes.scatter_add_(1, self.block.own, attraction)
+        return slopes.add_(attraction)
+
+
+class _Expectation:
+    """E_q sp(T) of each row of scores (R, K), which are −inf where q is nothing; counts: (R,) where it is something."""
+
+    def __init__(self, scores: Tensor, counts: Tensor, rule: Rule) -> None:
+        self.scores, self.rule = scores, rule
+        self.costs = softplus(scores, threshold=EXACT_SOFTPLUS)
+        if rule.beta == 0:
+            self.weights = (1 / counts.clamp(min=1)).to(scores)[:, None]  # (R, 1)
+            self.value = self.costs.sum(dim=1) * self.weights[:, 0]  # (R,)
+        else:
+            self.weights = rule.log_weight(scores).softmax(dim=1)  # (R, K)
+            self.value = torch.linalg.vecdot(self.costs, self.weights)
+
+    def slopes(self) -> Tensor:
+        """The derivative in the scores, (R, K): q·(σ(T) + β·(sp(T) − E_q sp(T))·d(stretched)/dT)."""
+        direct = torch.sigmoid(self.scores).mul_(self.weights)
+        if self.rule.beta == 0 or not self.rule.grad_through_weights:
+            return direct
+        # Times q before β: either may be as large as floats go, where the other is 0.
+        return self.rule.log_weight((self.costs - self.value[:, None]).mul_(self.weights)).add_(direct)
 
 
 def repulsion(block: Block, rule: Rule) -> Tensor:
     """The expectation over negatives, corrected for the class prior, (R,)."""
-    expected, _ = _expected(block.negatives(), block.support, rule)
-    if rule.prior > 0:
-        expected = (expected - rule.prior * _expected(block.positives(), _counts(block), rule)[0]) / (1 - rule.prior)
-    return expected
-
-
-def _slopes(block: Block, rule: Rule) -> Tensor:
-    """The derivative of each node's loss in its scores, (R, G)."""
-    slopes = _expected_slopes(block.negatives(), block.support, rule)
-    positive, counts = block.positives(), _counts(block)
-    attraction = torch.sigmoid(-positive).div_(-counts[:, None])
-    if block.real is not None:
-        attraction.masked_fill_(~block.real, 0)
-    if rule.prior > 0:
-        slopes.div_(1 - rule.prior)
-        attraction -= _expected_slopes(positive, counts, rule) * (rule.prior / (1 - rule.prior))
-    return slopes.scatter_add_(1, block.own, attraction) if block.real is None else slopes.add_(attraction)
-
-
-def _expected(scores: Tensor, counts: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """E_q sp(T) of each row, (R,), and q, (R, K) or, uniform, (R, 1); scores are −inf where q is nothing."""
-    costs = softplus(scores, threshold=EXACT_SOFTPLUS)
-    if rule.beta == 0:
-        share = (1 / counts.clamp(min=1)).to(scores)[:, None]
-        return costs.sum(dim=1) * share[:, 0], share
-    weights = rule.log_weight(scores).softmax(dim=1)
-    return costs.mul_(weights).sum(dim=1), weights
-
-
-def _expected_slopes(scores: Tensor, counts: Tensor, rule: Rule) -> Tensor:
-    """The derivative of E_q sp(T) in the scores, (R, K): q·(σ(T) + β·(sp(T) − E_q sp(T))·d(stretched)/dT)."""
-    if rule.beta == 0 or not rule.grad_through_weights:
-        weights = _expected(scores, counts, rule)[1] if rule.beta else (1 / counts.clamp(min=1)).to(scores)[:, None]
-        return torch.sigmoid(scores).mul_(weights)
-    expected, weights = _expected(scores, counts, rule)
-    excess = softplus(scores, threshold=EXACT_SOFTPLUS).sub_(expected[:, None]).mul_(weights)
-    return rule.log_weight(excess).add_(torch.sigmoid(scores).mul_(weights))
+    return _Terms(block, rule).repulsion()
 
 
 def weights(block: Block, rule: Rule) -> Tensor:
@@ -221,8 +276,3 @@ def weights(block: Block, rule: Rule) -> Tensor:
     # The lowest number rather than −inf: the softmax of a row of those is not NaN.
     lowest = torch.finfo(block.scores.dtype).min
     return block.masked(block.masked(rule.log_weight(block.scores), lowest).softmax(dim=1), 0.0)
-
-
-def _counts(block: Block) -> Tensor:
-    """Positives of each node, (R,)."""
-    return torch.ones_like(block.support) if block.real is None else block.real.sum(dim=1)
