@@ -111,7 +111,7 @@ class JSD(nn.Module):
             self._last = encounter.detached()
             if self.reduction == "none":
                 return self._losses(encounter)
-            shares = encounter.counts * (encounter.support() > 0)  # (n,)
+            shares = (encounter.counts * (encounter.support() > 0)).to(precise)  # (n,)
             if self.reduction == "mean":
                 shares = shares / shares.sum().clamp(min=1)
             if self.published:

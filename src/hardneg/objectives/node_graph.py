@@ -144,7 +144,7 @@ def divergence(encounter: Encounter, rule: Rule) -> Tensor:
 def total(encounter: Encounter, rule: Rule, shares: Tensor) -> Tensor:
     """The sum of ``shares`` (n,) times `divergence`, (), whose gradient is made with it: scores are needed once."""
     summed: Tensor = _Total.apply(  # type: ignore[no-untyped-call]
-        encounter.nodes, encounter.graphs, encounter.detached(), rule, shares.to(encounter.nodes)
+        encounter.nodes, encounter.graphs, encounter.detached(), rule, shares
     )
     return summed
 
