@@ -7,6 +7,7 @@ from hardneg.batches import (
     UniformBatchSampler,
     false_negative_share,
 )
+from hardneg.cached import cached_step
 from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
 from hardneg.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
 from hardneg.insight import alignment, uniformity
@@ -62,6 +63,7 @@ __all__ = [
     "Uniform",
     "UniformBatchSampler",
     "alignment",
+    "cached_step",
     "clip",
     "debiased",
     "decoupled",
