@@ -77,6 +77,7 @@ class Optimizer:
 @dataclass(frozen=True)
 class Trainer:
     """epochs · batch_size: of all processes together · precision, accelerator, devices: Lightning's words ·
+    nodes: machines of so many devices each, started by torchrun ·
     compile: a mode of torch.compile, ``default`` or ``reduce-overhead`` · channels_last: memory layout ·
     knn_every: epochs between online kNN, 0 for never · save_every: steps between checkpoints, beside those at every
     epoch's end; 0 for none."""
@@ -86,6 +87,7 @@ class Trainer:
     precision: str = "32-true"
     accelerator: str = "auto"
     devices: int = 1
+    nodes: int = 1
     compile: str | None = None
     channels_last: bool = True
     knn_every: int = 10
@@ -197,6 +199,7 @@ def _check(recipe: Recipe) -> None:
         ("trainer.epochs", trainer.epochs, 1),
         ("trainer.batch_size", trainer.batch_size, 1),
         ("trainer.devices", trainer.devices, 1),
+        ("trainer.nodes", trainer.nodes, 1),
         ("trainer.knn_every", trainer.knn_every, 0),
         ("trainer.save_every", trainer.save_every, 0),
         ("encoder.hidden", encoder.hidden, 0),

@@ -152,11 +152,19 @@ def _trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Trainer:
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
     chosen = settings.trainer
+    processes = chosen.devices * chosen.nodes
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) != processes:
+        # Each process would otherwise train alone, all in one folder.
+        raise ValueError(
+            f"torchrun started {os.environ['WORLD_SIZE']} processes, but trainer.devices={chosen.devices} and "
+            f"trainer.nodes={chosen.nodes} make {processes}: set them to its --nproc-per-node and --nnodes"
+        )
     try:
         return L.Trainer(
             accelerator=chosen.accelerator,
             devices=chosen.devices,
-            strategy="ddp" if chosen.devices > 1 else "auto",
+            num_nodes=chosen.nodes,
+            strategy="ddp" if processes > 1 else "auto",
             precision=chosen.precision,  # type: ignore[arg-type]
             gradient_clip_val=settings.optimizer.clip,
             max_epochs=1,  # ours are counted from the steps

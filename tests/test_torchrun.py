@@ -1,0 +1,158 @@
+"""What the documentation tells users of several machines to run is run: two agents, a process each, one machine."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import hardneg as hn
+
+pytest.importorskip("lightning")
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+MEETINGS = {
+    "rendezvous": "--rdzv-backend c10d --rdzv-id 1 --rdzv-endpoint node0:29500",
+    "numbered": "--node-rank {node} --master-addr node0 --master-port 29500",
+}
+
+
+def documented(page: str, after: str) -> str:
+    """The first Python block below a heading."""
+    text = (DOCS / page).read_text().split(f"\n## {after}\n")[1]
+    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("localhost", 0))
+        return int(held.getsockname()[1])
+
+
+def on_two_nodes(meeting: str, command: list[str], folders: list[Path]) -> list[str]:
+    """Start an agent with one process in each folder, as on two machines, and return what each wrote to stderr."""
+    port, agents = free_port(), []
+    for node, folder in enumerate(folders):
+        folder.mkdir(exist_ok=True)
+        where = MEETINGS[meeting].format(node=node).replace("node0", "localhost").replace("29500", str(port))
+        agents.append(
+            subprocess.Popen(
+                [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *where.split(), *command],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        errors = [agent.communicate(timeout=240)[1] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(errors)
+    return errors
+
+
+def alone() -> tuple[list[float], dict[str, Tensor]]:
+    """The script's three steps by one process, each on the whole batch."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
+    losses = []
+    for view1, view2 in torch.randn(3, 2, 128, 32):
+        value = hn.hcl(beta=1.0, tau_plus=0.1)(network(view1), network(view2))
+        parameters = list(network.parameters())
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
+                parameter -= gradient
+        losses.append(value.item())
+    return losses, network.state_dict()
+
+
+@pytest.mark.parametrize("meeting", MEETINGS)
+def test_two_nodes_train_by_the_documented_script_as_one_process_does(meeting: str, tmp_path: Path) -> None:
+    text = (DOCS / "distributed.md").read_text()
+    assert f"torchrun --nnodes 2 --nproc-per-node 8 {MEETINGS[meeting].format(node=0)} train.py" in text
+    (tmp_path / "train.py").write_text(documented("distributed.md", "Several machines"))
+    on_two_nodes(meeting, [str(tmp_path / "train.py")], folders := [tmp_path / "0", tmp_path / "1"])
+    written = [folder for folder in folders if (folder / "trained.pt").exists()]
+    assert len(written) == 1
+    if meeting == "numbered":
+        assert written == folders[:1]
+    found = torch.load(written[0] / "trained.pt", weights_only=True)
+    losses, weights = alone()
+    # The steps have length 1: weights that agree after them, and a loss at each, are gradients that agree.
+    assert_close(torch.tensor(found["losses"]), torch.tensor(losses), rtol=1e-6, atol=0)
+    assert_close(found["encoder"], weights, rtol=1e-5, atol=1e-6)
+
+
+def test_two_nodes_train_a_recipe_to_the_weights_of_one_process(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from hardneg.training import recipe, run
+
+    settings = ["trainer.epochs=1", "trainer.accelerator=cpu", "trainer.knn_every=0", "trainer.batch_size=512",
+                "encoder.name=processes:plain_encoder", "encoder.options={}", "encoder.norm=false"]  # fmt: skip
+    run.train(recipe.load(recipe.find("digits-simclr"), settings), tmp_path / "alone")
+    command = ["-m", "--", "hardneg", "train", "digits-simclr", "trainer.nodes=2", *settings]
+    on_two_nodes("numbered", [*command, "--run", "run", "--no-evaluate"], [tmp_path / "0", tmp_path / "1"])
+    assert not (tmp_path / "1" / "run").exists()
+    together, one = (load_file(tmp_path / name / "encoder.safetensors") for name in ("0/run", "alone"))
+    assert_close(together, one, rtol=1e-5, atol=1e-5)
+
+
+def test_processes_that_the_recipe_does_not_know_of_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from hardneg.training import recipe, run
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"torchrun started 2 processes, but trainer.devices=1 and trainer.nodes=1"):
+        run.train(recipe.load({}, ["trainer.accelerator=cpu"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+LIGHTNING = """
+import sys
+import cached_processes
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+module = Large(cached_processes.Model().first, chunk_size=3).double()
+# One sample after the other goes to the processes in turn.
+loader = DataLoader(TensorDataset(*cached_processes.batch()), batch_size=13)
+trainer = L.Trainer(max_epochs=2, accelerator="cpu", num_nodes=2, devices=1, strategy="ddp", logger=False,
+                    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(module, loader)
+if trainer.is_global_zero:
+    torch.save(module.state_dict(), "trained.pt")
+"""
+
+
+def test_the_documented_lightning_module_trains_on_two_nodes_as_one_process_on_the_whole_batch(tmp_path: Path) -> None:
+    import cached_processes
+
+    (tmp_path / "train.py").write_text(documented("large-batches.md", "Lightning") + LIGHTNING)
+    on_two_nodes("numbered", [str(tmp_path / "train.py")], [tmp_path / "0", tmp_path / "1"])
+    found: dict[str, Any] = torch.load(tmp_path / "0" / "trained.pt", weights_only=True)
+    encoder, loss = cached_processes.Model().first, hn.InfoNCE(hn.Learnable(0.1)).double()
+    optimizer = torch.optim.SGD([*encoder.parameters(), *loss.parameters()], lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss(*map(encoder, cached_processes.batch())).backward()
+        optimizer.step()
+    expected = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    expected["loss.temperature.log_value"] = loss.temperature.log_value.detach()  # type: ignore[union-attr]
+    for name, tensor in expected.items():
+        assert_close(found[name], tensor, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
