@@ -108,7 +108,7 @@ def rows() -> list[dict[str, Any]]:
 
 def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two rows tell of one run."""
-    names = ("kind", "set", "method", "beta", "lr", "sampler", "epochs", "batch", "way", "threads")
+    names = ("kind", "set", "method", "beta", "lr", "layers", "sampler", "epochs", "batch", "way", "threads")
     return all(one.get(name) == other.get(name) for name in names)
 
 

@@ -23,7 +23,13 @@ def iris() -> tuple[Tensor, Tensor]:
 
 
 def plain(
-    features: Tensor, labels: Tensor, kernel: str, standardize: bool, repeats: int, grid: tuple[float, ...]
+    features: Tensor,
+    labels: Tensor,
+    kernel: str,
+    standardize: bool,
+    repeats: int,
+    grid: tuple[float, ...],
+    gamma: str = "scale",
 ) -> tuple[list[float], list[float]]:
     """The same protocol by scikit-learn alone: a grid search inside each fold."""
     x, y, scores, chosen = features.numpy(), labels.numpy(), [], []
@@ -31,7 +37,8 @@ def plain(
         outer = StratifiedKFold(10, shuffle=True, random_state=mix(0, repeat) % 2**32)
         for fold, (train, test) in enumerate(outer.split(x, y)):
             inner = StratifiedKFold(5, shuffle=True, random_state=mix(0, repeat, fold) % 2**32)
-            machine = make_pipeline(StandardScaler(), SVC(kernel=kernel)) if standardize else SVC(kernel=kernel)
+            machine = SVC(kernel=kernel, gamma=gamma)
+            machine = make_pipeline(StandardScaler(), machine) if standardize else machine
             name = "svc__C" if standardize else "C"
             search = GridSearchCV(machine, {name: list(grid)}, cv=inner).fit(x[train], y[train])
             scores.append(search.score(x[test], y[test]))
@@ -51,6 +58,15 @@ def test_accuracies_are_those_of_a_grid_search_in_each_fold(kernel: str, standar
     assert result.accuracies.flatten().tolist() == pytest.approx(scores)
     assert result.penalties.flatten().tolist() == chosen
     assert result.unconverged == 0
+
+
+def test_another_width_of_the_kernel_is_sklearns_of_that_name() -> None:
+    features, labels = iris()
+    features = 3 * features + torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
+    scores, _ = plain(features, labels, "rbf", False, 1, PENALTIES, gamma="auto")
+    result = svm_accuracy(features, labels, gamma="auto")
+    assert result.accuracies.flatten().tolist() == pytest.approx(scores)
+    assert result.accuracies.tolist() != svm_accuracy(features, labels).accuracies.tolist()
 
 
 def test_many_classes_are_told_apart_as_by_sklearn() -> None:
@@ -131,6 +147,7 @@ def test_degenerate_features_give_an_accuracy(scale: float, constant: bool, kern
         ({"labels": torch.tensor([0] * 140 + [1] * 10), "inner_folds": 10}, "smallest class has 10 samples"),
         ({"features": torch.full((150, 2), torch.nan)}, "features holds NaN"),
         ({"kernel": "rbs"}, "did you mean 'rbf'"),
+        ({"gamma": "auta"}, "did you mean 'auto'"),
         ({"penalties": []}, "penalties is empty"),
         ({"penalties": [0.0]}, "penalties must be > 0"),
         ({"folds": 1}, "folds must be a whole number ≥ 2"),

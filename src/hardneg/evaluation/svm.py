@@ -65,16 +65,18 @@ def svm_accuracy(
     inner_folds: int = 5,
     repeats: int = 1,
     standardize: bool = False,
+    gamma: str = "scale",
     seed: int = 0,
     jobs: int | None = None,
 ) -> SVMResult:
     """Cross-validated accuracy of a support vector machine whose penalty is chosen within each training part.
 
-    features: (N, d) · labels: (N,), −1 = unknown, left out · kernel: ``"rbf"``, with γ = 1/(d · variance) of what it
-    is trained on, or ``"linear"`` · penalties: values of C to choose from; of equally good ones the smallest · folds:
-    stratified, each tested once · inner_folds: stratified, of the training part alone · repeats: with other folds ·
-    standardize: bring each feature to mean 0 and variance 1 over the training part; the papers do not · seed: of the
-    folds · jobs: threads, by default as many as the process may use
+    features: (N, d) · labels: (N,), −1 = unknown, left out · kernel: ``"rbf"`` or ``"linear"`` · penalties: values of C
+    to choose from; of equally good ones the smallest · folds: stratified, each tested once · inner_folds: stratified,
+    of the training part alone · repeats: with other folds · standardize: bring each feature to mean 0 and variance 1
+    over the training part; the papers do not · gamma: of the RBF kernel, ``"scale"``, 1/(d · variance) of what it is
+    trained on, or ``"auto"``, 1/d, which was scikit-learn's default until 0.22 of 2019 · seed: of the folds · jobs:
+    threads, by default as many as the process may use
 
     Kernels are computed once for all penalties. The test fold takes no part in any choice.
 
@@ -85,6 +87,7 @@ def svm_accuracy(
     """
     x, y = _checked(features, labels, folds, inner_folds)
     checks.choice("kernel", kernel, ("rbf", "linear"))
+    checks.choice("gamma", gamma, ("scale", "auto"))
     for name, number in (("repeats", repeats), ("jobs", jobs if jobs is not None else 1)):
         checks.whole(name, number)
     if len(penalties) == 0:
@@ -105,11 +108,11 @@ def svm_accuracy(
         best = sorted(penalties)[0]
         if len(penalties) > 1:
             rows = [
-                _scores(x, y, train[fit], train[judge], kernel, sorted(penalties), standardize)[0]
+                _scores(x, y, train[fit], train[judge], kernel, gamma, sorted(penalties), standardize)[0]
                 for fit, judge in parts
             ]
             best = sorted(penalties)[int(np.argmax(np.mean(rows, axis=0)))]
-        (accuracy,), converged = _scores(x, y, train, test, kernel, [best], standardize)
+        (accuracy,), converged = _scores(x, y, train, test, kernel, gamma, [best], standardize)
         return accuracy, best, converged
 
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -123,7 +126,14 @@ def svm_accuracy(
 
 
 def _scores(
-    x: Floats, y: Integers, train: Integers, test: Integers, kernel: str, penalties: Sequence[float], standardize: bool
+    x: Floats,
+    y: Integers,
+    train: Integers,
+    test: Integers,
+    kernel: str,
+    gamma: str,
+    penalties: Sequence[float],
+    standardize: bool,
 ) -> tuple[list[float], bool]:
     """Accuracy on the test rows of a machine trained on the others, for each penalty; whether all converged."""
     fit, judge = x[train], x[test]
@@ -133,7 +143,7 @@ def _scores(
         fit, judge = (fit - mean) / std, (judge - mean) / std
     among, across = fit @ fit.T, judge @ fit.T  # (n, n), (t, n)
     if kernel == "rbf":
-        variance = float(fit.var())
+        variance = float(fit.var()) if gamma == "scale" else 1.0
         width = 1 / (fit.shape[1] * variance) if variance > 0 else 1.0
         squares = (fit**2).sum(axis=1)
         among = np.exp(-width * np.maximum(squares[:, None] - 2 * among + squares, 0))
