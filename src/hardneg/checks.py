@@ -99,6 +99,14 @@ def values(condition: Tensor, message: str) -> None:
         torch._assert_async(condition, message)
 
 
+def flag(good: Tensor, message: str) -> None:
+    """Raise unless the one number of ``good`` is not 0; as `values`, without an operation of its own."""
+    if good.device.type == "cpu":
+        values(good > 0, message)
+    else:
+        torch._assert_async(good, message)
+
+
 def whole(name: str, given: object, at_least: int = 1) -> None:
     """Raise unless ``given`` is a whole number of at least ``at_least``."""
     if not isinstance(given, int) or isinstance(given, bool) or given < at_least:

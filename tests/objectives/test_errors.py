@@ -39,7 +39,7 @@ INF = torch.tensor([[float("inf"), 0, 0]] + [[1.0, 0, 0]] * 3)
         ({"symmetric": True}, r"symmetric=True needs in_batch='other', got in_batch='both'"),
         ({"normalize": "no"}, r"normalize must be True or False, got 'no'"),
         ({"generator": 3}, r"generator must be a torch.Generator or None, got 3"),
-        ({"backend": "fused"}, r"backend='fused' is not there yet"),
+        ({"backend": "fused", "hardening": hn.Custom(torch.exp)}, r"backend='fused' cannot run Custom weights"),
         ({"num_negatives": 0}, r"num_negatives must be an integer ≥ 1 or None, got 0"),
         ({"num_negatives": 2.5}, r"num_negatives must be an integer"),
         ({"weight_range": 0.0}, r"weight_range must be > 0"),

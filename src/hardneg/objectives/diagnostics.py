@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hardneg.objectives.kernels import Rule, reference, tiled
+from hardneg.objectives.kernels import Eligibility, PairRecord, Rule, reference, tiled
 from hardneg.objectives.kernels.problem import draw
 from hardneg.objectives.meetings import Meeting
 from hardneg.objectives.positives import Given
@@ -95,6 +95,25 @@ class Diagnostics:
         nothing = torch.zeros_like(answer.support)
         _, total = tiled.positive_sums(meeting.anchors, meeting.pool, self._scale, meeting.friends, nothing)
         return effective, negative, total / answer.positive_count.clamp(min=1)
+
+
+def answer_of_pairs(seen: PairRecord, scale: Tensor) -> Answer:
+    """What a kernel that makes the whole loss of two views let one see, as an `Answer`."""
+    places = seen.who.own
+    assert places is not None
+    nothing = torch.zeros_like(seen.losses)
+    meeting = Meeting(
+        anchors=seen.anchors,
+        places=places,
+        candidates=(seen.anchors,),
+        who=seen.who,
+        met=lambda: nothing + 2 * places.batch - 2,
+        pairs=seen.similarity[:, None],
+        real=None,
+        pool=seen.anchors,
+        friends=Eligibility(0),
+    )
+    return Answer(meeting, seen.rule, seen.losses, seen.count > 0, seen.floored.bool(), seen.count, nothing + 1)
 
 
 def _versions(meeting: Meeting) -> list[int | None]:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,9 @@ from hardneg import checks, distributed
 from hardneg.hardening import Bound, Hardening, Uniform, tighter
 from hardneg.objectives import meetings
 from hardneg.objectives.debiasing import Prior, log_expected_negative
-from hardneg.objectives.diagnostics import Answer, Diagnostics
-from hardneg.objectives.inputs import Inputs, check_use, read
-from hardneg.objectives.kernels import BACKENDS, Kernel, Losses, LogSums, Rule, choose, tiled
+from hardneg.objectives.diagnostics import Answer, Diagnostics, answer_of_pairs
+from hardneg.objectives.inputs import Inputs, check_use, check_views, half, read
+from hardneg.objectives.kernels import BACKENDS, Kernel, Losses, Lowered, LogSums, PairLoss, Rule, choose, tiled
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, constant
 from hardneg.objectives.meetings import Meeting
 from hardneg.objectives.positives import Given, Grouped, Positives
@@ -144,7 +144,7 @@ class InfoNCE(nn.Module):
         self.backend = backend
         self.reduction = reduction
         self.generator = generator
-        self._last: Diagnostics | None = None
+        self._last: Callable[[], Diagnostics] | None = None  # asked only if somebody wants to know
         self._warned = False
         self._hardening: tuple[Hardening, ...]  # as the schedules have it now
         self._prior: Prior | None
@@ -184,6 +184,8 @@ class InfoNCE(nn.Module):
         device = z1.device if isinstance(z1, Tensor) else torch.device("cpu")
         with torch.autocast(device.type, enabled=False):  # float32 arithmetic inside, always
             kernel = self._kernel(device)
+            if kernel.pair_loss is not None and self._is_pair(*arguments):
+                return self._pair_loss(z1, z2, kernel.pair_loss)  # type: ignore[arg-type]
             loss = self._loss(read(*arguments, normalize=self.normalize, kernel=kernel), kernel)
         if negatives is not None and loss.requires_grad and not torch.compiler.is_compiling():
             loss = _Guard.apply(loss, negatives)  # type: ignore[no-untyped-call]
@@ -220,7 +222,7 @@ class InfoNCE(nn.Module):
         """What the negatives of the last call were; see `hardneg.objectives.diagnostics.Diagnostics`."""
         if self._last is None:
             raise RuntimeError("diagnostics() describes the last call, and there has been none: call the loss first")
-        report = self._last.read()
+        report = self._last().read()
         self._warn_if_floored(report["floored"], report["anchors"])
         return report
 
@@ -254,7 +256,7 @@ class InfoNCE(nn.Module):
         return ", ".join(first + [f"{name}={getattr(self, name)!r}" for name in shown])
 
     def _loss(self, inputs: Inputs, kernel: Kernel) -> Tensor:
-        scale = self._scale(inputs.views)
+        scale = self._scale(inputs.views, inputs.views.dtype)
         arranged = meetings.arrange(
             inputs,
             in_batch=self.in_batch,
@@ -262,23 +264,66 @@ class InfoNCE(nn.Module):
             supervision=self.supervision,
             gather=self.gather,
         )
-        weights = self._weights(arranged, scale, inputs.precision)
+        weights = self._weights(arranged, scale, inputs.precision if kernel.units is not None else None)
         if not self.normalize:
             # Rescaled weights cannot overflow.
             meetings.check_range(arranged, scale, weights.tilt if self.weight_range is None else 0.0)
         answers = [self._answer(meeting, scale, weights, kernel) for meeting in arranged]
-        self._last = Diagnostics(answers, scale.detach())
+        record = Diagnostics(answers, scale.detach())
+        self._last = lambda: record
+        weights.lowered.forget()
         if (
             self._prior is not None
             and scale.device.type == "cpu"
             and not (self._warned or torch.compiler.is_compiling())
         ):
-            self._warn_if_floored(**{name: float(count) for name, count in self._last.floored().items()})
+            self._warn_if_floored(**{name: float(count) for name, count in record.floored().items()})
         return self._reduced(
             _joined([answer.losses for answer in answers]),
             _joined([answer.valid for answer in answers]),
             _joined([answer.positive_count for answer in answers]),
         )
+
+    def _is_pair(self, z1: Tensor, z2: Tensor | None, *others: Tensor | None) -> bool:
+        """Is this the plain case of two views, each the other's positive, against both views of all others?"""
+        return (
+            self.in_batch == "both"
+            and self.supervision == "none"
+            and self.normalize
+            and isinstance(z1, Tensor)
+            and isinstance(z2, Tensor)
+            and z2.dim() == 2
+            and all(other is None for other in others)
+            and z1.dtype != torch.float64 != z2.dtype
+            and (self._prior is None or self.debias == "hcl")
+            and self.num_negatives is None
+            and self.weight_range is None
+            and not any(part.needs_positive for part in self._hardening)
+            and not (self.gather and distributed.world_size() > 1)
+        )
+
+    def _pair_loss(self, z1: Tensor, z2: Tensor, pair_loss: PairLoss) -> Tensor:
+        check_views(z1, z2)
+        if z1.device != z2.device:
+            raise ValueError(f"z2 is on {z2.device}, but z1 on {z1.device}: move all inputs to one device")
+        scale = self._scale(z1, torch.float32)
+        rule = self._banded(self._weights([], scale, half(z1, z2)), None, None, scale)
+        number = {"support": None, "batch": 2 * len(z1) - 2}.get(self.negative_count, self.negative_count)
+        loss, seen = pair_loss(
+            z1,
+            z2,
+            scale,
+            rule,
+            None if number is None else math.log(max(float(number), 1.0)),
+            None if self._prior is None else (self._prior.log, self._prior.log_rest),
+            not self.positive_in_denominator,
+            self.reduction,
+        )
+        scale = scale.detach()
+        self._last = lambda: Diagnostics([answer_of_pairs(seen, scale)], scale)
+        if self._prior is not None and scale.device.type == "cpu" and not self._warned:
+            self._warn_if_floored(float(seen.floored.sum()), float((seen.count > 0).sum()))
+        return loss
 
     def _answer(self, meeting: Meeting, scale: Tensor, weights: Rule, kernel: Kernel) -> Answer:
         """The losses of one meeting's anchors."""
@@ -288,7 +333,7 @@ class InfoNCE(nn.Module):
         if meeting.similarity is not None:
             positives = Given(meeting.similarity * scale, meeting.real)
         else:
-            positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel)
+            positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel, weights.lowered)
         positive_count = positives.count()
         best = positives.best() if any(part.needs_positive for part in self._hardening) else None
         rule = self._banded(weights, best, meeting, scale)
@@ -303,8 +348,8 @@ class InfoNCE(nn.Module):
 
         valid = (negatives.count > 0) & (positive_count > 0)
         log_total = torch.where(valid, self._log_number(negatives, meeting) + log_g, 0.0)  # log(Q·G)
-        losses = torch.where(valid, self._combined(positives, log_total), 0.0)
-        return Answer(meeting.detached(), rule, losses, valid, floored & valid, negatives.count, positive_count)
+        losses = torch.where(valid, self._combined(positives, log_total, weights.lowered), 0.0)
+        return Answer(meeting.detached(rule.lowered), rule, losses, valid, floored & valid, negatives.count, positive_count)
 
     def _is_simple(self, meeting: Meeting, scale: Tensor) -> bool:
         """Has every anchor one positive, and its loss the form that kernels with a `losses` know?"""
@@ -330,7 +375,7 @@ class InfoNCE(nn.Module):
             not self.positive_in_denominator,
         )
         one = constant(1.0, scale.dtype, scale.device).expand(len(found))
-        return Answer(meeting.detached(), rule, found, negatives.count > 0, floored, negatives.count, one)
+        return Answer(meeting.detached(rule.lowered), rule, found, negatives.count > 0, floored, negatives.count, one)
 
     def _negatives(self, meeting: Meeting, scale: Tensor, rule: Rule, kernel: Kernel) -> LogSums:
         if meeting.who.columns > 0:
@@ -338,13 +383,13 @@ class InfoNCE(nn.Module):
         none = meeting.anchors.new_zeros(len(meeting.anchors))  # an empty queue
         return LogSums(none - torch.inf, none - torch.inf, none)
 
-    def _combined(self, positives: Positives, log_total: Tensor) -> Tensor:
+    def _combined(self, positives: Positives, log_total: Tensor, lowered: Lowered) -> Tensor:
         """Each anchor's loss from its positives and the logarithm of its negatives' total, (A,)."""
         if self.combine_positives == "mean_of_logs":
             if self.positive_in_denominator:
                 return positives.mean_softplus(log_total)
             return log_total - positives.mean()
-        plain = positives.sums(Rule(largest=self._largest()))
+        plain = positives.sums(Rule(largest=self._largest(), lowered=lowered))
         some = plain.count > 0
         log_sum = torch.where(some, plain.tilted, 0.0)  # log Σ e^p
         if self.combine_positives == "in_denominator":
@@ -371,15 +416,15 @@ class InfoNCE(nn.Module):
         share = processes * total
         return share + (everything - share).detach()
 
-    def _scale(self, views: Tensor) -> Tensor:
+    def _scale(self, views: Tensor, dtype: torch.dtype) -> Tensor:
         """1/temperature, ()."""
         if isinstance(self.temperature, Learnable):
             temperature: Tensor = self.temperature()
-            return 1 / temperature.to(views)
+            return 1 / temperature.to(views.device, dtype)
         scale = 1 / value(self.temperature, self.progress)
         if torch.compiler.is_compiling():
-            return views.new_full((), scale)
-        return constant(scale, views.dtype, views.device)
+            return views.new_full((), scale, dtype=dtype)
+        return constant(scale, dtype, views.device)
 
     def _largest(self) -> float | None:
         """What no |score| exceeds, if that is known without looking."""
@@ -402,7 +447,7 @@ class InfoNCE(nn.Module):
         if self.weight_range is not None:
             extents = [
                 tiled.largest_magnitude(m.anchors, m.candidates, scale, m.who)
-                for m in map(Meeting.detached, arranged)
+                for m in (meeting.detached() for meeting in arranged)
                 if m.candidates
             ]
             largest = torch.stack([torch.zeros_like(scale), *extents]).detach().amax()
@@ -419,10 +464,10 @@ class InfoNCE(nn.Module):
             log_weight=log_weight,
             grad_through_weights=self.grad_through_weights,
             largest=self._largest(),
-            precision=precision,
+            lowered=Lowered(precision),
         )
 
-    def _banded(self, weights: Rule, best: Tensor | None, meeting: Meeting, scale: Tensor) -> Rule:
+    def _banded(self, weights: Rule, best: Tensor | None, meeting: Meeting | None, scale: Tensor) -> Rule:
         """The whole rule: weights, bands and draws. best: (A,) score of the best positive, if a band asks for it."""
         lower: Bound = None
         upper: Bound = None
@@ -436,13 +481,13 @@ class InfoNCE(nn.Module):
         if best is not None:
             # Kernels sum products in another order: a copy of the positive must compare as equal to it.
             reach: float | Tensor = 1.0
-            if not self.normalize:
+            if not self.normalize and meeting is not None:
                 reach = meeting.anchors.detach().norm(dim=1) * meeting.pool.detach().norm(dim=1).amax()
             rounding = 8 * torch.finfo(scale.dtype).eps * reach * scale.detach()
             lower = lower - rounding if isinstance(lower, Tensor) else lower
             upper = upper + rounding if isinstance(upper, Tensor) else upper
         draws = None
-        if self.num_negatives is not None:
+        if self.num_negatives is not None and meeting is not None:
             # Drawn for the anchors of all processes, so that the draws do not depend on how many there are.
             device = meeting.anchors.device if self.generator is None else self.generator.device
             shape = (meeting.places.whole * meeting.places.views, self.num_negatives)

@@ -59,6 +59,23 @@ def check_use(
         raise ValueError(f"symmetric=True needs z2 of shape (B, d), got {tuple(z2.shape)}")
 
 
+def check_views(z1: Tensor, z2: Tensor | None) -> list[tuple[str, Tensor]]:
+    """Raise unless the views are floating-point tensors of shapes that fit; return them with their names."""
+    checks.floating("z1", z1)
+    if z1.dim() != 2 or 0 in z1.shape:
+        raise ValueError(f"z1 must have shape (B, d) with B, d ≥ 1, got {tuple(z1.shape)}")
+    batch, dim = z1.shape
+    views = [("z1", z1)]
+    if z2 is not None:
+        checks.floating("z2", z2)
+        if z2.dim() not in (2, 3) or (z2.shape[0], z2.shape[-1]) != (batch, dim) or 0 in z2.shape:
+            raise ValueError(
+                f"z2 must have shape (B, d) or (B, M, d) with (B, d) = {batch, dim}, got {tuple(z2.shape)}"
+            )
+        views.append(("z2", z2))
+    return views
+
+
 def read(
     z1: Tensor,
     z2: Tensor | None,
@@ -73,18 +90,8 @@ def read(
     kernel: Kernel,
 ) -> Inputs:
     """Check shapes, dtypes and values; then bring the embeddings to one dtype, and to unit length if ``normalize``."""
-    checks.floating("z1", z1)
-    if z1.dim() != 2 or 0 in z1.shape:
-        raise ValueError(f"z1 must have shape (B, d) with B, d ≥ 1, got {tuple(z1.shape)}")
+    views = check_views(z1, z2)
     batch, dim = z1.shape
-    views = [("z1", z1)]
-    if z2 is not None:
-        checks.floating("z2", z2)
-        if z2.dim() not in (2, 3) or (z2.shape[0], z2.shape[-1]) != (batch, dim) or 0 in z2.shape:
-            raise ValueError(
-                f"z2 must have shape (B, d) or (B, M, d) with (B, d) = {batch, dim}, got {tuple(z2.shape)}"
-            )
-        views.append(("z2", z2))
     if labels is not None:
         labels = checks.integers("labels", labels, (batch,), "one per row of z1")
         checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
@@ -130,7 +137,7 @@ def read(
         if tensor.is_floating_point():
             dtype = torch.promote_types(dtype, tensor.dtype)
 
-    similarity, precision = None, _half(z1, z1 if z2 is None else z2)
+    similarity, precision = None, half(z1, z1 if z2 is None else z2)
     if normalize and kernel.units is not None and dtype == torch.float32:
         flat, similarity = _units(kernel.units, views, z1, z2, precision)
         if negatives is not None:
@@ -181,7 +188,7 @@ def _prepared(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool)
     return normalized(vectors, smallest) if normalize else vectors
 
 
-def _half(z1: Tensor, z2: Tensor) -> torch.dtype | None:
+def half(z1: Tensor, z2: Tensor) -> torch.dtype | None:
     """The half precision of the embeddings, in which a GPU's matrix products are fast; None if theirs is not one."""
     return z1.dtype if z1.dtype == z2.dtype and z1.dtype in (torch.bfloat16, torch.float16) else None
 
@@ -193,9 +200,7 @@ def _units(
     smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for _, tensor in named))
     if z2 is not None and z2.dim() == 3:
         z1, z2 = torch.cat([z1, z2.transpose(0, 1).reshape(-1, z1.shape[1])]), None
-    unit, similarity, finite = units(z1, z2, smallest, precision)
-    names = " or ".join(name for name, _ in named)
-    checks.values(finite > 0, f"{names} holds NaN or inf: look for a diverged model or a division by zero")
+    unit, similarity = units(z1, z2, smallest, precision, " or ".join(name for name, _ in named))
     return unit, None if z2 is None else similarity
 
 

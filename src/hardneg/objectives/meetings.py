@@ -39,14 +39,14 @@ class Meeting:
         views = self.places.views
         return self.pairs if self.pairs is None or views == 1 else self.pairs.repeat(views, 1)
 
-    def detached(self) -> "Meeting":
-        """The same without the graph behind it."""
+    def detached(self, lowered: Callable[[Tensor], Tensor] = Tensor.detach) -> "Meeting":
+        """The same without the graph behind it. lowered: gives embeddings to keep that take less memory."""
         return replace(
             self,
-            anchors=self.anchors.detach(),
-            candidates=tuple(block.detach() for block in self.candidates),
+            anchors=lowered(self.anchors),
+            candidates=tuple(lowered(block) for block in self.candidates),
             pairs=None if self.pairs is None else self.pairs.detach(),
-            pool=self.pool.detach(),
+            pool=lowered(self.pool),
         )
 
 

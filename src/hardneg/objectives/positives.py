@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hardneg.objectives.kernels import Eligibility, Kernel, LogSums, Rule, reference, tiled
+from hardneg.objectives.kernels import Eligibility, Kernel, Lowered, LogSums, Rule, reference, tiled
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS
 
 
@@ -74,6 +74,7 @@ class Grouped:
     scale: Tensor
     who: Eligibility
     kernel: Kernel
+    lowered: Lowered
 
     def count(self) -> Tensor:
         assert self.who.anchor_groups is not None
@@ -96,6 +97,6 @@ class Grouped:
         return self._sums(offset)[0]
 
     def _sums(self, offset: Tensor) -> tuple[Tensor, Tensor]:
-        terms, total = self.kernel.positive_sums(self.anchors, self.pool, self.scale, self.who, offset)
+        terms, total = self.kernel.positive_sums(self.anchors, self.pool, self.scale, self.who, offset, self.lowered)
         number = self.count().clamp(min=1)
         return terms / number, total / number

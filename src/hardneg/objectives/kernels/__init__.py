@@ -9,20 +9,22 @@ import torch
 from torch import Tensor
 
 from hardneg.objectives.kernels import reference, tiled
-from hardneg.objectives.kernels.problem import Eligibility, LogSums, Places, Rule
+from hardneg.objectives.kernels.problem import Eligibility, Lowered, LogSums, PairRecord, Places, Rule
 
 BACKENDS = ("auto", "reference", "tiled", "fused")
 
 
-Units = Callable[[Tensor, Tensor | None, float, torch.dtype | None], tuple[Tensor, Tensor, Tensor]]
+Units = Callable[[Tensor, Tensor | None, float, torch.dtype | None, str], tuple[Tensor, Tensor]]
 Losses = Callable[..., tuple[Tensor, Tensor]]
+PairLoss = Callable[..., tuple[Tensor, PairRecord]]
 
 
 class Kernel(Protocol):
-    """What every kernel module offers; the fused one also `units` and `losses` in one launch each, others None."""
+    """What every kernel module offers; the last three only where they take few launches, elsewhere they are None."""
 
     units: Units | None
     losses: Losses | None
+    pair_loss: PairLoss | None
 
     def log_sums(
         self, anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule
@@ -30,7 +32,7 @@ class Kernel(Protocol):
         """The two log-sums and the support size of each anchor's negatives."""
 
     def positive_sums(
-        self, anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor
+        self, anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor, lowered: Lowered
     ) -> tuple[Tensor, Tensor]:
         """Σ softplus(offset − p) and Σ p over each anchor's positives."""
 
@@ -65,4 +67,7 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-__all__ = ["BACKENDS", "Eligibility", "Kernel", "LogSums", "Losses", "Places", "Rule", "Units", "choose"]
+__all__ = [
+    "BACKENDS", "Eligibility", "Kernel", "LogSums", "Losses", "Lowered", "PairLoss", "PairRecord", "Places", "Rule",
+    "Units", "choose",
+]  # fmt: skip

@@ -12,25 +12,29 @@ What it cannot run it hands to the tiled kernel: float64, candidates per anchor,
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hardneg.objectives.kernels import programs, rows, selection, tiled, tuning
-from hardneg.objectives.kernels.problem import Eligibility, LogSums, Places, Rule, constant
+from hardneg.objectives.kernels import programs, rowwise, selection, tiled, tuning
+from hardneg.objectives.kernels.problem import Eligibility, Lowered, LogSums, PairRecord, Places, Rule, constant
 
 # Widest rows whose gradient is summed on the chip; for wider ones the derivatives of scores are written out in strips.
 WIDEST = 256
 
-# Bytes of such a strip.
+# Up to so many pairs another launch, to add what was found apart, takes longer than finding it in one piece.
+SMALL = 1 << 19
+
+# Bytes of such a strip, beyond as many as a half-precision copy of the rows takes.
 STRIP = 48 << 20
 
 # As in the tiled kernel: up to here e^{±x} and sums of millions of them are ordinary float32 numbers.
 SAFE_EXPONENT = tiled.SAFE_EXPONENT
 
-KINDS = {0.0: programs.NONE, 1.0: programs.ONE, 2.0: programs.TWO, 0.5: programs.HALF}
+NONE, ANY = programs.NONE.value, programs.ANY.value
+KINDS = {0.0: NONE, 1.0: programs.ONE.value, 2.0: programs.TWO.value, 0.5: programs.HALF.value}
 
 
 def available(device: torch.device) -> bool:
@@ -54,12 +58,13 @@ def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: 
 
 
 def positive_sums(
-    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor
+    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor, lowered: Lowered
 ) -> tuple[Tensor, Tensor]:
     """As `reference.positive_sums`."""
     if not suits(anchors, [pool], Rule()):
-        return tiled.positive_sums(anchors, pool, scale, who, offset)
-    terms, total, slope = _run(Positives(who, offset.detach().contiguous()), anchors, [pool], scale)
+        return tiled.positive_sums(anchors, pool, scale, who, offset, lowered)
+    question = Positives(who, offset.detach().contiguous(), Rule(lowered=lowered))
+    terms, total, slope = _run(question, anchors, [pool], scale)
     # ∂terms/∂offset is the sum of the slopes, so the offset's gradient needs no pass of its own.
     return terms + slope * (offset - offset.detach()), total
 
@@ -74,7 +79,7 @@ class Negatives:
     @property
     def kind(self) -> int:
         tilt = self.rule.tilt
-        return int(programs.ANY if isinstance(tilt, Tensor) else KINDS.get(tilt, programs.ANY))
+        return ANY if isinstance(tilt, Tensor) else KINDS.get(tilt, ANY)
 
     @property
     def bounded(self) -> bool:
@@ -105,9 +110,9 @@ class Positives:
 
     who: Eligibility
     level: Tensor  # (A,)
+    rule: Rule
 
-    rule = Rule()
-    kind = int(programs.POSITIVES)
+    kind = programs.POSITIVES.value
     bounded = counted = mirrors = True
 
 
@@ -127,12 +132,13 @@ class _Fused(torch.autograd.Function):
         ctx: Any, question: Negatives | Positives, scale: Tensor, anchors: Tensor, *blocks: Tensor | None
     ) -> tuple[Tensor, ...]:
         mine = [block is None for block in blocks]
-        low = _lowered(anchors, question.rule.precision)
-        others = [low if block is None else _lowered(block, question.rule.precision) for block in blocks]
+        lowered = question.rule.lowered
+        low = lowered(anchors)
+        others = [low if block is None else lowered(block) for block in blocks]
         scale = scale.float()
-        band = _band(question, low, others, scale)
-        results, kept = _forward(question, scale, low, others, band)
-        ctx.question, ctx.mine, ctx.band = question, mine, band
+        edges = band(question, low, others, scale)
+        results, kept = _forward(question, scale, low, others, edges)
+        ctx.question, ctx.mine, ctx.band = question, mine, edges
         # Saved, not merely kept: autograd then refuses a backward pass over what was overwritten meanwhile.
         watched = [] if question.who.allowed is None else [question.who.allowed]
         given = [block for block, own in zip(others, mine, strict=True) if not own]
@@ -150,7 +156,7 @@ class _Fused(torch.autograd.Function):
         blocks = [low if own else next(given) for own in mine]
         for_scale, for_anchors, *for_blocks = ctx.needs_input_grad[1:]
         with torch.autocast(low.device.type, enabled=False):
-            pulls = _pulls(question, grads, saved[:KEPT])
+            pulls = _pulls(question, grads, saved[:KEPT], low.dtype == torch.float16)
             d_anchors: Tensor | None = None
             d_scale: Tensor | None = None
             d_blocks: list[Tensor | None] = []
@@ -158,22 +164,29 @@ class _Fused(torch.autograd.Function):
             for block, own, needed in zip(blocks, mine, for_blocks, strict=True):
                 walk = _Walk(question, scale, low, block, column, ctx.band, own)
                 column += len(block)
-                both = own and question.mirrors
-                part = walk.gradient(pulls, outer=True, inner=both) if for_anchors or for_scale else None
-                if part is not None and for_scale:
-                    # s = scale·⟨a, c⟩; with both halves each pair was counted twice.
-                    share = (low * part).sum() / scale * (0.5 if both else 1.0)
-                    d_scale = share if d_scale is None else d_scale + share
-                if own and not both and part is not None:
-                    part += walk.gradient(pulls, outer=False, inner=True)
-                if part is not None:
+                if for_anchors or for_scale:
+                    part, share = walk.anchors_gradient(pulls, for_scale)
                     d_anchors = part if d_anchors is None else d_anchors.add_(part)
+                    d_scale = share if d_scale is None or share is None else d_scale + share
                 d_blocks.append(walk.gradient(pulls, outer=False, inner=True) if needed and not own else None)
         return None, d_scale, d_anchors if for_anchors else None, *d_blocks
 
 
 KEPT = 4  # tensors that `_forward` keeps for the backward pass
-Pulls = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+class Pulls(NamedTuple):
+    """What each anchor multiplies its exponentials with in ∂L/∂s, (A,) each, as `programs.slopes` makes it.
+
+    level: what scores are compared with first · largest: no |∂L/∂s| exceeds it, ()
+    """
+
+    steep: Tensor
+    flat: Tensor
+    steep_offset: Tensor | None
+    flat_offset: Tensor | None
+    level: Tensor | None
+    largest: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -205,7 +218,7 @@ def _form(bound: float | Tensor | None) -> int:
     return 0 if bound is None else 2 if isinstance(bound, Tensor) else 1
 
 
-def _band(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Tensor], scale: Tensor) -> Band:
+def band(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Tensor], scale: Tensor) -> Band:
     """The bands of a question."""
     rule = question.rule
     lower, upper = (
@@ -227,51 +240,73 @@ def _band(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Ten
     return Band(low, high, first, last)
 
 
-def _forward(
-    question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor], band: Band
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The three results of each anchor, and what the backward pass needs of them."""
-    rows = len(anchors)
+def partial_sums(
+    question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor], edges: Band
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """What was summed slot by slot, (slots, A) each, and the number of slots."""
     walks, column = [], 0
     for block in blocks:
-        walks.append(_Walk(question, scale, anchors, block, column, band, False))
+        walks.append(_Walk(question, scale, anchors, block, column, edges, False))
         column += len(block)
     stretches = [walk.stretches(outer=True) for walk in walks]
     slots = sum(count for count, _ in stretches)
-    heavy, light, count, peak = anchors.new_empty(4, slots, rows, dtype=torch.float32)
+    heavy, light, count, peak = anchors.new_empty(4, slots, len(anchors), dtype=torch.float32).unbind()
     slot = 0
     for walk, (parts, span) in zip(walks, stretches, strict=True):
         walk.sums(heavy, light, count, peak, slot, parts, span)
         slot += parts
+    return heavy, light, count, peak, slots
+
+
+def _forward(
+    question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor], edges: Band
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The three results of each anchor, and what the backward pass needs of them."""
+    heavy, light, count, peak, slots = partial_sums(question, scale, anchors, blocks, edges)
     if isinstance(question, Positives):
         found = tuple(part[0] if slots == 1 else part.sum(dim=0) for part in (heavy, light, count))
         return found, (found[0],) * KEPT
-    mean, weight, number, log_heavy, log_light, top = anchors.new_empty(6, rows, dtype=torch.float32)
-    block_size = 128
+    rows, block_size = len(anchors), 128
+    mean, weight, number, log_heavy, log_light, top = heavy.new_empty(6, rows).unbind()
     programs.finish[(math.ceil(rows / block_size),)](
-        heavy, light, count, peak, _tilt(question.rule, scale.device), mean, weight, number, log_heavy, log_light, top,
+        heavy, light, count, peak, tilt(question.rule, heavy.device), mean, weight, number, log_heavy, log_light, top,
         rows, slots, float(question.known_count()),
         BLOCK=block_size, KIND=question.kind, BOUNDED=question.bounded, COUNTED=question.counted,
     )  # fmt: skip
     return (mean, weight, number), (log_heavy, log_light, top, number)
 
 
-def _pulls(question: Negatives | Positives, grads: Sequence[Tensor | None], kept: Sequence[Tensor]) -> Pulls:
-    """What each anchor multiplies its exponentials with in ∂L/∂s, and their offsets; (A,) each."""
+def own_gradient(
+    question: Negatives, scale: Tensor, anchors: Tensor, edges: Band, pulls: Pulls, for_scale: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of anchors that are their own candidates, and of the scale if asked for."""
+    return _Walk(question, scale, anchors, anchors, 0, edges, True).anchors_gradient(pulls, for_scale)
+
+
+def _pulls(
+    question: Negatives | Positives, grads: Sequence[Tensor | None], kept: Sequence[Tensor], narrow: bool
+) -> Pulls:
+    """How scores pull, given the gradients of the results. narrow: must their range be known, for float16?"""
     log_heavy, log_light, top, number = kept
     first = torch.zeros_like(number) if grads[0] is None else grads[0].contiguous()
     second = None if grads[1] is None else grads[1].contiguous()
+    largest = None
+    if narrow:  # a softmax is at most 1
+        beta = question.rule.tilt
+        largest = first.abs().amax() * (2 * beta + 1) + (0.0 if second is None else second.abs().amax() * (beta + 1))
     if isinstance(question, Positives):
-        return first, torch.zeros_like(first) if second is None else second, None, None, question.level
+        return Pulls(first, torch.zeros_like(first) if second is None else second, None, None, question.level, largest)
     rows, block_size = len(first), 128
-    steep, flat, steep_offset, flat_offset = first.new_empty(4, rows)
+    steep, flat, steep_offset, flat_offset = first.new_empty(4, rows).unbind()
     programs.slopes[(math.ceil(rows / block_size),)](
-        first, second, log_heavy, log_light, number, _tilt(question.rule, first.device),
+        first, second, log_heavy, log_light, number, tilt(question.rule, first.device),
         steep, flat, steep_offset, flat_offset, rows,
         BLOCK=block_size, BOUNDED=question.bounded, THROUGH=question.rule.grad_through_weights,
         WEIGHED=second is not None,
     )  # fmt: skip
-    return (steep, flat, None, None, None) if question.bounded else (steep, flat, steep_offset, flat_offset, top)
+    if question.bounded:
+        return Pulls(steep, flat, None, None, None, largest)
+    return Pulls(steep, flat, steep_offset, flat_offset, top, largest)
 
 
 @dataclass(frozen=True)
@@ -292,15 +327,9 @@ class _Walk:
         return self.anchors.shape[1] <= WIDEST
 
     def stretches(self, outer: bool) -> tuple[int, int]:
-        """Into how many stretches the inner rows are cut, and how long each is.
-
-        As many as give every multiprocessor some programs to run; the result of each is kept apart.
-        """
+        """Into how many stretches the inner rows are cut, and how long each is."""
         rows, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
-        blocks, units = math.ceil(len(rows) / tuning.BLOCK), math.ceil(len(others) / tuning.UNIT)
-        wanted = max(1, min(units, tuning.programs_wanted(rows.device) // blocks))
-        each = math.ceil(units / wanted)
-        return math.ceil(units / each), each * tuning.UNIT
+        return _stretches(len(rows), len(others), rows.device)
 
     def eligibility(self) -> dict[str, Any]:
         """Who may be met, as programs take it."""
@@ -339,7 +368,7 @@ class _Walk:
         question = self.question
         return {
             "scale_": self.scale,
-            "tilt_": _tilt(question.rule, self.scale.device),
+            "tilt_": tilt(question.rule, self.scale.device),
             "level_": question.level if isinstance(question, Positives) else None,
             "PRECISION": _precision(self.anchors.dtype),
             "KIND": question.kind,
@@ -381,6 +410,17 @@ class _Walk:
         tuning.launch(programs.scores, arguments, rows, math.ceil(columns / tuning.UNIT), width, self.whole, "scores")
         return result
 
+    def anchors_gradient(self, pulls: Pulls, for_scale: bool) -> tuple[Tensor, Tensor | None]:
+        """The gradient of the anchors, also as candidates if the block is ``mine``; and of the scale if asked for."""
+        both = self.mine and self.question.mirrors
+        part, share = self.gradient(pulls, outer=True, inner=both), None
+        if for_scale:
+            # s = scale·⟨a, c⟩; with both halves each pair was counted twice.
+            share = (self.anchors * part).sum() / self.scale * (0.5 if both else 1.0)
+        if self.mine and not both:
+            part += self.gradient(pulls, outer=False, inner=True)
+        return part, share
+
     def gradient(self, pulls: Pulls, outer: bool, inner: bool) -> Tensor:
         """The gradient of the anchors (``outer``: in their role as anchors) or, if not, of the block's rows."""
         mine, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
@@ -388,15 +428,13 @@ class _Walk:
         rows, width = mine.shape
         parts, span = self.stretches(outer)
         factor = None
-        if mine.dtype == torch.float16:
-            # Their range is narrow: the largest derivative that can come becomes 2¹³.
-            largest = torch.stack([pulls[0].abs().amax(), pulls[1].abs().amax()]).amax()
-            factor = 2.0**13 / largest.clamp(min=1e-30)
-        steep, flat, steep_offset, flat_offset, level = pulls
+        if pulls.largest is not None:
+            factor = 2.0**13 / pulls.largest.clamp(min=1e-30)  # float16 ends at 2¹⁶, and two may be added
         arguments = {
             **self.common(),
             "outer": mine, "inner": others, "factor_": factor, "SCALED": factor is not None,
-            "steep_": steep, "flat_": flat, "steep_offset_": steep_offset, "flat_offset_": flat_offset, "level_": level,
+            "steep_": pulls.steep, "flat_": pulls.flat, "level_": pulls.level,
+            "steep_offset_": pulls.steep_offset, "flat_offset_": pulls.flat_offset,
             "outer_groups": anchor_groups if outer else candidate_groups,
             "inner_groups": candidate_groups if outer else anchor_groups,
             "outer_rows": rows, "inner_rows": len(others), "width": width,
@@ -405,43 +443,60 @@ class _Walk:
         }  # fmt: skip
         if self.whole:
             result = mine.new_empty(parts, rows, width, dtype=torch.float32)
-            arguments |= {"result": result, "base": 0, "result_stride": width, "span": span}
+            arguments |= {"result": result, "base": 0, "skip": 0, "result_stride": width, "span": span}
             tuning.launch(programs.gradient, arguments, rows, parts, width, True, "gradient")
             return result[0] if parts == 1 else result.sum(dim=0)
-        return self._by_strips(arguments, mine, others, factor)
+        return self._by_strips(arguments, mine, others, factor, inner and outer)
 
-    def _by_strips(self, arguments: dict[str, Any], mine: Tensor, others: Tensor, factor: Tensor | None) -> Tensor:
-        """As `gradient`, for wide rows: derivatives of scores strip by strip, each followed by a product."""
+    def _by_strips(
+        self, arguments: dict[str, Any], mine: Tensor, others: Tensor, factor: Tensor | None, both: bool
+    ) -> Tensor:
+        """As `gradient`, for wide rows: derivatives of scores strip by strip, each followed by products.
+
+        both: they are symmetric, so what a strip holds right of the diagonal serves the rows below it too
+        """
         rows, width = mine.shape
-        columns = math.ceil(len(others) / 16) * 16  # rows of a strip begin where tensor cores can read them
-        height = max(tuning.BLOCK, STRIP // (columns * mine.element_size()) // tuning.BLOCK * tuning.BLOCK)
-        strip = mine.new_empty(min(height, math.ceil(rows / tuning.BLOCK) * tuning.BLOCK), columns)
-        result = mine.new_empty(rows, width, dtype=torch.float32)
+        stride = math.ceil(len(others) / 16) * 16  # rows of a strip begin where tensor cores can read them
+        room = STRIP + 2 * rows * width
+        height = max(tuning.UNIT, room // (stride * mine.element_size()) // tuning.UNIT * tuning.UNIT)
+        strip = mine.new_empty(min(height, rows), stride)
+        result = mine.new_zeros(rows, width, dtype=torch.float32)
         for base in range(0, rows, height):
-            end = min(base + height, rows)
+            end, skip = min(base + height, rows), base if both else 0
+            parts, span = _stretches(end - base, len(others) - skip, mine.device)
             arguments |= {
-                "result": strip, "base": base, "result_stride": columns, "span": tuning.UNIT, "outer_rows": end,
+                "result": strip, "base": base, "skip": skip, "result_stride": stride, "span": span, "outer_rows": end,
             }  # fmt: skip
-            parts = math.ceil(len(others) / tuning.UNIT)
             tuning.launch(programs.gradient, arguments, end - base, parts, width, False, "strip")
-            _product(strip[: end - base, : len(others)], others, result[base:end])
+            weights = strip[: end - base, : len(others) - skip]  # (R, N − skip)
+            _add_product(result[base:end], weights, others[skip:])
+            if both and end < rows:
+                _add_product(result[end:], weights[:, end - base :].T, mine[base:end])
         scale = self.scale if factor is None else self.scale / factor
         return result.mul_(scale)
 
 
-def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """out = left · right in float32, of matrices of any precision."""
+def _stretches(rows: int, others: int, device: torch.device) -> tuple[int, int]:
+    """Into how many stretches inner rows are cut, so that every multiprocessor has programs to run; their length.
+
+    What each stretch finds is kept apart.
+    """
+    if rows * others <= SMALL:
+        return 1, math.ceil(others / tuning.UNIT) * tuning.UNIT
+    blocks, units = math.ceil(rows / tuning.BLOCK), math.ceil(others / tuning.UNIT)
+    wanted = max(1, min(units, tuning.programs_wanted(device) // blocks))
+    each = math.ceil(units / wanted)
+    return math.ceil(units / each), each * tuning.UNIT
+
+
+def _add_product(result: Tensor, left: Tensor, right: Tensor) -> None:
+    """result += left · right in float32, of matrices of any precision."""
     if left.dtype == torch.float32:
-        torch.mm(left, right, out=out)
-    elif left.is_cuda and tuning.HAS_OUT_DTYPE:
-        torch.mm(left, right, out_dtype=torch.float32, out=out)
+        result.addmm_(left, right)
+    elif left.is_cuda and tuning.ADDS_IN_FLOAT32:
+        torch.addmm(result, left, right, out_dtype=torch.float32, out=result)
     else:
-        torch.mm(left.float(), right.float(), out=out)
-
-
-def _lowered(vectors: Tensor, precision: torch.dtype | None) -> Tensor:
-    """Vectors in the precision of the products, row after row."""
-    return vectors.detach().to(precision or vectors.dtype).contiguous()
+        result += left.float() @ right.float()
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -449,7 +504,7 @@ def _precision(dtype: torch.dtype) -> str:
     return "ieee" if exact else "tf32"
 
 
-def _tilt(rule: Rule, device: torch.device) -> Tensor:
+def tilt(rule: Rule, device: torch.device) -> Tensor:
     return rule.tilt.float() if isinstance(rule.tilt, Tensor) else constant(float(rule.tilt), torch.float32, device)
 
 
@@ -462,14 +517,42 @@ def losses(
     log_least: float | None,
     decoupled: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Losses of anchors that have one positive each, and which are floored, (A,) each; see `rows.Losses`."""
-    found, floored = rows.Losses.apply(
+    """Losses of anchors that have one positive each, and which are floored, (A,) each; see `rowwise.Losses`."""
+    found, floored = rowwise.Losses.apply(
         negatives.mean, similarity, scale, negatives.count, log_number, prior, log_least, decoupled
     )  # type: ignore[no-untyped-call]
     return found, floored.bool()
 
 
-def units(z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit vectors of the rows of z1 and z2, inner products of their pairs, and whether all is finite; `rows.Units`."""
-    found: tuple[Tensor, Tensor, Tensor] = rows.Units.apply(z1, z2, smallest, precision)  # type: ignore[no-untyped-call]
+def units(
+    z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None, names: str
+) -> tuple[Tensor, Tensor]:
+    """Unit vectors of the rows of z1 and z2, and inner products of their pairs; see `rowwise.Units`."""
+    found: tuple[Tensor, Tensor] = rowwise.Units.apply(z1, z2, smallest, precision, names)  # type: ignore[no-untyped-call]
     return found
+
+
+def pair_loss(
+    z1: Tensor,
+    z2: Tensor,
+    scale: Tensor,
+    rule: Rule,
+    log_number: float | None,
+    prior: tuple[float, float] | None,
+    decoupled: bool,
+    reduction: str,
+) -> tuple[Tensor, PairRecord]:
+    """The loss of two views (B, d) whose candidates are both views of all others, in seven launches.
+
+    log_number, prior, decoupled: see `losses`
+    """
+    from hardneg.objectives.kernels import pairs
+
+    batch = len(z1)
+    smallest = max(1e-30, torch.finfo(z1.dtype).tiny, torch.finfo(z2.dtype).tiny)
+    who = Eligibility(2 * batch, own=Places(batch, 2, 0, batch, z1.device), pool_views=2)
+    form = pairs.Form(log_number, prior, decoupled, reduction == "mean")
+    loss, *seen = pairs.Whole.apply(
+        z1, z2, scale, Negatives(who, rule), form, smallest, rule.lowered.precision, reduction != "none"
+    )  # type: ignore[no-untyped-call]
+    return loss, PairRecord(who, rule, *seen)

@@ -1,7 +1,7 @@
 """What a kernel is asked: who may be compared with whom, which of them count, and how much."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -102,6 +102,28 @@ class Eligibility:
         return self.anchor_groups is None and self.allowed is None
 
 
+class Lowered:
+    """Embeddings in the precision of the matrix products, rows one after the other; each tensor is copied once.
+
+    precision: a half precision that holds their numbers exactly, or None to leave them as they are
+    """
+
+    def __init__(self, precision: torch.dtype | None) -> None:
+        self.precision = precision
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by identity: the tensor, which must live on, and its copy
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        if self.precision is None or vectors.dtype != torch.float32:
+            return vectors.detach().contiguous()
+        if id(vectors) not in self._copies:
+            self._copies[id(vectors)] = (vectors, vectors.detach().to(self.precision).contiguous())
+        return self._copies[id(vectors)][1]
+
+    def forget(self) -> None:
+        """Let go of the tensors."""
+        self._copies.clear()
+
+
 @dataclass(frozen=True)
 class Rule:
     """Which eligible candidates are negatives, and their weights.
@@ -109,8 +131,7 @@ class Rule:
     tilt: β of weights e^{βs} · log_weight: general weights instead · lower, upper: scores kept, one for all or (A,) ·
     rings: ranges of ranks kept, as fractions of the eligible · draws: (A, k) random integers; k negatives are drawn
     by them from what is kept · grad_through_weights: do gradients flow through the weights? ·
-    largest: no |score| exceeds it, if known · precision: of the matrix products of the fused kernel, if not the
-    embeddings' own
+    largest: no |score| exceeds it, if known · lowered: gives embeddings the precision of the fused kernel's products
     """
 
     tilt: float | Tensor = 0.0
@@ -121,7 +142,7 @@ class Rule:
     draws: Tensor | None = None
     grad_through_weights: bool = True
     largest: float | None = None
-    precision: torch.dtype | None = None
+    lowered: Lowered = field(default_factory=lambda: Lowered(None))
 
     def log_weights(self, scores: Tensor) -> Tensor:
         """Logarithms of the weights of candidates with these scores."""
@@ -143,6 +164,23 @@ class Rule:
             last = (upper * exact + 1e-9).floor().long().to(eligible.device)
             start, end = torch.maximum(start, first), torch.minimum(end, torch.maximum(last, first + 1))
         return start, end
+
+
+@dataclass(frozen=True)
+class PairRecord:
+    """What a kernel that makes the whole loss of two views lets one see of it, without gradients.
+
+    anchors: (2B, d) unit vectors, the first views and then the second ones · similarity: (B,) of the pairs ·
+    losses, floored (0 or 1), count: (2B,) of the anchors
+    """
+
+    who: Eligibility
+    rule: Rule
+    anchors: Tensor
+    similarity: Tensor
+    losses: Tensor
+    floored: Tensor
+    count: Tensor
 
 
 def wrapped(rows: slice, size: int, device: torch.device) -> slice | Tensor:

@@ -17,6 +17,7 @@ import triton.language as tl
 # As Triton itself decides it, when these programs are first read.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
+FLATTEN = tl.constexpr(os.environ.get("FLAT", "0") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -195,7 +196,7 @@ def sums(
     light = tl.zeros((OUTER_BLOCK,), tl.float32)
     count = tl.zeros((OUTER_BLOCK,), tl.float32)
     peak = tl.full((OUTER_BLOCK,), float("-inf"), tl.float32)
-    for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
+    for start in tl.range(part * span, min(part * span + span, candidates), INNER_BLOCK, flatten=FLATTEN):
         j = start + tl.arange(0, INNER_BLOCK)
         found, _ = products(
             tile, anchors_, candidates_, row, start, anchors, candidates, width, anchor_stride, candidate_stride,
@@ -248,13 +249,14 @@ def sums(
 
 
 @triton.jit
-def finish(
-    heavy_, light_, count_, peak_, tilt_, mean, weight, number, log_heavy, log_light, top_, anchors, slots, known,
+def collect(
+    heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tilt,
     BLOCK: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """The log-sums of each anchor from what was summed slot by slot. known: the count of every anchor, if not COUNTED."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside, tilt = i < anchors, tl.load(tilt_)
+    """The two log-sums less the peak, the count and the peak of anchors i from what was summed slot by slot.
+
+    known: the count of every anchor, if not COUNTED
+    """
     heavy = tl.zeros((BLOCK,), tl.float32)
     light = tl.zeros((BLOCK,), tl.float32)
     count = tl.zeros((BLOCK,), tl.float32)
@@ -278,8 +280,20 @@ def finish(
             count += tl.load(count_ + place, mask=inside, other=0.0)
     if not COUNTED:
         count += known
-    log_h = tl.log2(heavy) * LN2
-    log_l = tl.log2(count if KIND == NONE else light) * LN2
+    return tl.log2(heavy) * LN2, tl.log2(count if KIND == NONE else light) * LN2, count, top
+
+
+@triton.jit
+def finish(
+    heavy_, light_, count_, peak_, tilt_, mean, weight, number, log_heavy, log_light, top_, anchors, slots, known,
+    BLOCK: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """The log-sums of each anchor from what was summed slot by slot."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, tilt = i < anchors, tl.load(tilt_)
+    log_h, log_l, count, top = collect(
+        heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tilt, BLOCK, KIND, BOUNDED, COUNTED
+    )
     some = count > 0
     tl.store(mean + i, tl.where(some, log_h - log_l + top * LN2, float("-inf")), mask=inside)
     tl.store(weight + i, tl.where(some, log_l + tilt * top * LN2, float("-inf")), mask=inside)
@@ -409,7 +423,7 @@ def gradient(
     outer, inner, scale_, tilt_, factor_, lower_, upper_, first_, last_, level_,
     steep_, flat_, steep_offset_, flat_offset_, excluded, outer_groups, inner_groups, allowed, result,
     outer_rows, inner_rows, width, outer_stride, inner_stride, column, columns, batch, offset, whole, named,
-    allowed_rows, allowed_columns, base, result_stride, span,
+    allowed_rows, allowed_columns, base, skip, result_stride, span,
     OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr,
     BOUNDED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
@@ -418,7 +432,8 @@ def gradient(
     """Gradients of a block of outer rows, from one stretch of ``span`` inner rows.
 
     If WHOLE, result is (stretches, outer_rows, width) and holds Σ ∂L/∂s·inner·scale. If rows are too wide to be summed
-    on the chip, result is (outer_rows − base, inner_rows) and holds ∂L/∂s·factor itself, for a product to follow.
+    on the chip, result is (outer_rows − base, inner_rows − skip) and holds ∂L/∂s·factor itself, for a product to
+    follow; ``skip`` inner rows are left out.
     SCALED: multiply ∂L/∂s with ``factor_`` before it becomes a half-precision number.
     """
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
@@ -453,7 +468,7 @@ def gradient(
     if GROUPS > 0:
         group = tl.load(outer_groups + i, mask=inside, other=0)[:, None]
     collected = tl.zeros((OUTER_BLOCK, WIDTH), tl.float32)
-    for start in range(part * span, min(part * span + span, inner_rows), INNER_BLOCK):
+    for start in tl.range(skip + part * span, min(skip + part * span + span, inner_rows), INNER_BLOCK, flatten=FLATTEN):
         j = start + tl.arange(0, INNER_BLOCK)
         found, other = products(
             tile, outer, inner, row, start, outer_rows, inner_rows, width, outer_stride, inner_stride,
@@ -469,7 +484,7 @@ def gradient(
         if WHOLE:
             collected = tl.dot(weights.to(other.dtype), other, collected, input_precision=PRECISION)
         else:
-            pointer = result + (i - base).to(tl.int64)[:, None] * result_stride + j[None, :]
+            pointer = result + (i - base).to(tl.int64)[:, None] * result_stride + (j - skip)[None, :]
             stored = inside[:, None] & (j < inner_rows)[None, :]
             tl.store(pointer, weights.to(result.dtype.element_ty), mask=stored)
     if WHOLE:
@@ -509,3 +524,4 @@ def scores(
         )  # fmt: skip
         pointer = result + i.to(tl.int64)[:, None] * result_stride + j[None, :]
         tl.store(pointer, found, mask=(i < anchors)[:, None] & (j < candidates)[None, :])
+

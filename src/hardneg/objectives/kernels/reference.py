@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hardneg.objectives.kernels import ranks
-from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, Eligibility, LogSums, Rule, count_true, draw, per_row
+from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, Eligibility, Lowered, LogSums, Rule, count_true, draw, per_row
 
-units = losses = None  # plain operations make them
+units = losses = pair_loss = None  # plain operations make them
 
 
 def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
@@ -54,7 +54,7 @@ def sums(scores: Tensor, log_weight: Tensor, kept: Tensor) -> LogSums:
 
 
 def positive_sums(
-    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor
+    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor, lowered: Lowered | None = None
 ) -> tuple[Tensor, Tensor]:
     """Over each anchor's positives with scores p: Σ softplus(offset − p), and Σ p.
 

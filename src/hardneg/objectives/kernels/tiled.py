@@ -18,6 +18,7 @@ from hardneg.objectives.kernels import ranks
 from hardneg.objectives.kernels.problem import (
     EXACT_SOFTPLUS,
     Eligibility,
+    Lowered,
     LogSums,
     Rule,
     count_true,
@@ -37,7 +38,7 @@ LEAST_ROWS = 64
 # Up to here e^{±x} and sums of millions of them are ordinary float32 numbers, so no row needs its maximum taken off.
 SAFE_EXPONENT = 40.0
 
-units = losses = None  # plain operations make them
+units = losses = pair_loss = None  # plain operations make them
 
 
 def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
@@ -47,7 +48,7 @@ def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: 
 
 
 def positive_sums(
-    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor
+    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor, lowered: Lowered | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `reference.positive_sums`."""
     terms, total, slope = _reduce(_PositiveSums(who, offset.detach()), anchors, [pool], scale)
@@ -66,6 +67,8 @@ def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iter
     if on_cpu and height < LEAST_ROWS and all(block.dim() == 2 for block in candidates):
         height = min(LEAST_ROWS, 4 * budget // max(cost, 1))
     height = max(1, min(rows, height))
+    # What the fused kernel worked on may be half-precision numbers; here they are as precise as the scale.
+    anchors, candidates = anchors.to(scale.dtype), [block.to(scale.dtype) for block in candidates]
     buffer = anchors.new_empty(height, columns)
     for start in range(0, rows, height):
         strip = slice(start, min(start + height, rows))

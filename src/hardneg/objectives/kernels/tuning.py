@@ -14,8 +14,11 @@ UNIT = 256  # stretches of inner rows are multiples of it, as it is of every til
 # Below so many pairs of rows a launch takes longer than the work, and no tile is much better than another.
 WORTH_MEASURING = 1 << 26
 
-# What torch.mm can give in another precision than its inputs' it can since PyTorch 2.8.
-HAS_OUT_DTYPE = "out_dtype" in (torch.mm.__doc__ or "")
+# Sizes are told apart by powers of two up to this one.
+ENOUGH = 17
+
+# Whether PyTorch can add a product of half-precision matrices to a float32 one; it can since 2.8.
+ADDS_IN_FLOAT32 = hasattr(torch.ops.aten.addmm, "dtype_out")
 
 
 @dataclass(frozen=True)
@@ -31,28 +34,34 @@ class Tile:
 def candidates(name: str, width: int, bytes_each: int) -> list[Tile]:
     """Tiles to try, the safest guess first."""
     if bytes_each == 4:  # float32 products run beside the tensor cores, where large tiles spill
-        small = [Tile(64, 64, 4, 2), Tile(32, 64, 4, 2), Tile(64, 32, 4, 2)]
-        return small if width <= 128 else [Tile(32, 32, 4, 1), Tile(32, 64, 4, 1), Tile(16, 32, 4, 1)]
-    if name != "gradient":
-        return [Tile(128, 128, 8, 3), Tile(128, 64, 4, 3), Tile(64, 128, 4, 3), Tile(128, 256, 8, 3), Tile(64, 64, 4, 3)]
+        small = [Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)]
+        return small if width <= 128 else [Tile(32, 32, 4, 1), Tile(32, 64, 4, 1)]
+    if name == "collect":  # much is done with every score: several small tiles at once, while some wait for memory
+        return [Tile(64, 32, 4, 3), Tile(128, 32, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)]
+    if name == "gradient":
+        if width <= 128:
+            return [Tile(64, 64, 4, 2), Tile(64, 128, 4, 2), Tile(64, 128, 4, 3)]
+        return [Tile(64, 64, 4, 2), Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)]
     if width <= 128:
-        return [Tile(128, 64, 8, 3), Tile(128, 128, 8, 2), Tile(64, 64, 4, 3), Tile(128, 64, 4, 2), Tile(64, 128, 4, 2)]
-    return [Tile(128, 64, 8, 2), Tile(64, 64, 4, 2), Tile(128, 32, 8, 2), Tile(64, 64, 8, 2), Tile(128, 128, 8, 2)]
+        return [Tile(64, 64, 4, 3), Tile(128, 64, 4, 3), Tile(64, 128, 4, 3)]
+    if width <= 256:
+        return [Tile(64, 64, 4, 2), Tile(128, 64, 8, 3), Tile(128, 64, 4, 3)]
+    return [Tile(64, 64, 4, 3), Tile(128, 256, 8, 4), Tile(128, 256, 8, 3)]
 
 
 def launch(
     program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str
-) -> None:
-    """Run a program over ``rows`` outer rows and ``parts`` stretches of inner rows, in the best tiles known."""
+) -> Tile:
+    """Run a program over ``rows`` outer rows and ``parts`` stretches of inner rows, in the best tiles known: these."""
     matrix = arguments["anchors_"] if "anchors_" in arguments else arguments["outer"]
     interpreted = not matrix.is_cuda
     chunk = max(16, 1 << (width - 1).bit_length()) if whole else 64
-    inner = arguments["candidates"] if "candidates" in arguments else arguments["inner_rows"]
+    inner = next(arguments[many] for many in ("candidates", "inner_rows", "anchors") if many in arguments)
     options = candidates(name, width, matrix.element_size())
     if interpreted:
         options = [Tile(32, 32, 4, 1)]  # small ones, so that small tests have several
     elif rows * inner < WORTH_MEASURING:
-        options = options[:1] if rows >= 128 else options[-1:]
+        options = options[:1]
 
     def attempt(tile: Tile) -> None:
         program[(math.ceil(rows / tile.outer), parts)](
@@ -63,19 +72,21 @@ def launch(
 
     if len(options) == 1:
         attempt(options[0])
-        return
+        return options[0]
     key = (
         name,
         width,
         matrix.dtype,
         matrix.device,
-        rows.bit_length(),
-        inner.bit_length(),
+        # Beyond so many rows every multiprocessor is busy whatever their number.
+        min(rows.bit_length(), ENOUGH),
+        min(inner.bit_length(), ENOUGH),
         *(value for argument, value in arguments.items() if argument.isupper()),
     )
     if key not in _best:
         _best[key] = min(options, key=lambda tile: _milliseconds(attempt, tile))
     attempt(_best[key])
+    return _best[key]
 
 
 _best: dict[tuple[Any, ...], Tile] = {}

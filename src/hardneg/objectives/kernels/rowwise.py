@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hardneg import checks
+from hardneg.objectives.kernels.problem import constant
 from hardneg.objectives.kernels.programs import LN2, LOG2E, softplus
 
 ROUNDINGS = {torch.bfloat16: 1, torch.float16: 2}
@@ -51,12 +53,12 @@ def normalise(
     i, k = tl.program_id(0), tl.arange(0, WIDTH)
     first, _, good = unit(z1, i, width, stride1, smallest, WIDTH)
     first = rounded(first, ROUNDING)
-    tl.store(out + i.to(tl.int64) * width + k, first, mask=k < width)
+    tl.store(out + i.to(tl.int64) * width + k, first.to(out.dtype.element_ty), mask=k < width)
     if PAIRED:
         second, _, fine = unit(z2, i, width, stride2, smallest, WIDTH)
         second = rounded(second, ROUNDING)
         good = good & fine
-        tl.store(out + (rows + i).to(tl.int64) * width + k, second, mask=k < width)
+        tl.store(out + (rows + i).to(tl.int64) * width + k, second.to(out.dtype.element_ty), mask=k < width)
         tl.store(similarity + i, tl.sum(first * second, axis=0))
     if not good:
         tl.store(finite, 0)
@@ -84,49 +86,121 @@ def normalise_backward(
     tl.store(d1 + i.to(tl.int64) * width + k, grad.to(d1.dtype.element_ty), mask=k < width)
 
 
+def normalised(
+    z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None, dtype: torch.dtype, names: str
+) -> tuple[Tensor, Tensor]:
+    """As `Units`, the unit vectors as numbers of this dtype; without gradients. Every row must be in one piece."""
+    rows, width = z1.shape
+    out = z1.new_empty(rows if z2 is None else 2 * rows, width, dtype=dtype)
+    similarity = z1.new_empty(rows, dtype=torch.float32)
+    finite = _flag(z1.device)
+    normalise[(rows,)](
+        z1, z2, out, similarity, finite, rows, width, z1.stride(0), 0 if z2 is None else z2.stride(0), smallest,
+        WIDTH=_wide(width), PAIRED=z2 is not None, ROUNDING=ROUNDINGS.get(precision, 0), num_warps=_warps(width),
+    )  # fmt: skip
+    checks.flag(finite, f"{names} holds NaN or inf: look for a diverged model or a division by zero before the loss")
+    return out, similarity
+
+
+def normalised_backward(
+    z1: Tensor,
+    z2: Tensor | None,
+    for_out: Tensor,
+    for_similarity: Tensor | None,
+    smallest: float,
+    precision: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of z1 and z2 from those of `normalised`'s results."""
+    rows, width = z1.shape
+    d1, d2 = z1.new_empty(rows, width), None if z2 is None else z2.new_empty(rows, width)
+    normalise_backward[(rows,)](
+        z1, z2, for_out, for_similarity, d1, d2, rows, width, z1.stride(0), 0 if z2 is None else z2.stride(0), smallest,
+        WIDTH=_wide(width), PAIRED=z2 is not None, ROUNDING=ROUNDINGS.get(precision, 0),
+        SIMILARITY=for_similarity is not None, num_warps=_warps(width),
+    )  # fmt: skip
+    return d1, d2
+
+
+def _flag(device: torch.device) -> Tensor:
+    """1, which a program makes 0 if it meets NaN or inf."""
+    # On a GPU one flag serves for all time: after the assertion that reads a 0 the device accepts no work any more.
+    if device.type == "cuda":
+        return constant(1.0, torch.int32, device)
+    return torch.ones((), dtype=torch.int32, device=device)
+
+
 class Units(torch.autograd.Function):
     """Unit vectors (B, d) of z1, or (2B, d) of z1 and z2 with the inner products (B,) of their pairs; float32.
 
     smallest: what is shorter becomes zero, with zero gradient · precision: dtype the unit vectors are rounded to ·
-    the third result tells whether all is finite, ()
+    names: of the embeddings, for the error if they are not finite
     """
 
     @staticmethod
     def forward(
-        ctx: Any, z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        rows, width = z1.shape
-        z1 = z1 if z1.stride(1) == 1 else z1.contiguous()
-        z2 = z2 if z2 is None or z2.stride(1) == 1 else z2.contiguous()
-        paired = z2 is not None
-        out = z1.new_empty((1 + paired) * rows, width, dtype=torch.float32)
-        similarity = z1.new_empty(rows, dtype=torch.float32)
-        finite = z1.new_ones((), dtype=torch.int32)
-        settings = {"WIDTH": _wide(width), "PAIRED": paired, "ROUNDING": ROUNDINGS.get(precision, 0)}
-        strides = (z1.stride(0), z2.stride(0) if z2 is not None else 0)
-        normalise[(rows,)](
-            z1, z2, out, similarity, finite, rows, width, *strides, smallest, **settings, num_warps=_warps(width)
-        )
+        ctx: Any, z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None, names: str
+    ) -> tuple[Tensor, Tensor]:
+        z1, z2 = by_rows(z1), None if z2 is None else by_rows(z2)
+        out, similarity = normalised(z1, z2, smallest, precision, torch.float32, names)
         ctx.save_for_backward(z1, z2)
-        ctx.smallest, ctx.settings, ctx.strides = smallest, settings, strides
-        ctx.mark_non_differentiable(finite)
+        ctx.smallest, ctx.precision = smallest, precision
         ctx.set_materialize_grads(False)
-        return out, similarity, finite
+        return out, similarity
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_out: Tensor | None, for_similarity: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, for_out: Tensor | None, for_similarity: Tensor | None) -> tuple[Tensor | None, ...]:
         z1, z2 = ctx.saved_tensors
-        rows, width = z1.shape
         if for_out is None:
-            for_out = z1.new_zeros((2 if z2 is not None else 1) * rows, width, dtype=torch.float32)
-        d1, d2 = z1.new_empty(rows, width), None if z2 is None else z2.new_empty(rows, width)
-        normalise_backward[(rows,)](
-            z1, z2, for_out.contiguous(), None if for_similarity is None else for_similarity.contiguous(), d1, d2,
-            rows, width, *ctx.strides, ctx.smallest,
-            **ctx.settings, SIMILARITY=for_similarity is not None, num_warps=_warps(width),
-        )  # fmt: skip
-        return d1, d2, None, None
+            for_out = z1.new_zeros((2 if z2 is not None else 1) * len(z1), z1.shape[1], dtype=torch.float32)
+        pairs = None if for_similarity is None else for_similarity.contiguous()
+        d1, d2 = normalised_backward(z1, z2, for_out.contiguous(), pairs, ctx.smallest, ctx.precision)
+        return d1, d2, None, None, None
+
+
+def by_rows(z: Tensor) -> Tensor:
+    """z with every row in one piece."""
+    return z if z.stride(1) == 1 else z.contiguous()
+
+
+@triton.jit
+def outcome(
+    mean, count, cosine, scale, log_number, log_prior, log_rest, log_least,
+    SUPPORT: tl.constexpr, DEBIASED: tl.constexpr, UNIT: tl.constexpr, DECOUPLED: tl.constexpr,
+):  # fmt: skip
+    """log(1 + Q·G·e^{−p}) of anchors with one positive each, and its derivatives (METHODS, section 1).
+
+    mean, count: of `LogSums` · cosine: with the positive · SUPPORT: Q is the support's size, not e^log_number · UNIT:
+    the least G is e^{−1/t}, not e^log_least · returns the loss, whether it is floored, and the loss's derivatives in
+    ``mean``, in the positive's score, and in ``scale``
+    """
+    valid = count > 0
+    mean = tl.where(valid, mean, 0.0)
+    positive = cosine * scale
+    zero = mean * 0
+    log_g, by_mean, by_positive, by_scale, floored = mean, zero + 1, zero, zero, count < 0
+    if DEBIASED:
+        least = zero - scale if UNIT else zero + log_least
+        gap = log_prior + positive - mean
+        inner = tl.where(gap < 0, gap, -1.0)
+        # 1 − e^gap without cancellation: by its series where the gap is small.
+        share = tl.exp2(inner * LOG2E)
+        rest = tl.where(inner > -1e-3, -inner * (1 + 0.5 * inner * (1 + inner / 3)), 1 - share)
+        log_g = mean + tl.log2(rest) * LN2 - log_rest
+        floored = valid & ((gap >= 0) | (log_g <= least))
+        log_g = tl.where(floored, least, log_g)
+        by_mean = tl.where(floored, 0.0, 1 / rest)
+        by_positive = tl.where(floored, 0.0, -share / rest)
+        if UNIT:
+            by_scale = tl.where(floored, -1.0, 0.0)
+    log_q = tl.log2(tl.where(valid, count, 1.0)) * LN2 if SUPPORT else zero + log_number
+    x = log_q + log_g - positive
+    loss, slope = x, zero + 1
+    if not DECOUPLED:
+        loss, slope = softplus(x * LOG2E) * LN2, 1 / (1 + tl.exp2(-x * LOG2E))
+    slope = tl.where(valid, slope, 0.0)
+    by_positive = slope * (by_positive - 1)
+    return tl.where(valid, loss, 0.0), floored, slope * by_mean, by_positive, cosine * by_positive + slope * by_scale
 
 
 @triton.jit
@@ -135,48 +209,20 @@ def combine(
     anchors, batch, log_number, log_prior, log_rest, log_least,
     BLOCK: tl.constexpr, SUPPORT: tl.constexpr, DEBIASED: tl.constexpr, UNIT: tl.constexpr, DECOUPLED: tl.constexpr,
 ):  # fmt: skip
-    """log(1 + Q·G·e^{−p}) of each anchor with its one positive, and its derivatives (METHODS, section 1).
-
-    SUPPORT: Q is the support's size, not e^log_number · UNIT: the least G is e^{−1/t}, not e^log_least
-    """
+    """`outcome` of each anchor."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < anchors
-    scale = tl.load(scale_)
-    mean = tl.load(mean_ + i, mask=inside, other=0.0)
-    count = tl.load(count_ + i, mask=inside, other=1.0)
-    cosine = tl.load(similarity + i % batch, mask=inside, other=0.0)
-    valid = count > 0
-    mean = tl.where(valid, mean, 0.0)
-    positive = cosine * scale
-    log_g, by_mean = mean, tl.full((BLOCK,), 1.0, tl.float32)
-    by_positive, by_scale = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    floored = tl.zeros((BLOCK,), tl.int1)
-    if DEBIASED:
-        least = -scale if UNIT else scale * 0 + log_least
-        gap = log_prior + positive - mean
-        inner = tl.where(gap < 0, gap, -1.0)
-        # 1 − e^gap without cancellation: by its series where the gap is small.
-        share = tl.exp2(inner * LOG2E)
-        rest = tl.where(inner > -1e-3, -inner * (1 + 0.5 * inner * (1 + inner / 3)), 1 - share)
-        log_g = mean + tl.log2(rest) * LN2 - log_rest
-        floored = (valid & ((gap >= 0) | (log_g <= least))).to(tl.int1)
-        log_g = tl.where(floored, least, log_g)
-        by_mean = tl.where(floored, 0.0, 1 / rest)
-        by_positive = tl.where(floored, 0.0, -share / rest)
-        if UNIT:
-            by_scale = tl.where(floored, -1.0, 0.0)
-    log_q = tl.log2(tl.where(valid, count, 1.0)) * LN2 if SUPPORT else count * 0 + log_number
-    x = log_q + log_g - positive
-    if DECOUPLED:
-        loss, slope = x, tl.full((BLOCK,), 1.0, tl.float32)
-    else:
-        loss, slope = softplus(x * LOG2E) * LN2, 1 / (1 + tl.exp2(-x * LOG2E))
-    slope = tl.where(valid, slope, 0.0)
-    tl.store(losses + i, tl.where(valid, loss, 0.0), mask=inside)
+    loss, floored, by_mean, by_positive, by_scale = outcome(
+        tl.load(mean_ + i, mask=inside, other=0.0),
+        tl.load(count_ + i, mask=inside, other=1.0),
+        tl.load(similarity + i % batch, mask=inside, other=0.0),
+        tl.load(scale_), log_number, log_prior, log_rest, log_least, SUPPORT, DEBIASED, UNIT, DECOUPLED,
+    )  # fmt: skip
+    tl.store(losses + i, loss, mask=inside)
     tl.store(floored_ + i, floored.to(tl.int8), mask=inside)
-    tl.store(d_mean + i, slope * by_mean, mask=inside)
-    tl.store(d_positive + i, slope * (by_positive - 1), mask=inside)
-    tl.store(d_scale + i, slope * (cosine * (by_positive - 1) + by_scale), mask=inside)
+    tl.store(d_mean + i, by_mean, mask=inside)
+    tl.store(d_positive + i, by_positive, mask=inside)
+    tl.store(d_scale + i, by_scale, mask=inside)
 
 
 @triton.jit

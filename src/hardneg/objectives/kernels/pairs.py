@@ -1,0 +1,188 @@
+"""The whole loss of two views, from embeddings to a number, in seven launches: what small batches wait for is the host.
+
+It covers the most common case, NT-Xent, DCL and HCL over both views of one process's batch, with bands, schedules and a
+learnable temperature; everything else goes through `hardneg.objectives.meetings` and the kernels' own functions.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hardneg.objectives.kernels import fused, programs, rowwise
+from hardneg.objectives.kernels.programs import LN2, LOG2E
+from hardneg.objectives.kernels.rowwise import outcome
+
+BLOCK = 1024  # anchors of a program
+
+
+@dataclass(frozen=True)
+class Form:
+    """What becomes of the log-sums; see `rowwise.outcome`."""
+
+    log_number: float | None
+    prior: tuple[float, float] | None
+    decoupled: bool
+    mean: bool  # of the anchors, or their sum?
+
+
+@triton.jit
+def conclude(
+    heavy_, light_, count_, peak_, tilt_, scale_, similarity,
+    number, log_heavy, log_light, top_, losses, floored_, d_mean, d_positive, d_scale, totals, result,
+    anchors, batch, slots, known, log_number, log_prior, log_rest,
+    BLOCK: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr, SUPPORT: tl.constexpr,
+    DEBIASED: tl.constexpr, DECOUPLED: tl.constexpr, MEAN: tl.constexpr,
+):  # fmt: skip
+    """Losses of a block of anchors from what was summed slot by slot, their derivatives, and their sum.
+
+    totals: (blocks, 2) sum of losses and number of valid anchors · result: the mean or the sum, if there is one block
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < anchors
+    log_h, log_l, count, top = programs.collect(
+        heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tl.load(tilt_), BLOCK, KIND, BOUNDED, COUNTED
+    )
+    loss, floored, by_mean, by_positive, by_scale = outcome(
+        log_h - log_l + top * LN2, tl.where(inside, count, 0.0),
+        tl.load(similarity + i % batch, mask=inside, other=0.0),
+        tl.load(scale_), log_number, log_prior, log_rest, 0.0, SUPPORT, DEBIASED, True, DECOUPLED,
+    )  # fmt: skip
+    tl.store(number + i, count, mask=inside)
+    tl.store(log_heavy + i, log_h, mask=inside)
+    tl.store(log_light + i, log_l, mask=inside)
+    if not BOUNDED:
+        tl.store(top_ + i, top, mask=inside)
+    tl.store(losses + i, loss, mask=inside)
+    tl.store(floored_ + i, floored.to(tl.int8), mask=inside)
+    tl.store(d_mean + i, by_mean, mask=inside)
+    tl.store(d_positive + i, by_positive, mask=inside)
+    tl.store(d_scale + i, by_scale, mask=inside)
+    total = tl.sum(tl.where(inside, loss, 0.0), axis=0)
+    valid = tl.sum(tl.where(inside & (count > 0), 1.0, 0.0), axis=0)
+    tl.store(totals + 2 * tl.program_id(0), total)
+    tl.store(totals + 2 * tl.program_id(0) + 1, valid)
+    tl.store(result, total / tl.maximum(valid, 1.0) if MEAN else total)
+
+
+@triton.jit
+def distribute(
+    grad_, totals, d_mean, d_positive, scale_, tilt_, number, log_heavy, log_light,
+    steep_, flat_, steep_offset, flat_offset, for_similarity, largest_, batch, step,
+    BLOCK: tl.constexpr, BOUNDED: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
+):  # fmt: skip
+    """What each anchor's exponentials are multiplied with, and the gradient of the pairs' inner products.
+
+    step: 0 if ``grad_`` is one number for all anchors, else 1
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < batch
+    tilt = tl.load(tilt_)
+    share = 1.0
+    if MEAN:
+        share = 1 / tl.maximum(tl.load(totals + 1), 1.0)
+    pull = tl.zeros((BLOCK,), tl.float32)
+    for view in range(2):
+        place = view * batch + i
+        grad = tl.load(grad_ + place * step, mask=inside, other=0.0) * share
+        pull += grad * tl.load(d_positive + place, mask=inside, other=0.0)
+        some = tl.load(number + place, mask=inside, other=0.0) > 0
+        mean = tl.where(some, grad * tl.load(d_mean + place, mask=inside, other=0.0), 0.0)
+        log_h = tl.where(some, tl.load(log_heavy + place, mask=inside, other=0.0), 0.0)
+        log_l = tl.where(some, tl.load(log_light + place, mask=inside, other=0.0), 0.0)
+        steep, flat = mean, mean * 0
+        if THROUGH:
+            steep, flat = mean * (tilt + 1), -mean * tilt
+        if BOUNDED:
+            steep, flat = steep * tl.exp2(-log_h * LOG2E), flat * tl.exp2(-log_l * LOG2E)
+        else:
+            tl.store(steep_offset + place, -log_h * LOG2E, mask=inside)
+            tl.store(flat_offset + place, -log_l * LOG2E, mask=inside)
+        tl.store(steep_ + place, steep, mask=inside)
+        tl.store(flat_ + place, flat, mask=inside)
+        tl.store(largest_ + place, tl.abs(mean) * (2 * tilt + 1), mask=inside)
+    tl.store(for_similarity + i, pull * tl.load(scale_), mask=inside)
+
+
+class Whole(torch.autograd.Function):
+    """Loss (), or (2B,) if not reduced, of two views (B, d); then what diagnostics want: unit vectors, similarity,
+    losses, floored and counts of each anchor, without gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z1: Tensor,
+        z2: Tensor,
+        scale: Tensor,
+        question: fused.Negatives,
+        form: Form,
+        smallest: float,
+        precision: torch.dtype | None,
+        reduced: bool,
+    ) -> tuple[Tensor, ...]:
+        z1, z2 = rowwise.by_rows(z1), rowwise.by_rows(z2)
+        low, similarity = rowwise.normalised(z1, z2, smallest, precision, precision or torch.float32, "z1 or z2")
+        band = fused.band(question, low, [low], scale)
+        heavy, light, count, peak, slots = fused.partial_sums(question, scale, low, [low], band)
+        anchors, batch = len(low), len(z1)
+        kept = low.new_empty(8, anchors, dtype=torch.float32)
+        number, log_heavy, log_light, top, losses, d_mean, d_positive, d_scale = kept.unbind()
+        floored = low.new_empty(anchors, dtype=torch.int8)
+        blocks = triton.cdiv(anchors, BLOCK)
+        totals, result = kept.new_empty(blocks, 2), kept.new_empty(())
+        conclude[(blocks,)](
+            heavy, light, count, peak, fused.tilt(question.rule, low.device), scale, similarity,
+            number, log_heavy, log_light, top, losses, floored, d_mean, d_positive, d_scale, totals, result,
+            anchors, batch, slots, float(question.known_count()),
+            form.log_number or 0.0, *(form.prior or (0.0, 0.0)),
+            BLOCK=BLOCK, KIND=question.kind, BOUNDED=question.bounded, COUNTED=question.counted,
+            SUPPORT=form.log_number is None, DEBIASED=form.prior is not None, DECOUPLED=form.decoupled, MEAN=form.mean,
+        )  # fmt: skip
+        if blocks > 1:
+            totals = totals.sum(dim=0, keepdim=True)
+            result = totals[0, 0] / totals[0, 1].clamp(min=1) if form.mean else totals[0, 0]
+        ctx.save_for_backward(z1, z2, scale, low, totals, kept)
+        ctx.question, ctx.form, ctx.smallest, ctx.precision, ctx.reduced = question, form, smallest, precision, reduced
+        ctx.band = band
+        loss = result if reduced else losses
+        ctx.mark_non_differentiable(low, similarity, losses, floored, number)
+        return (loss if reduced else losses.clone()), low, similarity, losses, floored, number
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        z1, z2, scale, low, totals, kept = ctx.saved_tensors
+        question, form = ctx.question, ctx.form
+        number, log_heavy, log_light, top, _losses, d_mean, d_positive, d_scale = kept.unbind()
+        anchors, batch = len(low), len(z1)
+        made = kept.new_empty(5, anchors)
+        steep, flat, steep_offset, flat_offset, bound = made.unbind()
+        for_similarity = kept.new_empty(batch)
+        mean = form.mean and ctx.reduced
+        grad = grad.contiguous()
+        with torch.autocast(low.device.type, enabled=False):
+            distribute[(triton.cdiv(batch, 256),)](
+                grad, totals, d_mean, d_positive, scale, fused.tilt(question.rule, low.device),
+                number, log_heavy, log_light, steep, flat, steep_offset, flat_offset, for_similarity, bound,
+                batch, 0 if ctx.reduced else 1,
+                BLOCK=256, BOUNDED=question.bounded, THROUGH=question.rule.grad_through_weights, MEAN=mean,
+            )  # fmt: skip
+            pulls = fused.Pulls(
+                steep,
+                flat,
+                None if question.bounded else steep_offset,
+                None if question.bounded else flat_offset,
+                None if question.bounded else top,
+                bound.amax() if low.dtype == torch.float16 else None,
+            )
+            for_low, for_scale = fused.own_gradient(question, scale, low, ctx.band, pulls, ctx.needs_input_grad[2])
+            d1, d2 = rowwise.normalised_backward(z1, z2, for_low, for_similarity, ctx.smallest, ctx.precision)
+            if for_scale is not None:
+                share = grad * (1 / totals[0, 1].clamp(min=1) if mean else 1.0)
+                for_scale = for_scale + (share * d_scale).sum()
+        return d1, d2, for_scale, None, None, None, None, None
