@@ -49,21 +49,36 @@ class LARS(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                update = weight.grad
-                if weight.dim() > 1:
-                    update = update + group["weight_decay"] * weight
-                    length, pull = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(update)
-                    ratio = group["trust"] * length / pull
-                    update = update * torch.where((length > 0) & (pull > 0), ratio, 1.0)
-                state = self.state[weight]
-                if "momentum" not in state:
-                    state["momentum"] = torch.zeros_like(weight)
-                state["momentum"].mul_(group["momentum"]).add_(update)
-                weight.add_(state["momentum"], alpha=-group["lr"])
+            # All weights at once: one by one, a GPU would wait for the host to launch some hundred operations.
+            matrices = [weight for weight in group["params"] if weight.grad is not None and weight.dim() > 1]
+            others = [weight for weight in group["params"] if weight.grad is not None and weight.dim() <= 1]
+            updates = [*_adapted(matrices, group["weight_decay"], group["trust"]), *(other.grad for other in others)]
+            if not updates:
+                continue
+            momenta = [self._momentum(weight) for weight in (*matrices, *others)]
+            torch._foreach_mul_(momenta, group["momentum"])
+            torch._foreach_add_(momenta, updates)
+            torch._foreach_add_([*matrices, *others], momenta, alpha=-group["lr"])
         return loss
+
+    def _momentum(self, weight: Tensor) -> Tensor:
+        state = self.state[weight]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(weight)
+        momentum: Tensor = state["momentum"]
+        return momentum
+
+
+def _adapted(matrices: list[Tensor], decay: float, trust: float) -> list[Tensor]:
+    """The decayed gradient of each matrix, in proportion to the length of the matrix."""
+    if not matrices:
+        return []
+    gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+    pulls = torch._foreach_add(gradients, matrices, alpha=decay)
+    length, pull = (torch.stack(torch._foreach_norm(tensors)) for tensors in (matrices, pulls))  # (matrices,) each
+    ratio = torch.where((length > 0) & (pull > 0), trust * length / pull, 1.0)
+    torch._foreach_mul_(pulls, ratio.unbind())
+    return list(pulls)
 
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "lars")
