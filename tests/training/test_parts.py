@@ -1,7 +1,9 @@
 """Recipes, batches and optimisers, each against its plain definition."""
 
 import copy
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from hardneg.batches.samplers import RefreshedBatchSampler
 from hardneg.methods.clock import Clock
 from hardneg.training import optimizers, recipe
 from hardneg.training.batches import Batches, sampler
+from hardneg.training.progress import Bar
 
 
 @given(
@@ -45,6 +48,37 @@ def test_batches_resume_anywhere(size: int, batch: int, epochs: int, start: int,
         if isinstance(again.sampler, RefreshedBatchSampler):
             again.sampler.after_step(embeddings + step)
     assert rest == whole[start + 1 :]
+
+
+@pytest.mark.parametrize("start", [0, 1, 63, 64, 65, 149, 150, 151, 299])
+def test_batches_drawn_ahead_are_those_of_the_sampler(start: int) -> None:
+    def drawn(epoch: int) -> list[list[int]]:
+        plain = hn.batches.UniformBatchSampler(size=450, batch_size=3, seed=5)
+        plain.set_epoch(epoch)
+        return list(plain)
+
+    batches = Batches(hn.batches.UniformBatchSampler(size=450, batch_size=3, seed=5), epochs=2)
+    taken = list(itertools.islice(batches, start))
+    batches.go_on_from(batches.place(start))
+    taken += batches
+    assert [index.tolist() for index in taken] == drawn(0) + drawn(1)
+    assert [index.tolist() for index in batches.drawn[1]] == drawn(1)[max(0, start - 150) :]
+
+
+def test_the_last_batch_of_an_epoch_may_be_short() -> None:
+    batches = Batches(hn.batches.UniformBatchSampler(size=10, batch_size=4, drop_last=False), epochs=2)
+    assert [len(index) for index in batches] == [4, 4, 2, 4, 4, 2]
+
+
+def test_lars_leaves_alone_what_has_no_gradient() -> None:
+    layer = nn.Linear(2, 2)
+    before = copy.deepcopy(layer.state_dict())
+    optimizer = optimizers.LARS(layer.parameters(), lr=1.0)
+    optimizer.step()
+    layer.bias.grad = torch.ones(2)
+    optimizer.step()
+    assert torch.equal(layer.weight, before["weight"])
+    assert torch.equal(layer.bias, before["bias"] - 1)
 
 
 def test_lars_takes_the_steps_of_its_definition() -> None:
@@ -151,6 +185,46 @@ def test_the_clock_leaves_out_what_is_between_a_mark_and_a_restart(monkeypatch: 
     clock.restart()
     clock.mark("data")
     assert clock.read() == {"augmentation": 1.0, "network": 2.0, "data": 4.0}
+
+
+class Moment:
+    """A GPU's event, on a clock that anyone may set."""
+
+    now, made = 0.0, 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        Moment.made += 1
+
+    def record(self) -> None:
+        self.at = Moment.now
+
+    def elapsed_time(self, other: "Moment") -> float:
+        return 1000 * (other.at - self.at)
+
+
+def test_the_clock_of_a_gpu_uses_its_events_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.Event", Moment)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    clock = Clock()
+    clock.on_gpu = True
+    clock.restart()
+    for seconds in (1.0, 2.0, 3.0):
+        for name in ("data", "network", "data", "network"):
+            Moment.now += seconds
+            clock.mark(name)
+        assert clock.read() == {"data": 2 * seconds, "network": 2 * seconds}
+    assert Moment.made == 5
+
+
+def test_a_bar_moves_no_more_often_than_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves, now = [], iter([0.0, 0.01, 0.09, 0.11, 0.15, 0.3])
+    monkeypatch.setattr("hardneg.training.progress.time.monotonic", lambda: next(now))
+    stack = SimpleNamespace(update=lambda task, completed, facts: moves.append(completed))
+    bar = Bar(stack, "run")  # type: ignore[arg-type]
+    for step in range(6):
+        bar.on_train_batch_end(SimpleNamespace(global_step=step, callbacks=[]), None, None, None, step)  # type: ignore[arg-type]
+    assert moves == [0, 3, 5]
 
 
 @pytest.mark.parametrize(("anneal", "shares"), [

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from torch import Tensor
@@ -129,6 +130,45 @@ def test_the_engine_refuses_a_sampler_it_does_not_know(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             run.train(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_step_leaves_no_trace_in_memory(tmp_path: Path) -> None:
+    # torch.manual_seed keeps a stack trace for every kind of device that was never used.
+    kept = [torch.cuda._queued_calls, torch.xpu._queued_calls, torch.mtia._queued_calls]
+    found = []
+    for epochs in (1, 3):
+        before = [len(calls) for calls in kept]
+        run.train(recipe.load(SETTINGS, [*SHORT, f"trainer.epochs={epochs}"]), tmp_path / str(epochs))
+        found.append([len(calls) - number for calls, number in zip(kept, before, strict=True)])
+    assert found[0] == found[1]
+
+
+def test_dropout_draws_what_step_and_seed_say(tmp_path: Path) -> None:
+    draws: list[list[float]] = []
+
+    class Listener(L.Callback):
+        def on_before_zero_grad(self, *given: object) -> None:
+            draws.append([float(torch.rand(())), float(torch.rand(()))])
+
+    for name in ("one", "other"):
+        torch.rand(len(name))  # what ran before must not matter
+        run.train(recipe.load(SETTINGS, [*SHORT, "trainer.epochs=1"]), tmp_path / name, callbacks=[Listener()])
+    assert draws[:5] == draws[5:]
+    assert len({tuple(pair) for pair in draws[:5]}) == 5
+
+
+def test_clipping_bounds_how_far_a_step_goes(tmp_path: Path) -> None:
+    plain = [*SHORT, "trainer.epochs=1", "optimizer.name=sgd", "optimizer.lr=1", "optimizer.momentum=0",
+             "optimizer.schedule=constant", "optimizer.weight_decay=0"]  # fmt: skip
+
+    def distance(*overrides: str) -> float:
+        settings = recipe.load(SETTINGS, [*plain, *overrides])
+        before = build.method(settings, build.data(settings)).encoder.parameters()
+        after = run.train(settings, tmp_path / str(len(overrides))).encoder.parameters()
+        return sum(float((b - a).detach().square().sum()) for a, b in zip(before, after, strict=True)) ** 0.5
+
+    assert 0 < distance("optimizer.clip=0.001") <= 5 * 0.001 + 1e-6  # five steps
+    assert distance() > 0.05
 
 
 def test_resuming_a_finished_run_changes_nothing(uninterrupted: Path) -> None:

@@ -114,14 +114,14 @@ class Method(L.LightningModule):
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         index, *rest = (batch,) if isinstance(batch, Tensor) else batch
         images = rest[0] if rest else self._resident()[index]
-        labels = None
-        if self.objective.supervision != "none":
+        objective, step, labels = self.objective, self.step, None
+        if objective.supervision != "none":
             labels = rest[1] if len(rest) > 1 else self.known_labels()[index.to(self.known_labels().device)]
-        self.objective.set_progress(self.progress)
-        if self.objective.num_negatives is not None:
+        objective.set_progress(self.progress)
+        if objective.num_negatives is not None:
             # The same for every process: each takes its anchors' part of the draws for all.
-            self.objective.generator = randomness.generator(images.device, self.seed, self.step, NEGATIVES)
-        seen = self.look(images, self.step)  # (views · B, C, h, w)
+            objective.generator = randomness.generator(images.device, self.seed, step, NEGATIVES)
+        seen = self.look(images, step)  # (views · B, C, h, w)
         self.clock.mark("augmentation")
         return self.loss(seen, index, labels)
 
@@ -153,6 +153,19 @@ class Method(L.LightningModule):
         total = self.trainer.estimated_stepping_batches
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._rate(min(step / total, 1.0)))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer: Any, *limits: Any, **named: Any) -> None:
+        # Lightning would ask anew in every step whether anyone wants it.
+        if any(limit is not None for limit in (*limits, *named.values())):
+            super().configure_gradient_clipping(optimizer, *limits, **named)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes here which hook it calls, fifty times a step, and nn.Module would ask each time whether the
+        # name is a weight.
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def _resident(self) -> Tensor:
         if self.images is None:

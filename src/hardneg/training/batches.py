@@ -1,17 +1,21 @@
 """The batches of a whole run: the epochs of a sampler one after the other, from any step on."""
 
 import time
+from array import array
 from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hardneg.batches import KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
+from hardneg.batches.samplers import RefreshedBatchSampler
 from hardneg.training import recipe
 from hardneg.training.recipe import Recipe
 
 SAMPLERS = ("uniform", "proximity", "knn")
+AHEAD = 64  # batches that are drawn, made a tensor and copied to the device at a time
 
 
 class Batches:
@@ -20,6 +24,8 @@ class Batches:
     Args:
         sampler: of the batches of one epoch
         epochs: how often to go through the data
+
+    They come on ``device``, which is the host's until someone sets it.
 
     Examples:
         >>> batches = Batches(UniformBatchSampler(size=10, batch_size=4), epochs=2)
@@ -35,8 +41,9 @@ class Batches:
     def __init__(self, sampler: UniformBatchSampler, epochs: int) -> None:
         self.sampler, self.epochs = sampler, epochs
         self.start, self._begin_at = 0, self.sampler.state_dict(0)
+        self.device = torch.device("cpu")
         self.seconds = 0.0  # spent on drawing since someone set it back
-        self.drawn: dict[int, list[Tensor]] = {}  # by epoch, of this one and the one before
+        self.drawn: dict[int, list[Tensor]] = {}  # by epoch, of this one and the one before, on the host
 
     @property
     def steps_per_epoch(self) -> int:
@@ -49,19 +56,24 @@ class Batches:
     def __iter__(self) -> Iterator[Tensor]:
         # A trainer may ask for an iterator, take a batch, and ask again.
         self.sampler.load_state_dict(self._begin_at)
+        # What a refreshed sampler draws depends on the steps before.
+        ahead = 1 if isinstance(self.sampler, RefreshedBatchSampler) else AHEAD
         for epoch in range(self.start // self.steps_per_epoch, self.epochs):
             self.sampler.set_epoch(epoch)
             self.drawn = {past: batches for past, batches in self.drawn.items() if past == epoch - 1} | {epoch: []}
             drawn = iter(self.sampler)
-            while True:
-                began = time.perf_counter()
-                batch = next(drawn, None)
-                self.seconds += time.perf_counter() - began
-                if batch is None:
-                    break
-                index = torch.tensor(batch)
-                self.drawn[epoch].append(index)
-                yield index
+            while portion := self._next(drawn, ahead):
+                lengths = [len(batch) for batch in portion]
+                indices = torch.frombuffer(array("q", chain.from_iterable(portion)), dtype=torch.int64)
+                self.drawn[epoch] += indices.split_with_sizes(lengths)
+                yield from indices.to(self.device, non_blocking=True).split_with_sizes(lengths)
+
+    def _next(self, drawn: Iterator[list[int]], number: int) -> list[list[int]]:
+        """So many more batches, or as many as are left."""
+        began = time.perf_counter()
+        portion = list(islice(drawn, number))
+        self.seconds += time.perf_counter() - began
+        return portion
 
     # Not called state_dict: Lightning would ask for it by itself, and not say after which step.
     def place(self, step: int) -> dict[str, Any]:

@@ -51,11 +51,15 @@ class Keeper(L.Callback):
         self.number = 0  # of this epoch's losses
         self.resumed_at = 0  # how many of them were before this process
         self.epoch = 0
+        self.observes_loss = False
         self.false_negatives = 0.0  # the sum of the shares in the batches before this process
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, Method)
         pl_module.clock.on_gpu = pl_module.device.type == "cuda"
+        self.observes_loss = pl_module.objective.observes_loss
+        if not isinstance(self.train_set, StreamedImages):  # whose workers want indices on the host
+            self.batches.device = pl_module.device
         if trainer.is_global_zero:
             self._drop_metrics_after(self.batches.start)
 
@@ -64,7 +68,7 @@ class Keeper(L.Callback):
     ) -> None:
         assert isinstance(pl_module, Method)
         # Dropout and the like draw from the global state, which thereby becomes a function of (seed, step, rank).
-        torch.manual_seed(randomness.mix(self.settings.seed, trainer.global_step, trainer.global_rank))
+        _seed(randomness.mix(self.settings.seed, trainer.global_step, trainer.global_rank), pl_module.device)
         pl_module.clock.mark("data")
 
     def on_train_batch_end(
@@ -72,20 +76,21 @@ class Keeper(L.Callback):
     ) -> None:
         assert isinstance(pl_module, Method)
         self.number += 1
-        self.epoch, rest = divmod(trainer.global_step - 1, self.batches.steps_per_epoch)
+        step = trainer.global_step
+        self.epoch, rest = divmod(step - 1, self.batches.steps_per_epoch)
         last = rest == self.batches.steps_per_epoch - 1
         facts = self._facts(pl_module) if last else {}  # while negatives and embeddings are still there
         pl_module.remember()  # before a checkpoint is written: Lightning asks the module only after its callbacks
         pl_module.clock.mark("network")
         loss = outputs["loss"].detach()
-        if pl_module.objective.observes_loss:
+        if self.observes_loss:
             pl_module.objective.observe(loss=float(loss))
         if self.losses is None or self.losses.device != loss.device:
             self.losses = torch.zeros((), dtype=torch.float64, device=loss.device) + (self.losses or 0.0)
         self.losses += loss
         if last:
             self._end_epoch(trainer, pl_module, self.epoch + 1, facts)
-        elif self.settings.trainer.save_every and trainer.global_step % self.settings.trainer.save_every == 0:
+        elif (every := self.settings.trainer.save_every) and step % every == 0:
             self._save(trainer)
         else:
             return
@@ -191,3 +196,12 @@ class Keeper(L.Callback):
             kept = [line for line in files.metrics(self.folder) if line["step"] <= step]
             self.last = kept[-1] if kept else {}
             files.write(self.folder / files.METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed the global states that a step on this device may draw from."""
+    # torch.manual_seed would seed every kind of device there may be, and for each that was never used it keeps the
+    # call with a stack trace: half a millisecond of every step, and memory that nobody frees.
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)  # of the current one, which Lightning has set

@@ -1,5 +1,6 @@
 """A progress bar for runs: how far, loss, kNN, pictures per second, time left."""
 
+import time
 from typing import Any
 
 import lightning as L
@@ -7,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hardneg.training.keeper import Keeper
+
+REFRESH = 0.1  # seconds between two moves of a bar; more often nobody sees
 
 
 def bars(console: Console) -> Progress:
@@ -33,6 +36,7 @@ class Bar(L.Callback):
     def __init__(self, progress: Progress, name: str) -> None:
         self.progress, self.name = progress, name
         self.task: Any = None
+        self._due = 0.0  # when to move next
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         total, done = trainer.estimated_stepping_batches, trainer.global_step
@@ -41,6 +45,9 @@ class Bar(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + REFRESH
         self.progress.update(self.task, completed=trainer.global_step, facts=_facts(trainer))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -27,11 +27,15 @@ class Refresh(L.Callback):
     def __init__(self, sampler: RefreshedBatchSampler, embeddings: Callable[[], Tensor]) -> None:
         self.sampler, self.embeddings = sampler, embeddings
         self.seconds = 0.0  # spent on embeddings and graphs since someone set it back
+        self._steps: float = 1  # of the whole training
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._steps = trainer.estimated_stepping_batches
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.sampler.set_progress(min(trainer.global_step / trainer.estimated_stepping_batches, 1.0))
+        self.sampler.set_progress(min(trainer.global_step / self._steps, 1.0))
         clock = getattr(pl_module, "clock", None)
         if clock is not None:
             clock.mark("network")
