@@ -457,7 +457,7 @@ class _Walk:
         """
         rows, width = mine.shape
         stride = math.ceil(len(others) / 16) * 16  # rows of a strip begin where tensor cores can read them
-        room = STRIP + 2 * rows * width
+        room = min(STRIP + 2 * rows * width, 1 << 31)
         height = max(tuning.UNIT, room // (stride * mine.element_size()) // tuning.UNIT * tuning.UNIT)
         strip = mine.new_empty(min(height, rows), stride)
         result = mine.new_zeros(rows, width, dtype=torch.float32)

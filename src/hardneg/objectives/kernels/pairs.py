@@ -151,11 +151,14 @@ class Whole(torch.autograd.Function):
         ctx.band = band
         loss = result if reduced else losses
         ctx.mark_non_differentiable(low, similarity, losses, floored, number)
+        ctx.set_materialize_grads(False)
         return (loss if reduced else losses.clone()), low, similarity, losses, floored, number
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 8
         z1, z2, scale, low, totals, kept = ctx.saved_tensors
         question, form = ctx.question, ctx.form
         number, log_heavy, log_light, top, _losses, d_mean, d_positive, d_scale = kept.unbind()

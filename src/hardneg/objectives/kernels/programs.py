@@ -17,7 +17,6 @@ import triton.language as tl
 # As Triton itself decides it, when these programs are first read.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
-FLATTEN = tl.constexpr(os.environ.get("FLAT", "0") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -26,28 +25,37 @@ NONE, ONE, TWO, HALF, ANY, POSITIVES = (tl.constexpr(kind) for kind in range(6))
 
 
 @triton.jit
-def rows_of(pointer, start, rows, width, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr, first):
-    """A tile (BLOCK, WIDTH) of a matrix (rows, width) from this row and column on; 0 beyond its edges."""
-    i, k = tl.arange(0, BLOCK), first + tl.arange(0, WIDTH)
-    inside = (start + i < rows)[:, None] & (k < width)[None, :]
-    begin = pointer + (tl.full((), 0, tl.int64) + start) * stride
-    return tl.load(begin + i[:, None] * stride + k[None, :], mask=inside, other=0.0)
+def rows_of(
+    source, start, rows, width, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr, first, DESCRIBED: tl.constexpr = False
+):
+    """A tile (BLOCK, WIDTH) of a matrix (rows, width) from this row and column on; 0 beyond its edges.
+
+    source: a pointer, or a descriptor of such tiles, which the copy engine reads (DESCRIBED)
+    """
+    if DESCRIBED:
+        return source.load([start, first])
+    else:
+        i, k = tl.arange(0, BLOCK), first + tl.arange(0, WIDTH)
+        inside = (start + i < rows)[:, None] & (k < width)[None, :]
+        begin = source + (tl.full((), 0, tl.int64) + start) * stride
+        return tl.load(begin + i[:, None] * stride + k[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def products(
     tile, outer, inner, row, start, outer_rows, inner_rows, width, outer_stride, inner_stride,
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIBED: tl.constexpr = False,
 ):  # fmt: skip
     """Inner products of a block of outer rows with a block of inner rows, and the inner rows if they fit (WHOLE)."""
     if WHOLE:
-        other = rows_of(inner, start, inner_rows, width, inner_stride, INNER_BLOCK, WIDTH, 0)
+        other = rows_of(inner, start, inner_rows, width, inner_stride, INNER_BLOCK, WIDTH, 0, DESCRIBED)
         return tl.dot(tile, tl.trans(other), input_precision=PRECISION), other
     else:
         found = tl.zeros((OUTER_BLOCK, INNER_BLOCK), tl.float32)
         for first in range(0, width, WIDTH):
-            mine = rows_of(outer, row, outer_rows, width, outer_stride, OUTER_BLOCK, WIDTH, first)
-            theirs = rows_of(inner, start, inner_rows, width, inner_stride, INNER_BLOCK, WIDTH, first)
+            mine = rows_of(outer, row, outer_rows, width, outer_stride, OUTER_BLOCK, WIDTH, first, DESCRIBED)
+            theirs = rows_of(inner, start, inner_rows, width, inner_stride, INNER_BLOCK, WIDTH, first, DESCRIBED)
             found = tl.dot(mine, tl.trans(theirs), found, input_precision=PRECISION)
         return found, tile
 
@@ -166,7 +174,7 @@ def sums(
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr, OWN: tl.constexpr,
     EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
-    RING: tl.constexpr,
+    RING: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Sums over one stretch of ``span`` candidates, for each of a block of anchors; slot by slot.
 
@@ -175,7 +183,7 @@ def sums(
     row, part = tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
     scale, tilt = tl.load(scale_) * LOG2E, tl.load(tilt_)
-    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
+    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
     lowest, highest, first, last, level, group = 0.0, 0.0, 0, 0, 0.0, 0
     if LOWER == 1:
         lowest = lower_ * LOG2E
@@ -196,11 +204,11 @@ def sums(
     light = tl.zeros((OUTER_BLOCK,), tl.float32)
     count = tl.zeros((OUTER_BLOCK,), tl.float32)
     peak = tl.full((OUTER_BLOCK,), float("-inf"), tl.float32)
-    for start in tl.range(part * span, min(part * span + span, candidates), INNER_BLOCK, flatten=FLATTEN):
+    for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
         j = start + tl.arange(0, INNER_BLOCK)
         found, _ = products(
             tile, anchors_, candidates_, row, start, anchors, candidates, width, anchor_stride, candidate_stride,
-            OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
+            OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIBED,
         )  # fmt: skip
         near = near_own(
             row, start, anchors, candidates, batch, offset, whole, True, OUTER_BLOCK, INNER_BLOCK, OWN
@@ -427,7 +435,7 @@ def gradient(
     OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr,
     BOUNDED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
-    LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of outer rows, from one stretch of ``span`` inner rows.
 
@@ -442,7 +450,7 @@ def gradient(
     scale, tilt, factor = tl.load(scale_) * LOG2E, tl.load(tilt_), 1.0
     if SCALED:
         factor = tl.load(factor_)
-    tile = rows_of(outer, row, outer_rows, width, outer_stride, OUTER_BLOCK, WIDTH, 0)
+    tile = rows_of(outer, row, outer_rows, width, outer_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
     lowest, highest, first, last, group = 0.0, 0.0, 0, 0, 0
     if LOWER == 1:
         lowest = lower_ * LOG2E
@@ -468,11 +476,11 @@ def gradient(
     if GROUPS > 0:
         group = tl.load(outer_groups + i, mask=inside, other=0)[:, None]
     collected = tl.zeros((OUTER_BLOCK, WIDTH), tl.float32)
-    for start in tl.range(skip + part * span, min(skip + part * span + span, inner_rows), INNER_BLOCK, flatten=FLATTEN):
+    for start in range(skip + part * span, min(skip + part * span + span, inner_rows), INNER_BLOCK):
         j = start + tl.arange(0, INNER_BLOCK)
         found, other = products(
             tile, outer, inner, row, start, outer_rows, inner_rows, width, outer_stride, inner_stride,
-            OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
+            OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIBED,
         )  # fmt: skip
         weights = weighed(
             found, i, j, row, start, outer_rows, inner_rows, scale, tilt, factor,
@@ -484,7 +492,7 @@ def gradient(
         if WHOLE:
             collected = tl.dot(weights.to(other.dtype), other, collected, input_precision=PRECISION)
         else:
-            pointer = result + (i - base).to(tl.int64)[:, None] * result_stride + (j - skip)[None, :]
+            pointer = result + ((i - base)[:, None] * result_stride + (j - skip)[None, :])  # a strip has under 2³¹ numbers
             stored = inside[:, None] & (j < inner_rows)[None, :]
             tl.store(pointer, weights.to(result.dtype.element_ty), mask=stored)
     if WHOLE:
@@ -500,11 +508,12 @@ def scores(
     allowed_rows, allowed_columns, result_stride, span,
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """The scores themselves, (anchors, candidates), in base 2."""
     row, part = tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
-    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
+    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
     scale, group = tl.load(scale_) * LOG2E, 0
     if GROUPS > 0:
         group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
@@ -512,7 +521,7 @@ def scores(
         j = start + tl.arange(0, INNER_BLOCK)
         found, _ = products(
             tile, anchors_, candidates_, row, start, anchors, candidates, width, anchor_stride, candidate_stride,
-            OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
+            OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIBED,
         )  # fmt: skip
         near = near_own(row, start, anchors, candidates, batch, offset, whole, True, OUTER_BLOCK, INNER_BLOCK, OWN)
         other = 0

@@ -7,6 +7,12 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
+
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # before Triton 3.4
+    TensorDescriptor = None
 
 BLOCK = 128  # outer rows of an ordinary tile
 UNIT = 256  # stretches of inner rows are multiples of it, as it is of every tile
@@ -23,50 +29,65 @@ ADDS_IN_FLOAT32 = hasattr(torch.ops.aten.addmm, "dtype_out")
 
 @dataclass(frozen=True)
 class Tile:
-    """Outer and inner rows of a tile, warps that share it, tiles in flight."""
+    """Outer and inner rows of a tile, warps that share it, tiles in flight.
+
+    chunk: columns taken at a time, None for whole rows · described: does the copy engine read it, where there is one?
+    """
 
     outer: int
     inner: int
     warps: int
     stages: int
+    chunk: int | None = None
+    described: bool = False
 
 
-def candidates(name: str, width: int, bytes_each: int) -> list[Tile]:
-    """Tiles to try, the safest guess first."""
+def candidates(name: str, width: int, bytes_each: int, whole: bool) -> list[Tile]:
+    """Tiles to try, the one for small problems first; the best of two dozen on an H200."""
     if bytes_each == 4:  # float32 products run beside the tensor cores, where large tiles spill
-        small = [Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)]
-        return small if width <= 128 else [Tile(32, 32, 4, 1), Tile(32, 64, 4, 1)]
-    if name == "collect":  # much is done with every score: several small tiles at once, while some wait for memory
-        return [Tile(64, 32, 4, 3), Tile(128, 32, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)]
+        if width <= 128:
+            return [Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)]
+        chunk = None if whole else 64
+        return [Tile(32, 32, 4, 1, chunk), Tile(32, 64, 4, 1, chunk)]
+    if not whole and name == "strip":
+        return [Tile(64, 64, 4, 3, 64), Tile(128, 128, 4, 3, 64, True), Tile(128, 256, 8, 4, 64, True)]
+    if not whole:
+        return [Tile(64, 64, 4, 3, 64), Tile(128, 256, 8, 3, 64, True), Tile(128, 256, 8, 4, 64, True)]
     if name == "gradient":
         if width <= 128:
-            return [Tile(64, 64, 4, 2), Tile(64, 128, 4, 2), Tile(64, 128, 4, 3)]
-        return [Tile(64, 64, 4, 2), Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)]
+            return [Tile(64, 64, 4, 2), Tile(64, 128, 4, 2, described=True), Tile(64, 128, 4, 2)]
+        return [Tile(64, 64, 4, 2), Tile(64, 64, 4, 2, described=True), Tile(128, 64, 8, 3)]
     if width <= 128:
-        return [Tile(64, 64, 4, 3), Tile(128, 64, 4, 3), Tile(64, 128, 4, 3)]
-    if width <= 256:
-        return [Tile(64, 64, 4, 2), Tile(128, 64, 8, 3), Tile(128, 64, 4, 3)]
-    return [Tile(64, 64, 4, 3), Tile(128, 256, 8, 4), Tile(128, 256, 8, 3)]
+        return [Tile(64, 64, 4, 3), Tile(128, 64, 4, 3), Tile(64, 128, 4, 3, described=True)]
+    return [Tile(64, 64, 4, 2), Tile(128, 64, 8, 3, described=True), Tile(128, 256, 8, 3, 64, True)]
 
 
 def launch(
     program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str
 ) -> Tile:
     """Run a program over ``rows`` outer rows and ``parts`` stretches of inner rows, in the best tiles known: these."""
-    matrix = arguments["anchors_"] if "anchors_" in arguments else arguments["outer"]
-    interpreted = not matrix.is_cuda
-    chunk = max(16, 1 << (width - 1).bit_length()) if whole else 64
-    inner = next(arguments[many] for many in ("candidates", "inner_rows", "anchors") if many in arguments)
-    options = candidates(name, width, matrix.element_size())
-    if interpreted:
-        options = [Tile(32, 32, 4, 1)]  # small ones, so that small tests have several
-    elif rows * inner < WORTH_MEASURING:
+    outer_name, inner_name = ("anchors_", "candidates_") if "anchors_" in arguments else ("outer", "inner")
+    matrix, others = arguments[outer_name], arguments[inner_name]
+    options = candidates(name, width, matrix.element_size(), whole)
+    if not matrix.is_cuda:
+        options = [Tile(32, 32, 4, 1, None if whole else 64)]  # small ones, so that small tests have several
+    elif rows * len(others) < WORTH_MEASURING:
         options = options[:1]
 
     def attempt(tile: Tile) -> None:
+        chunk = tile.chunk or max(16, 1 << (width - 1).bit_length())
+        described = tile.described and width % chunk == 0 and _describable(matrix) and _describable(others)
+        sources: dict[str, Any] = {}
+        if "DESCRIBED" in getattr(program, "arg_names", ()):
+            sources["DESCRIBED"] = described
+        else:
+            described = False
+        if described:
+            sources[outer_name] = TensorDescriptor.from_tensor(matrix, [tile.outer, chunk])
+            sources[inner_name] = TensorDescriptor.from_tensor(others, [tile.inner, chunk])
         program[(math.ceil(rows / tile.outer), parts)](
-            **arguments,
-            OUTER_BLOCK=tile.outer, INNER_BLOCK=tile.inner, WIDTH=chunk, WHOLE=whole,
+            **{**arguments, **sources},
+            OUTER_BLOCK=tile.outer, INNER_BLOCK=tile.inner, WIDTH=chunk, WHOLE=tile.chunk is None,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
@@ -80,13 +101,25 @@ def launch(
         matrix.device,
         # Beyond so many rows every multiprocessor is busy whatever their number.
         min(rows.bit_length(), ENOUGH),
-        min(inner.bit_length(), ENOUGH),
+        min(len(others).bit_length(), ENOUGH),
         *(value for argument, value in arguments.items() if argument.isupper()),
     )
     if key not in _best:
         _best[key] = min(options, key=lambda tile: _milliseconds(attempt, tile))
     attempt(_best[key])
     return _best[key]
+
+
+def _describable(matrix: Tensor) -> bool:
+    """Can the copy engine of a GPU (Hopper's and later) read tiles of this matrix by itself?"""
+    item = matrix.element_size()
+    aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * item % 16 == 0
+    return item == 2 and aligned and TensorDescriptor is not None and _has_copy_engine(matrix.device)
+
+
+@lru_cache
+def _has_copy_engine(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 _best: dict[tuple[Any, ...], Tile] = {}
