@@ -174,6 +174,7 @@ MISTAKES = {
     "same row twice": (["compare", "digits-simclr", "--over", "trainer.epochs=1,1"], "stands twice"),
     "seeds to go over": (["compare", "digits-simclr", "--over", "seed=0,1"], "say how many with --seeds"),
     "several devices": (["compare", "digits-simclr", "trainer.devices=2"], "a comparison trains on one device"),
+    "several nodes": (["compare", "digits-simclr", "trainer.nodes=2"], "trainer.nodes=2: a comparison trains on one"),
     "no epochs": (["train", "digits-simclr", "trainer.epochs=0"], "trainer.epochs must be a whole number ≥ 1"),
     "negative rate": (["train", "digits-simclr", "optimizer.lr=-1"], "optimizer.lr must be > 0"),
     "no outputs": (["train", "digits-simclr", "encoder.outputs=0"], "encoder.outputs must be a whole number ≥ 1"),

@@ -105,8 +105,10 @@ def test_two_nodes_train_a_recipe_to_the_weights_of_one_process(tmp_path: Path) 
                 "encoder.name=processes:plain_encoder", "encoder.options={}", "encoder.norm=false"]  # fmt: skip
     run.train(recipe.load(recipe.find("digits-simclr"), settings), tmp_path / "alone")
     command = ["-m", "--", "hardneg", "train", "digits-simclr", "trainer.nodes=2", *settings]
-    on_two_nodes("numbered", [*command, "--run", "run", "--no-evaluate"], [tmp_path / "0", tmp_path / "1"])
+    told = on_two_nodes("numbered", [*command, "--run", "run"], [tmp_path / "0", tmp_path / "1"])
     assert not (tmp_path / "1" / "run").exists()
+    assert (tmp_path / "0" / "run" / "evaluation.json").exists()
+    assert "not evaluated" not in "".join(told)  # by the second, which has nothing to evaluate
     together, one = (load_file(tmp_path / name / "encoder.safetensors") for name in ("0/run", "alone"))
     assert_close(together, one, rtol=1e-5, atol=1e-5)
 

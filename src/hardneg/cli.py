@@ -90,8 +90,8 @@ def train(
     os.environ["HARDNEG_RUN"] = str(folder)
     with bars(Console(stderr=True, quiet=as_json)) as progress:
         result = runs.train(settings, folder, resume is not None, [Bar(progress, folder.name)])
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        return  # the first process tells
+    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0":
+        return  # the first process of all machines tells
     figures = {}
     if evaluate:
         try:

@@ -71,12 +71,12 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
     if not cells:
         raise ValueError("there is nothing to compare: name at least one recipe")
     for cell in cells:
-        if cell.settings.trainer.devices > 1:
-            # Further processes are started with the command line of this one, and would compare, too.
-            raise ValueError(
-                f"trainer.devices={cell.settings.trainer.devices}: a comparison trains on one device; "
-                "use hardneg train for several"
-            )
+        for name in ("devices", "nodes"):
+            if (number := getattr(cell.settings.trainer, name)) > 1:
+                # Further processes are started with the command line of this one, and would compare, too.
+                raise ValueError(
+                    f"trainer.{name}={number}: a comparison trains on one device; use hardneg train for several"
+                )
     folders = [cell.folder(Path(), 0) for cell in cells]
     for cell, folder in zip(cells, folders, strict=True):
         if folders.count(folder) > 1:
