@@ -123,7 +123,8 @@ class ProximityBatchSampler(RefreshedBatchSampler):
         seed: of all draws
         drop_last: an epoch has ⌊N/B⌋ full batches; else ⌈N/B⌉, the last of which takes N mod B samples
         refresh_every: t, steps of training between the refreshes that `after_step` makes
-        rank, processes: which share of each batch is this process's
+        rank: which share of each batch is this process's
+        processes: how many share it
         weighted: take near neighbours more often: with probability ∝ max(inner product, 0)
 
     Examples:

@@ -23,7 +23,8 @@ class UniformBatchSampler(Sampler[list[int]]):
         batch_size: samples in a batch, B, of all processes together
         seed: of all draws
         drop_last: an epoch has ⌊N/B⌋ full batches; else ⌈N/B⌉, the last of which takes what remains
-        rank, processes: which share of each batch is this process's
+        rank: which share of each batch is this process's
+        processes: how many share it
 
     Examples:
         >>> sampler = UniformBatchSampler(size=10, batch_size=4, drop_last=False)

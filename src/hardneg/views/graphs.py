@@ -24,8 +24,9 @@ class GraphViews:
     nodes keeps at least one.
 
     Args:
-        first, second: a name of the above or ``"identity"``, or several to draw from; by default the graph as it is
-            against any of the four, as GraphCL's authors train on TU sets
+        first: a name of the above or ``"identity"``, or several to draw from
+        second: the same for the second view; by default the graph as it is against any of the four, as GraphCL's
+            authors train on TU sets
         ratio: how much changes, in [0, 1]
 
     Called with a PyG batch and a generator on its device (see `hardneg.randomness.generator`), it returns one batch:
