@@ -357,9 +357,17 @@ def pulled(scores, steep, flat, steep_offset, flat_offset, top, tilt, KIND: tl.c
     if KIND == POSITIVES:
         slope = 1 / (1 + tl.exp2(scores - top))
         return tl.where(scores > float("-inf"), flat - steep * slope, 0.0)
+    elif BOUNDED and KIND == NONE:
+        return steep * tl.exp2(scores)
+    elif BOUNDED and KIND == ONE:
+        plain = tl.exp2(scores)
+        return plain * (steep * plain + flat)
+    elif BOUNDED and KIND == TWO:
+        plain = tl.exp2(scores)
+        return plain * plain * (steep * plain + flat)
     elif BOUNDED:
         high, low = exponentials(scores, tilt, KIND)
-        return steep * high if KIND == NONE else steep * high + flat * low
+        return steep * high + flat * low
     elif KIND == NONE:
         return steep * tl.exp2(scores - top + steep_offset)
     else:
