@@ -1,110 +1,216 @@
 """What training costs beyond the network itself: an epoch of the engine against the bare forward, backward and step.
 
-    python benchmarks/training.py data/cifar10.npz [--epochs 4] [--out results/training.json]
+    python benchmarks/training.py [--data data/cifar10.npz] [--epochs 3] [--out results/training.json] [key=value …]
 
 Both run ResNet-18 with the 32-pixel stem on the same number of pictures per step, in bfloat16, channels last, with
-fused Adam and the same compile mode. The engine adds data, two augmented views, the loss (HCL) and logging.
+fused Adam and the same compile mode. The engine adds data, two augmented views, the loss (HCL) and logging; what its
+checkpoint takes at the end of an epoch is told apart. The network is measured before and after the engine, as machines
+change their minds. Without ``--data``, random pictures stand in for CIFAR-10's: the time is the same, and nothing is
+learnt. Further settings of the recipe may follow, such as ``encoder.name=resnet50``.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+import numpy as np
+import record
 import torch
+from stopwatch import Stopwatch
 
 import hardneg as hn
-from hardneg.data import load_images
+from hardneg.data import ImageSet, load_images
 from hardneg.training import build, recipe, run
 
 ENGINE = Path(hn.__file__).parent / "recipes" / "cifar10-simclr.yaml"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+WATCH = Stopwatch(DEVICE)
+WARM = 2  # epochs that are not timed: in the first all is compiled, in the second the host is
+STEPS = 20  # of the network alone, for the time of the host
 
 
-def network_alone(settings: recipe.Recipe, train_set: Any, epochs: int) -> list[float]:
-    """Seconds of each epoch of forward, backward and step on pictures that are there already."""
-    module = build.method(settings, train_set).cuda()
-    optimizer = module._optimizer(module)
-    batch = settings.trainer.batch_size
-    images = torch.rand(2 * batch, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
-    found = []
-    for _ in range(epochs):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(len(train_set) // batch):
+class Network:
+    """Forward, backward and step on views that are there already.
+
+    settings: the recipe · train_set: what it trains on · after `prepare`, `epoch` gives seconds
+    """
+
+    def __init__(self, settings: recipe.Recipe, train_set: ImageSet) -> None:
+        self.module = build.method(settings, train_set).to(DEVICE)
+        self.optimizer = self.module._optimizer(self.module)
+        self.steps = len(train_set) // settings.trainer.batch_size
+        self.mixed = settings.trainer.precision == "bf16-mixed"
+        layout = torch.channels_last if settings.trainer.channels_last else torch.contiguous_format
+        views = torch.rand(2 * settings.trainer.batch_size, *train_set.shape, device=DEVICE)
+        self.views = views.to(memory_format=layout)
+
+    def step(self) -> None:
+        if DEVICE.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = module.head(module.encoder(images)).float().square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        torch.cuda.synchronize()
-        found.append(time.perf_counter() - began)
-    return found
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.mixed):
+            loss = self.module.head(self.module.encoder(self.views)).float().square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def prepare(self) -> float:
+        """Compile and warm up; milliseconds that the host takes to queue a step."""
+        for _ in range(5):
+            self.step()
+        found = []
+        for _ in range(STEPS):
+            WATCH.wait()  # else the queue may be full, and the host waits for the device
+            began = time.perf_counter()
+            self.step()
+            found.append(1000 * (time.perf_counter() - began))
+        return statistics.median(found)
+
+    def epoch(self) -> float:
+        return WATCH.loop(self.step, self.steps) * self.steps / 1000
 
 
-def engine(settings: recipe.Recipe) -> list[dict[str, float]]:
-    """Seconds of each epoch of the whole, split into data, augmentation and network."""
+@dataclass
+class Epochs(L.Callback):
+    """Seconds of every epoch of a run up to its checkpoint, of every checkpoint, and of the host in a step.
+
+    The host is timed in the second epoch, where the device is waited for between steps.
+    """
+
+    steps: int
+    seconds: list[float] = field(default_factory=list)
+    saving: list[float] = field(default_factory=list)
+    host_ms: list[float] = field(default_factory=list)
+    left: float = 0.0
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx % self.steps:
+            return
+        WATCH.wait()
+        now = time.perf_counter()
+        if batch_idx:
+            self.saving.append(now - self.left)
+        self.left = now
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        epoch, step = divmod(batch_idx, self.steps)
+        if epoch == 1 and step < self.steps - 1:
+            if step:
+                self.host_ms.append(1000 * (time.perf_counter() - self.left))
+            WATCH.wait()
+            self.left = time.perf_counter()
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        self.seconds.append(now - self.left)
+        self.left = now
+
+
+def engine(settings: recipe.Recipe, steps: int) -> tuple[Epochs, dict[str, float]]:
+    """The epochs of the whole, and the median seconds of the timed ones' parts: data, augmentation, network."""
+    epochs = Epochs(steps)
     with tempfile.TemporaryDirectory() as folder:
-        run.train(settings, Path(folder) / "run")
+        run.train(settings, Path(folder) / "run", callbacks=[epochs])
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["seconds"] for line in lines]
+    parts = [json.loads(line)["seconds"] for line in lines][WARM:]
+    return epochs, {name: statistics.median(part[name] for part in parts) for name in parts[0]}
+
+
+def compared(settings: recipe.Recipe, train_set: ImageSet) -> dict[str, Any]:
+    """One row of the table."""
+    torch.compiler.reset()  # or a second batch size would be compiled for sizes of any number
+    network = Network(settings, train_set)
+    host = network.prepare()
+    before = [network.epoch() for _ in range(2)]
+    epochs, parts = engine(settings, network.steps)
+    after = [network.epoch() for _ in range(2)]
+    alone, whole = before + after, epochs.seconds[WARM:]
+    return {
+        "batch": settings.trainer.batch_size,
+        "compiled": settings.trainer.compile,
+        "steps": network.steps,
+        "network_before_s": before,
+        "network_after_s": after,
+        "engine_s": whole,
+        "ratio": statistics.median(whole) / statistics.median(alone),
+        "ratio_range": [min(whole) / max(alone), max(whole) / min(alone)],
+        "parts_s": parts,
+        "checkpoint_s": statistics.median(epochs.saving[WARM - 1 :]),
+        "host_ms_per_step": {"network": host, "engine": statistics.median(epochs.host_ms)},
+    }
+
+
+HEAD = (
+    "    B        compiled  network s  engine s  ratio (range)        data  augment.  network+loss"
+    "  host ms a step: network  engine  checkpoint s"
+)
+
+
+def shown(row: dict[str, Any]) -> str:
+    """The row as a line."""
+    alone, parts, host = row["network_before_s"] + row["network_after_s"], row["parts_s"], row["host_ms_per_step"]
+    low, high = row["ratio_range"]
+    return (
+        f"{row['batch']:>5} {row['compiled'] or 'no':>15} {statistics.median(alone):>10.3f}"
+        f" {statistics.median(row['engine_s']):>9.3f} {row['ratio']:>6.2f} ({low:.2f}–{high:.2f})"
+        f" {parts['data']:>10.3f} {parts['augmentation']:>9.3f} {parts['network']:>13.3f}"
+        f" {host['network']:>24.2f} {host['engine']:>7.2f} {row['checkpoint_s']:>13.3f}"
+    )
+
+
+def random_pictures(folder: str, number: int) -> str:
+    """The path of a file of pictures in the shape of CIFAR-10's."""
+    chance = np.random.default_rng(0)
+    path = Path(folder) / "random.npz"
+    parts = {"train": number, "test": 100}
+    arrays: dict[str, Any] = {}
+    for part, size in parts.items():
+        arrays[f"{part}_images"] = chance.integers(0, 256, (size, 32, 32, 3), np.uint8)
+        arrays[f"{part}_labels"] = chance.integers(0, 10, size)
+    np.savez(path, **arrays)
+    return str(path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data")
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--modes", nargs="+", default=["null", "default", "reduce-overhead"], help="of torch.compile")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="further settings of the recipe")
+    parser.add_argument("--data", help="CIFAR-10 as an .npz file; random pictures by default")
+    parser.add_argument("--pictures", type=int, default=50_000, help="how many random ones")
+    parser.add_argument("--epochs", type=int, default=3, help="that are timed, after two that are not")
+    parser.add_argument("--batches", nargs="+", type=int, default=[256, 512])
+    parser.add_argument("--modes", nargs="+", default=["reduce-overhead", "null"], help="of torch.compile")
     parser.add_argument("--out", type=Path, default=Path("results/training.json"))
-    options = parser.parse_args()
-    train_set = load_images(options.data, "train")
-    rows = []
-    print(
-        f"{'B':>5} {'compiled':>15} {'network s':>10} {'engine s':>10} {'ratio':>6}   data  augmentation  network+loss"
-    )
-    for compiled in options.modes:
-        for batch in (256, 512):
-            overrides = [
-                f"data.source={options.data}",
-                "objective.preset=hcl",
-                f"trainer.batch_size={batch}",
-                f"trainer.compile={compiled}",
-                f"trainer.epochs={options.epochs + 1}",
-                "trainer.knn_every=0",
-            ]
-            settings = recipe.load(ENGINE, overrides)
-            alone = network_alone(settings, train_set, options.epochs + 1)[1:]  # the first epoch warms up
-            whole = engine(settings)[1:]
-            totals = [sum(epoch.values()) for epoch in whole]
-            ratio = statistics.median(totals) / statistics.median(alone)
-            parts = {name: statistics.median(epoch[name] for epoch in whole) for name in whole[0]}
-            rows.append(
-                {
-                    "batch": batch,
-                    "compiled": compiled,
-                    "network_s": alone,
-                    "engine_s": totals,
-                    "ratio": ratio,
-                    "parts_s": parts,
-                }
-            )
-            bare, full = statistics.median(alone), statistics.median(totals)
-            print(
-                f"{batch:>5} {compiled:>15} {bare:>10.3f} {full:>10.3f} {ratio:>6.2f}"
-                f"  {parts['data']:>5.3f} {parts['augmentation']:>13.3f} {parts['network']:>13.3f}",
-                flush=True,
-            )
-    record = {
+    options = parser.parse_intermixed_args()
+    found: dict[str, Any] = {
         "command": "python " + " ".join(["benchmarks/training.py", *sys.argv[1:]]),
-        "machine": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "hardneg": hn.__version__},
-        "rows": rows,
+        "machine": torch.cuda.get_device_name() if DEVICE.type == "cuda" else record.processor(),
+        "processor": record.processor(),
+        "versions": {"torch": torch.__version__, "lightning": L.__version__, "hardneg": hn.__version__},
+        "data": options.data or f"{options.pictures} random pictures in the shape of CIFAR-10's: for timing only",
+        "rows": [],
     }
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        source = options.data or random_pictures(folder, options.pictures)
+        train_set = load_images(source, "train")
+        assert isinstance(train_set, ImageSet)
+        print(HEAD)
+        for mode in options.modes:
+            for batch in options.batches:
+                overrides = [f"data.source={source}", "objective.preset=hcl", f"trainer.batch_size={batch}"]
+                overrides += [f"trainer.compile={mode}", f"trainer.epochs={WARM + options.epochs}"]
+                settings = recipe.load(ENGINE, [*overrides, "trainer.knn_every=0", *options.overrides])
+                found["rows"].append(compared(settings, train_set))
+                print(shown(found["rows"][-1]), flush=True)
+                options.out.write_text(json.dumps(found, indent=1) + "\n")  # now, in case that time runs out
+                gc.collect()
+    record.write(options.out, found)
 
 
 if __name__ == "__main__":
