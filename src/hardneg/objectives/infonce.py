@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from hardneg.objectives import meetings
 from hardneg.objectives.debiasing import Prior, log_expected_negative
 from hardneg.objectives.diagnostics import Answer, Diagnostics, answer_of_pairs
 from hardneg.objectives.inputs import Inputs, check_use, check_views, half, read
-from hardneg.objectives.kernels import BACKENDS, Kernel, Losses, Lowered, LogSums, PairLoss, Rule, choose, tiled
+from hardneg.objectives.kernels import BACKENDS, Kernel, LogSums, Losses, Lowered, PairLoss, Rule, choose, tiled
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, constant
 from hardneg.objectives.meetings import Meeting
 from hardneg.objectives.positives import Given, Grouped, Positives
@@ -48,7 +49,8 @@ class InfoNCE(nn.Module):
         normalize: bring embeddings to unit length
         gather: candidates from all processes; every process returns the global loss, and the average of the
             processes' gradients (what DDP takes) is exactly the gradient of it
-        backend: ``"auto"``, ``"reference"`` or ``"tiled"``
+        backend: ``"reference"`` (plain PyTorch, any setting), ``"tiled"`` (memory linear in the batch), ``"fused"``
+            (Triton, on CUDA devices) or ``"auto"``: fused on a GPU, else tiled; reference where only that will do
         reduction: ``"mean"``, ``"sum"`` or ``"none"`` (one loss per anchor: z1's, then z2's where they are anchors)
         generator: of the draws of ``num_negatives``
 
@@ -172,6 +174,9 @@ class InfoNCE(nn.Module):
         negative_mask: (B, N) bool, True = may be a negative; row i serves both views of i · positive_mask: (B, M)
         bool, for z2 (B, M, d) that is padded: True = is a positive
         """
+        arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
+        if self.backend == "fused" and torch.compiler.is_compiling():
+            return self._uncompiled(*arguments)
         check_use(self.supervision, self.in_batch, self.symmetric, z2, labels, negatives, negative_labels)
         if positive_mask is not None and (self.in_batch is not None or self.supervision in ("positives", "full")):
             raise ValueError(
@@ -180,9 +185,8 @@ class InfoNCE(nn.Module):
             )
         if self._moves:
             self.set_progress(self.progress)
-        arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
         device = z1.device if isinstance(z1, Tensor) else torch.device("cpu")
-        with torch.autocast(device.type, enabled=False):  # float32 arithmetic inside, always
+        with torch.autocast(device.type, enabled=False), _current(device):  # float32 arithmetic inside, always
             kernel = self._kernel(device)
             if kernel.pair_loss is not None and self._is_pair(*arguments):
                 return self._pair_loss(z1, z2, kernel.pair_loss)  # type: ignore[arg-type]
@@ -190,6 +194,12 @@ class InfoNCE(nn.Module):
         if negatives is not None and loss.requires_grad and not torch.compiler.is_compiling():
             loss = _Guard.apply(loss, negatives)  # type: ignore[no-untyped-call]
         return loss
+
+    @torch.compiler.disable
+    def _uncompiled(self, z1: Tensor, z2: Tensor | None, *others: Tensor | None) -> Tensor:
+        """The loss outside of a compiled graph, which cannot hold the fused kernel."""
+        names = ("labels", "negatives", "exclude", "negative_labels", "negative_mask", "positive_mask")
+        return self.forward(z1, z2, **dict(zip(names, others, strict=True)))
 
     def set_progress(self, fraction: float) -> None:
         """Move all schedules to the fraction of training done, in [0, 1]."""
@@ -308,13 +318,16 @@ class InfoNCE(nn.Module):
             raise ValueError(f"z2 is on {z2.device}, but z1 on {z1.device}: move all inputs to one device")
         scale = self._scale(z1, torch.float32)
         rule = self._banded(self._weights([], scale, half(z1, z2)), None, None, scale)
-        number = {"support": None, "batch": 2 * len(z1) - 2}.get(self.negative_count, self.negative_count)
+        if isinstance(self.negative_count, str):  # of one pair there are none, whatever their number is said to be
+            log_number = None if self.negative_count == "support" else math.log(max(2 * len(z1) - 2, 1))
+        else:
+            log_number = math.log(self.negative_count)
         loss, seen = pair_loss(
             z1,
             z2,
             scale,
             rule,
-            None if number is None else math.log(max(float(number), 1.0)),
+            log_number,
             None if self._prior is None else (self._prior.log, self._prior.log_rest),
             not self.positive_in_denominator,
             self.reduction,
@@ -349,7 +362,8 @@ class InfoNCE(nn.Module):
         valid = (negatives.count > 0) & (positive_count > 0)
         log_total = torch.where(valid, self._log_number(negatives, meeting) + log_g, 0.0)  # log(Q·G)
         losses = torch.where(valid, self._combined(positives, log_total, weights.lowered), 0.0)
-        return Answer(meeting.detached(rule.lowered), rule, losses, valid, floored & valid, negatives.count, positive_count)
+        kept = meeting.detached(rule.lowered)
+        return Answer(kept, rule, losses, valid, floored & valid, negatives.count, positive_count)
 
     def _is_simple(self, meeting: Meeting, scale: Tensor) -> bool:
         """Has every anchor one positive, and its loss the form that kernels with a `losses` know?"""
@@ -525,6 +539,12 @@ class InfoNCE(nn.Module):
                 if isinstance(leaf, Adaptive) and id(leaf) not in seen:
                     seen.add(id(leaf))
                     yield leaf
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one: Triton runs its programs there, wherever the tensors are."""
+    on_gpu = device.type == "cuda" and not torch.compiler.is_compiling()
+    return torch.cuda.device(device) if on_gpu else nullcontext()
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

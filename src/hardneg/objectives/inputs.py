@@ -138,6 +138,8 @@ def read(
             dtype = torch.promote_types(dtype, tensor.dtype)
 
     similarity, precision = None, half(z1, z1 if z2 is None else z2)
+    if negatives is not None and negatives.dtype != precision and not normalize:
+        precision = None  # it may not hold the numbers of the negatives
     if normalize and kernel.units is not None and dtype == torch.float32:
         flat, similarity = _units(kernel.units, views, z1, z2, precision)
         if negatives is not None:
