@@ -56,7 +56,7 @@ def conclude(
     tl.store(log_heavy + i, log_h, mask=inside)
     tl.store(log_light + i, log_l, mask=inside)
     if not BOUNDED:
-        tl.store(top_ + i, top, mask=inside)
+        tl.store(top_ + i, tl.where(count > 0, top, float("inf")), mask=inside)  # see `programs.finish`
     tl.store(losses + i, loss, mask=inside)
     tl.store(floored_ + i, floored.to(tl.int8), mask=inside)
     tl.store(d_mean + i, by_mean, mask=inside)
@@ -145,14 +145,14 @@ class Whole(torch.autograd.Function):
         )  # fmt: skip
         if blocks > 1:
             totals = totals.sum(dim=0, keepdim=True)
-            result = totals[0, 0] / totals[0, 1].clamp(min=1) if form.mean else totals[0, 0]
+            result = totals[0, 0] / totals[0, 1].clamp(min=1) if form.mean else totals[0, 0].clone()
         ctx.save_for_backward(z1, z2, scale, low, totals, kept)
         ctx.question, ctx.form, ctx.smallest, ctx.precision, ctx.reduced = question, form, smallest, precision, reduced
         ctx.band = band
-        loss = result if reduced else losses
         ctx.mark_non_differentiable(low, similarity, losses, floored, number)
         ctx.set_materialize_grads(False)
-        return (loss if reduced else losses.clone()), low, similarity, losses, floored, number
+        # A view could not be changed in place, as in total += other.
+        return (result if reduced else losses.clone()), low, similarity, losses, floored, number
 
     @staticmethod
     @once_differentiable

@@ -15,7 +15,7 @@ from hardneg import checks
 from hardneg.objectives.kernels.problem import constant
 from hardneg.objectives.kernels.programs import LN2, LOG2E, softplus
 
-ROUNDINGS = {torch.bfloat16: 1, torch.float16: 2}
+ROUNDINGS: dict[torch.dtype | None, int] = {torch.bfloat16: 1, torch.float16: 2}
 
 
 @triton.jit
@@ -263,7 +263,8 @@ class Losses(torch.autograd.Function):
         decoupled: bool,
     ) -> tuple[Tensor, Tensor]:
         anchors, batch, block = len(mean), len(similarity), 256
-        losses, d_mean, d_positive, d_scale = mean.new_empty(4, anchors)
+        losses = mean.new_empty(anchors)  # apart: a view could not be changed in place, as in losses *= weights
+        d_mean, d_positive, d_scale = mean.new_empty(3, anchors).unbind()
         floored = mean.new_empty(anchors, dtype=torch.int8)
         combine[(triton.cdiv(anchors, block),)](
             mean.contiguous(), count, similarity.contiguous(), scale, losses, floored, d_mean, d_positive, d_scale,
