@@ -19,7 +19,8 @@ class Meeting:
     anchors: (A, d) · places: where they stand among those of all processes · candidates: blocks (N, d) or (B, N, d) ·
     who: which of them an anchor may meet · met: gives their number before labels are looked at, (A,); a function,
     because few ask · pairs: (B, M) inner products of instances' first view with their positives, or None where
-    positives are found by group in the ``pool`` (P, d) as ``friends`` says · real: (A, M) bool, which of the own positives are there; None for all
+    positives are found by group in the ``pool`` (P, d) as ``friends`` says · real: (A, M) bool, which of the own
+    positives are there; None for all
     """
 
     anchors: Tensor

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hardneg.objectives.kernels import Eligibility, Kernel, Lowered, LogSums, Rule, reference, tiled
+from hardneg.objectives.kernels import Eligibility, Kernel, LogSums, Lowered, Rule, reference, tiled
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg.objectives.kernels import reference, tiled
-from hardneg.objectives.kernels.problem import Eligibility, Lowered, LogSums, PairRecord, Places, Rule
+from hardneg.objectives.kernels.problem import Eligibility, LogSums, Lowered, PairRecord, Places, Rule
 
 BACKENDS = ("auto", "reference", "tiled", "fused")
 
@@ -48,7 +48,7 @@ def choose(backend: str, *, general_weights: bool, device: torch.device | None =
         if general_weights or torch.compiler.is_compiling():
             backend = "reference"
         else:
-            backend = "fused" if device is not None and device.type == "cuda" and _has_triton() else "tiled"
+            backend = "fused" if device is not None and _suits_triton(device) else "tiled"
     if backend in ("tiled", "fused") and general_weights:
         raise ValueError(f"backend={backend!r} cannot run Custom weights: use backend='reference' or 'auto'")
     if backend != "fused" or device is None:
@@ -58,13 +58,21 @@ def choose(backend: str, *, general_weights: bool, device: torch.device | None =
     from hardneg.objectives.kernels import fused
 
     if not fused.available(device):
-        raise ValueError(f"backend='fused' runs on CUDA devices, but the embeddings are on {device}: use 'auto'")
-    return fused
+        raise ValueError(
+            f"backend='fused' runs on CUDA devices, but the embeddings are on {device}: use backend='auto'"
+        )
+    return fused  # type: ignore[return-value]  # mypy takes a module's functions for constants
 
 
 @lru_cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+@lru_cache
+def _suits_triton(device: torch.device) -> bool:
+    # Older GPUs multiply no bfloat16 matrices.
+    return device.type == "cuda" and _has_triton() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 __all__ = [

@@ -61,8 +61,8 @@ class Eligibility:
 
     columns: number of candidates N · own: an anchor never meets its own instance, whose views are found in each of the
     ``pool_views`` stretches of ``own.whole`` candidates that come first · excluded: (A, E) further candidates an anchor
-    never meets · anchor_groups (A,), candidate_groups (N,): only members of different groups meet (of the same group if ``same``) ·
-    allowed: (B, n) bool for the last n candidates; row i speaks for anchors i, i + B, …
+    never meets · anchor_groups (A,), candidate_groups (N,): only members of different groups meet (of the same group if
+    ``same``) · allowed: (B, n) bool for the last n candidates; row i speaks for anchors i, i + B, …
     """
 
     columns: int

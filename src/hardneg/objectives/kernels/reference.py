@@ -7,7 +7,16 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hardneg.objectives.kernels import ranks
-from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, Eligibility, Lowered, LogSums, Rule, count_true, draw, per_row
+from hardneg.objectives.kernels.problem import (
+    EXACT_SOFTPLUS,
+    Eligibility,
+    LogSums,
+    Lowered,
+    Rule,
+    count_true,
+    draw,
+    per_row,
+)
 
 units = losses = pair_loss = None  # plain operations make them
 

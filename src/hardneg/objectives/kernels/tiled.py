@@ -18,8 +18,8 @@ from hardneg.objectives.kernels import ranks
 from hardneg.objectives.kernels.problem import (
     EXACT_SOFTPLUS,
     Eligibility,
-    Lowered,
     LogSums,
+    Lowered,
     Rule,
     count_true,
     draw,
