@@ -11,7 +11,7 @@ What it cannot run it hands to the tiled kernel: float64, candidates per anchor,
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hardneg.objectives.kernels import programs, rowwise, selection, tiled, tuning
-from hardneg.objectives.kernels.problem import Eligibility, Lowered, LogSums, PairRecord, Places, Rule, constant
+from hardneg.objectives.kernels.problem import Eligibility, LogSums, Lowered, PairRecord, Places, Rule, constant
 
 # Widest rows whose gradient is summed on the chip; for wider ones the derivatives of scores are written out in strips.
 WIDEST = 256
@@ -33,8 +33,11 @@ STRIP = 48 << 20
 # As in the tiled kernel: up to here e^{±x} and sums of millions of them are ordinary float32 numbers.
 SAFE_EXPONENT = tiled.SAFE_EXPONENT
 
-NONE, ANY = programs.NONE.value, programs.ANY.value
-KINDS = {0.0: NONE, 1.0: programs.ONE.value, 2.0: programs.TWO.value, 0.5: programs.HALF.value}
+# No smaller tilt changes any sum, and float32 might take it for 0, which −inf must not be multiplied with.
+LEAST_TILT = 1e-30
+
+NONE, ANY = int(programs.NONE.value), int(programs.ANY.value)
+KINDS = {1.0: int(programs.ONE.value), 2.0: int(programs.TWO.value), 0.5: int(programs.HALF.value)}
 
 
 def available(device: torch.device) -> bool:
@@ -54,6 +57,8 @@ def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: 
         return tiled.log_sums(anchors, candidates, scale, who, rule)
     if rule.rings and len(candidates) > 1:
         candidates = [torch.cat(list(candidates))]  # ranks are among all of them
+        # In one block with the pool, what was given must not be taken for instances of the batch.
+        who = replace(who, own=None, excluded=who.banned(slice(0, len(anchors))))
     return LogSums(*_run(Negatives(who, rule), anchors, candidates, scale))
 
 
@@ -79,7 +84,9 @@ class Negatives:
     @property
     def kind(self) -> int:
         tilt = self.rule.tilt
-        return ANY if isinstance(tilt, Tensor) else KINDS.get(tilt, ANY)
+        if isinstance(tilt, Tensor):
+            return ANY
+        return KINDS.get(tilt, ANY) if tilt > LEAST_TILT else NONE
 
     @property
     def bounded(self) -> bool:
@@ -458,7 +465,8 @@ class _Walk:
         rows, width = mine.shape
         stride = math.ceil(len(others) / 16) * 16  # rows of a strip begin where tensor cores can read them
         room = min(STRIP + 2 * rows * width, 1 << 31)
-        height = max(tuning.UNIT, room // (stride * mine.element_size()) // tuning.UNIT * tuning.UNIT)
+        height = max(1, room // (stride * mine.element_size()))
+        height -= height % tuning.UNIT if height > tuning.UNIT else 0
         strip = mine.new_empty(min(height, rows), stride)
         result = mine.new_zeros(rows, width, dtype=torch.float32)
         for base in range(0, rows, height):
@@ -500,11 +508,17 @@ def _add_product(result: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _precision(dtype: torch.dtype) -> str:
-    exact = dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
-    return "ieee" if exact else "tf32"
+    """How float32 numbers are multiplied: exactly, or as tf32 where PyTorch's own products may be."""
+    if dtype != torch.float32:
+        return "ieee"
+    # Since PyTorch 2.9 the older question is an error where the newer setting was used.
+    chosen = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    allowed = torch.get_float32_matmul_precision() != "highest" if chosen is None else chosen == "tf32"
+    return "tf32" if allowed else "ieee"
 
 
 def tilt(rule: Rule, device: torch.device) -> Tensor:
+    """The β of a rule as programs read it, ()."""
     return rule.tilt.float() if isinstance(rule.tilt, Tensor) else constant(float(rule.tilt), torch.float32, device)
 
 
@@ -518,9 +532,9 @@ def losses(
     decoupled: bool,
 ) -> tuple[Tensor, Tensor]:
     """Losses of anchors that have one positive each, and which are floored, (A,) each; see `rowwise.Losses`."""
-    found, floored = rowwise.Losses.apply(
+    found, floored = rowwise.Losses.apply(  # type: ignore[no-untyped-call]
         negatives.mean, similarity, scale, negatives.count, log_number, prior, log_least, decoupled
-    )  # type: ignore[no-untyped-call]
+    )
     return found, floored.bool()
 
 
@@ -552,7 +566,7 @@ def pair_loss(
     smallest = max(1e-30, torch.finfo(z1.dtype).tiny, torch.finfo(z2.dtype).tiny)
     who = Eligibility(2 * batch, own=Places(batch, 2, 0, batch, z1.device), pool_views=2)
     form = pairs.Form(log_number, prior, decoupled, reduction == "mean")
-    loss, *seen = pairs.Whole.apply(
+    loss, *seen = pairs.Whole.apply(  # type: ignore[no-untyped-call]
         z1, z2, scale, Negatives(who, rule), form, smallest, rule.lowered.precision, reduction != "none"
-    )  # type: ignore[no-untyped-call]
+    )
     return loss, PairRecord(who, rule, *seen)

@@ -160,8 +160,11 @@ def near_own(row, start, outer_rows, inner_rows, batch, offset, whole, OUTER: tl
 def softplus(x):
     """log₂(1 + 2^x)."""
     small = tl.exp2(-tl.abs(x))
-    # By the series of the logarithm where 1 + small would round it away.
-    return tl.maximum(x, 0.0) + tl.where(small < 1e-4, small * (1 - 0.5 * small) * LOG2E, tl.log2(1 + small))
+    # log(1 + small) is wrong by what 1 + small rounds away, in the proportion of what is left (Goldberg 1991, theorem 4).
+    more = 1 + small
+    left = more - 1
+    log = tl.where(left == 0, small * LOG2E, tl.log2(more) * (small / tl.where(left == 0, 1.0, left)))
+    return tl.maximum(x, 0.0) + log
 
 
 @triton.jit
@@ -309,7 +312,8 @@ def finish(
     tl.store(log_heavy + i, log_h, mask=inside)
     tl.store(log_light + i, log_l, mask=inside)
     if not BOUNDED:
-        tl.store(top_ + i, top, mask=inside)
+        # Above all scores where nobody was met: should rounding let somebody in later, he adds 0 and not 0·inf.
+        tl.store(top_ + i, tl.where(some, top, float("inf")), mask=inside)
 
 
 @triton.jit
