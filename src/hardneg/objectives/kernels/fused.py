@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardneg.objectives.kernels import programs, rowwise, selection, tiled, tuning
 from hardneg.objectives.kernels.problem import Eligibility, LogSums, Lowered, PairRecord, Places, Rule, constant
@@ -59,7 +58,8 @@ def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: 
         candidates = [torch.cat(list(candidates))]  # ranks are among all of them
         # In one block with the pool, what was given must not be taken for instances of the batch.
         who = replace(who, own=None, excluded=who.banned(slice(0, len(anchors))))
-    return LogSums(*_run(Negatives(who, rule), anchors, candidates, scale))
+    who, counts = _numbered(who, rule) if len(anchors) * who.columns > SMALL else (who, None)
+    return LogSums(*_run(Negatives(who, rule, counts), anchors, candidates, scale))
 
 
 def positive_sums(
@@ -68,6 +68,7 @@ def positive_sums(
     """As `reference.positive_sums`."""
     if not suits(anchors, [pool], Rule()):
         return tiled.positive_sums(anchors, pool, scale, who, offset, lowered)
+    who = _numbered(who, Rule())[0] if len(anchors) * who.columns > SMALL else who
     question = Positives(who, offset.detach().contiguous(), Rule(lowered=lowered))
     terms, total, slope = _run(question, anchors, [pool], scale)
     # ∂terms/∂offset is the sum of the slopes, so the offset's gradient needs no pass of its own.
@@ -80,6 +81,7 @@ class Negatives:
 
     who: Eligibility
     rule: Rule
+    counts: Tensor | None = None  # (A,) where they are known beforehand
 
     @property
     def kind(self) -> int:
@@ -96,8 +98,8 @@ class Negatives:
 
     @property
     def counted(self) -> bool:
-        """Must negatives be counted, because their number differs between anchors or is not known beforehand?"""
-        return self.rule.is_banded or not self.who.is_plain or self.who.excluded is not None
+        """Must negatives be counted, because their number is not known beforehand?"""
+        return self.counts is None and (self.rule.is_banded or not self.who.is_plain or self.who.excluded is not None)
 
     @property
     def mirrors(self) -> bool:
@@ -121,6 +123,26 @@ class Positives:
 
     kind = programs.POSITIVES.value
     bounded = counted = mirrors = True
+
+
+def _numbered(who: Eligibility, rule: Rule) -> tuple[Eligibility, Tensor | None]:
+    """The same with groups numbered in 32 bits, and the counts (A,) where groups alone decide them."""
+    if who.anchor_groups is None or who.candidate_groups is None:
+        return who, None
+    ordered = who.candidate_groups.sort().values
+    first = torch.searchsorted(ordered, who.anchor_groups)
+    last = torch.searchsorted(ordered, who.anchor_groups, right=True)
+    found = last > first
+    numbered = replace(
+        who,
+        anchor_groups=torch.where(found, first, -1).int(),
+        candidate_groups=torch.searchsorted(ordered, who.candidate_groups, out_int32=True),
+    )
+    if who.same or rule.is_banded or who.allowed is not None or who.excluded is not None:
+        return numbered, None
+    # An anchor's own instance is of its group, unless that is unknown.
+    alone = 0 if who.own is None else who.pool_views
+    return numbered, (who.columns - torch.where(found, last - first, alone)).float()
 
 
 def _run(
@@ -155,7 +177,7 @@ class _Fused(torch.autograd.Function):
         return results
 
     @staticmethod
-    @once_differentiable
+    @rowwise.differentiable_once
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         question, mine = ctx.question, ctx.mine
         scale, low, *saved = ctx.saved_tensors
@@ -190,8 +212,6 @@ class Pulls(NamedTuple):
 
     steep: Tensor
     flat: Tensor
-    steep_offset: Tensor | None
-    flat_offset: Tensor | None
     level: Tensor | None
     largest: Tensor | None
 
@@ -258,6 +278,8 @@ def partial_sums(
     stretches = [walk.stretches(outer=True) for walk in walks]
     slots = sum(count for count, _ in stretches)
     heavy, light, count, peak = anchors.new_empty(4, slots, len(anchors), dtype=torch.float32).unbind()
+    if isinstance(question, Negatives) and question.counts is not None:
+        count.zero_()[0] = question.counts
     slot = 0
     for walk, (parts, span) in zip(walks, stretches, strict=True):
         walk.sums(heavy, light, count, peak, slot, parts, span)
@@ -274,13 +296,14 @@ def _forward(
         found = tuple(part[0] if slots == 1 else part.sum(dim=0) for part in (heavy, light, count))
         return found, (found[0],) * KEPT
     rows, block_size = len(anchors), 128
-    mean, weight, number, log_heavy, log_light, top = heavy.new_empty(6, rows).unbind()
+    mean, weight, number, heavy_sum, light_sum, top = heavy.new_empty(6, rows).unbind()
     programs.finish[(math.ceil(rows / block_size),)](
-        heavy, light, count, peak, tilt(question.rule, heavy.device), mean, weight, number, log_heavy, log_light, top,
+        heavy, light, count, peak, tilt(question.rule, heavy.device), mean, weight, number, heavy_sum, light_sum, top,
         rows, slots, float(question.known_count()),
-        BLOCK=block_size, KIND=question.kind, BOUNDED=question.bounded, COUNTED=question.counted,
+        BLOCK=block_size, KIND=question.kind, BOUNDED=question.bounded,
+        COUNTED=question.counted or question.counts is not None,
     )  # fmt: skip
-    return (mean, weight, number), (log_heavy, log_light, top, number)
+    return (mean, weight, number), (heavy_sum, light_sum, top, number)
 
 
 def own_gradient(
@@ -294,7 +317,7 @@ def _pulls(
     question: Negatives | Positives, grads: Sequence[Tensor | None], kept: Sequence[Tensor], narrow: bool
 ) -> Pulls:
     """How scores pull, given the gradients of the results. narrow: must their range be known, for float16?"""
-    log_heavy, log_light, top, number = kept
+    heavy_sum, light_sum, top, number = kept
     first = torch.zeros_like(number) if grads[0] is None else grads[0].contiguous()
     second = None if grads[1] is None else grads[1].contiguous()
     largest = None
@@ -302,18 +325,14 @@ def _pulls(
         beta = question.rule.tilt
         largest = first.abs().amax() * (2 * beta + 1) + (0.0 if second is None else second.abs().amax() * (beta + 1))
     if isinstance(question, Positives):
-        return Pulls(first, torch.zeros_like(first) if second is None else second, None, None, question.level, largest)
+        return Pulls(first, torch.zeros_like(first) if second is None else second, question.level, largest)
     rows, block_size = len(first), 128
-    steep, flat, steep_offset, flat_offset = first.new_empty(4, rows).unbind()
+    steep, flat = first.new_empty(2, rows).unbind()
     programs.slopes[(math.ceil(rows / block_size),)](
-        first, second, log_heavy, log_light, number, tilt(question.rule, first.device),
-        steep, flat, steep_offset, flat_offset, rows,
-        BLOCK=block_size, BOUNDED=question.bounded, THROUGH=question.rule.grad_through_weights,
-        WEIGHED=second is not None,
+        first, second, heavy_sum, light_sum, number, tilt(question.rule, first.device), steep, flat, rows,
+        BLOCK=block_size, THROUGH=question.rule.grad_through_weights, WEIGHED=second is not None,
     )  # fmt: skip
-    if question.bounded:
-        return Pulls(steep, flat, None, None, None, largest)
-    return Pulls(steep, flat, steep_offset, flat_offset, top, largest)
+    return Pulls(steep, flat, None if question.bounded else top, largest)
 
 
 @dataclass(frozen=True)
@@ -373,13 +392,17 @@ class _Walk:
     def common(self) -> dict[str, Any]:
         """What all programs take."""
         question = self.question
+        # Where products run beside the tensor cores there is time for exponentials as exact as float32 allows.
+        exact = self.anchors.dtype == torch.float32 and _precision(torch.float32) == "ieee"
         return {
             "scale_": self.scale,
             "tilt_": tilt(question.rule, self.scale.device),
             "level_": question.level if isinstance(question, Positives) else None,
             "PRECISION": _precision(self.anchors.dtype),
-            "KIND": question.kind,
+            # A power of an exponential multiplies its error: exactly, each is made by itself.
+            "KIND": ANY if exact and question.kind in KINDS.values() and question.kind != NONE else question.kind,
             "BOUNDED": question.bounded,
+            "EXACT": exact,
             **self.band.flags(),
             **self.eligibility(),
         }
@@ -441,7 +464,6 @@ class _Walk:
             **self.common(),
             "outer": mine, "inner": others, "factor_": factor, "SCALED": factor is not None,
             "steep_": pulls.steep, "flat_": pulls.flat, "level_": pulls.level,
-            "steep_offset_": pulls.steep_offset, "flat_offset_": pulls.flat_offset,
             "outer_groups": anchor_groups if outer else candidate_groups,
             "inner_groups": candidate_groups if outer else anchor_groups,
             "outer_rows": rows, "inner_rows": len(others), "width": width,

@@ -11,10 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardneg.objectives.kernels import fused, programs, rowwise
-from hardneg.objectives.kernels.programs import LN2, LOG2E
+from hardneg.objectives.kernels.programs import LN2
 from hardneg.objectives.kernels.rowwise import outcome
 
 BLOCK = 1024  # anchors of a program
@@ -33,7 +32,7 @@ class Form:
 @triton.jit
 def conclude(
     heavy_, light_, count_, peak_, tilt_, scale_, similarity,
-    number, log_heavy, log_light, top_, losses, floored_, d_mean, d_positive, d_scale, totals, result,
+    number, heavy_sum, light_sum, top_, losses, floored_, d_mean, d_positive, d_scale, totals, result,
     anchors, batch, slots, known, log_number, log_prior, log_rest,
     BLOCK: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr, SUPPORT: tl.constexpr,
     DEBIASED: tl.constexpr, DECOUPLED: tl.constexpr, MEAN: tl.constexpr,
@@ -44,17 +43,17 @@ def conclude(
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < anchors
-    log_h, log_l, count, top = programs.collect(
+    heavy, light, count, top = programs.collect(
         heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tl.load(tilt_), BLOCK, KIND, BOUNDED, COUNTED
     )
     loss, floored, by_mean, by_positive, by_scale = outcome(
-        log_h - log_l + top * LN2, tl.where(inside, count, 0.0),
+        tl.log2(heavy) * LN2 - tl.log2(light) * LN2 + top * LN2, tl.where(inside, count, 0.0),
         tl.load(similarity + i % batch, mask=inside, other=0.0),
         tl.load(scale_), log_number, log_prior, log_rest, 0.0, SUPPORT, DEBIASED, True, DECOUPLED,
     )  # fmt: skip
     tl.store(number + i, count, mask=inside)
-    tl.store(log_heavy + i, log_h, mask=inside)
-    tl.store(log_light + i, log_l, mask=inside)
+    tl.store(heavy_sum + i, heavy, mask=inside)
+    tl.store(light_sum + i, light, mask=inside)
     if not BOUNDED:
         tl.store(top_ + i, tl.where(count > 0, top, float("inf")), mask=inside)  # see `programs.finish`
     tl.store(losses + i, loss, mask=inside)
@@ -71,9 +70,9 @@ def conclude(
 
 @triton.jit
 def distribute(
-    grad_, totals, d_mean, d_positive, scale_, tilt_, number, log_heavy, log_light,
-    steep_, flat_, steep_offset, flat_offset, for_similarity, largest_, batch, step,
-    BLOCK: tl.constexpr, BOUNDED: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
+    grad_, totals, d_mean, d_positive, scale_, tilt_, number, heavy_sum, light_sum,
+    steep_, flat_, for_similarity, largest_, batch, step,
+    BLOCK: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     """What each anchor's exponentials are multiplied with, and the gradient of the pairs' inner products.
 
@@ -92,18 +91,13 @@ def distribute(
         pull += grad * tl.load(d_positive + place, mask=inside, other=0.0)
         some = tl.load(number + place, mask=inside, other=0.0) > 0
         mean = tl.where(some, grad * tl.load(d_mean + place, mask=inside, other=0.0), 0.0)
-        log_h = tl.where(some, tl.load(log_heavy + place, mask=inside, other=0.0), 0.0)
-        log_l = tl.where(some, tl.load(log_light + place, mask=inside, other=0.0), 0.0)
+        heavy = tl.where(some, tl.load(heavy_sum + place, mask=inside, other=1.0), 1.0)
+        light = tl.where(some, tl.load(light_sum + place, mask=inside, other=1.0), 1.0)
         steep, flat = mean, mean * 0
         if THROUGH:
             steep, flat = mean * (tilt + 1), -mean * tilt
-        if BOUNDED:
-            steep, flat = steep * tl.exp2(-log_h * LOG2E), flat * tl.exp2(-log_l * LOG2E)
-        else:
-            tl.store(steep_offset + place, -log_h * LOG2E, mask=inside)
-            tl.store(flat_offset + place, -log_l * LOG2E, mask=inside)
-        tl.store(steep_ + place, steep, mask=inside)
-        tl.store(flat_ + place, flat, mask=inside)
+        tl.store(steep_ + place, steep / heavy, mask=inside)
+        tl.store(flat_ + place, flat / light, mask=inside)
         tl.store(largest_ + place, tl.abs(mean) * (2 * tilt + 1), mask=inside)
     tl.store(for_similarity + i, pull * tl.load(scale_), mask=inside)
 
@@ -131,13 +125,13 @@ class Whole(torch.autograd.Function):
         heavy, light, count, peak, slots = fused.partial_sums(question, scale, low, [low], band)
         anchors, batch = len(low), len(z1)
         kept = low.new_empty(8, anchors, dtype=torch.float32)
-        number, log_heavy, log_light, top, losses, d_mean, d_positive, d_scale = kept.unbind()
+        number, heavy_sum, light_sum, top, losses, d_mean, d_positive, d_scale = kept.unbind()
         floored = low.new_empty(anchors, dtype=torch.int8)
         blocks = triton.cdiv(anchors, BLOCK)
         totals, result = kept.new_empty(blocks, 2), kept.new_empty(())
         conclude[(blocks,)](
             heavy, light, count, peak, fused.tilt(question.rule, low.device), scale, similarity,
-            number, log_heavy, log_light, top, losses, floored, d_mean, d_positive, d_scale, totals, result,
+            number, heavy_sum, light_sum, top, losses, floored, d_mean, d_positive, d_scale, totals, result,
             anchors, batch, slots, float(question.known_count()),
             form.log_number or 0.0, *(form.prior or (0.0, 0.0)),
             BLOCK=BLOCK, KIND=question.kind, BOUNDED=question.bounded, COUNTED=question.counted,
@@ -155,31 +149,28 @@ class Whole(torch.autograd.Function):
         return (result if reduced else losses.clone()), low, similarity, losses, floored, number
 
     @staticmethod
-    @once_differentiable
+    @rowwise.differentiable_once
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 8
         z1, z2, scale, low, totals, kept = ctx.saved_tensors
         question, form = ctx.question, ctx.form
-        number, log_heavy, log_light, top, _losses, d_mean, d_positive, d_scale = kept.unbind()
+        number, heavy_sum, light_sum, top, _losses, d_mean, d_positive, d_scale = kept.unbind()
         anchors, batch = len(low), len(z1)
-        made = kept.new_empty(5, anchors)
-        steep, flat, steep_offset, flat_offset, bound = made.unbind()
+        steep, flat, bound = kept.new_empty(3, anchors).unbind()
         for_similarity = kept.new_empty(batch)
         mean = form.mean and ctx.reduced
         grad = grad.contiguous()
         with torch.autocast(low.device.type, enabled=False):
             distribute[(triton.cdiv(batch, 256),)](
                 grad, totals, d_mean, d_positive, scale, fused.tilt(question.rule, low.device),
-                number, log_heavy, log_light, steep, flat, steep_offset, flat_offset, for_similarity, bound,
+                number, heavy_sum, light_sum, steep, flat, for_similarity, bound,
                 batch, 0 if ctx.reduced else 1,
-                BLOCK=256, BOUNDED=question.bounded, THROUGH=question.rule.grad_through_weights, MEAN=mean,
+                BLOCK=256, THROUGH=question.rule.grad_through_weights, MEAN=mean,
             )  # fmt: skip
             pulls = fused.Pulls(
                 steep,
                 flat,
-                None if question.bounded else steep_offset,
-                None if question.bounded else flat_offset,
                 None if question.bounded else top,
                 bound.amax() if low.dtype == torch.float16 else None,
             )

@@ -18,6 +18,7 @@ import triton.language as tl
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E_REST = tl.constexpr(1.9259629911266175e-08)  # what float32 leaves out of it
 LN2 = tl.constexpr(0.6931471805599453)
 
 # Tilts: β = 0, 1, 2 and ½ need one exponential for both sums, any other β two. POSITIVES asks other questions of a row.
@@ -115,8 +116,21 @@ def banded(
 
 
 @triton.jit
-def exponentials(scores, tilt, KIND: tl.constexpr):
-    """e^{(β+1)s} and e^{βs}."""
+def unit(tilt, KIND: tl.constexpr, BOUNDED: tl.constexpr, RING: tl.constexpr):
+    """What scores are multiplied with beforehand, so that one exponential needs no multiplication of its own."""
+    if not BOUNDED or RING:  # a ring's edges are compared with scores as they are
+        return 1.0
+    elif KIND == HALF:
+        return 0.5
+    elif KIND == ANY:
+        return tilt
+    else:
+        return 1.0
+
+
+@triton.jit
+def exponentials(scores, tilt, KIND: tl.constexpr, UNITED: tl.constexpr):
+    """e^{(β+1)s} and e^{βs}. UNITED: were the scores multiplied with their `unit`?"""
     if KIND == NONE:
         plain = tl.exp2(scores)
         return plain, plain
@@ -128,10 +142,19 @@ def exponentials(scores, tilt, KIND: tl.constexpr):
         square = plain * plain
         return square * plain, square
     elif KIND == HALF:
-        root = tl.exp2(0.5 * scores)
+        root = tl.exp2(scores if UNITED else 0.5 * scores)
         return root * root * root, root
+    elif UNITED:
+        return tl.exp2(scores * (1 + 1 / tilt)), tl.exp2(scores)
     else:
         return tl.exp2(scores * (tilt + 1)), tl.exp2(scores * tilt)
+
+
+@triton.jit
+def rounding(found, scale, factor):
+    """What ``found * scale`` loses in float32, where scale is ``factor``·log₂e rounded: in base 2, to first order."""
+    rest = tl.fma(factor, LOG2E, -scale) + factor * LOG2E_REST
+    return tl.fma(found, scale, -(found * scale)) + found * rest
 
 
 @triton.jit
@@ -177,25 +200,28 @@ def sums(
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr, OWN: tl.constexpr,
     EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
-    RING: tl.constexpr, DESCRIBED: tl.constexpr,
+    RING: tl.constexpr, EXACT: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Sums over one stretch of ``span`` candidates, for each of a block of anchors; slot by slot.
 
-    LOWER, UPPER: 0 none, 1 one bound for all, 2 one per anchor · outputs: (slots, anchors) each
+    LOWER, UPPER: 0 none, 1 one bound for all, 2 one per anchor · EXACT: make good what rounding takes from exponents ·
+    outputs: (slots, anchors) each
     """
     row, part = tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
-    scale, tilt = tl.load(scale_) * LOG2E, tl.load(tilt_)
+    tilt = tl.load(tilt_)
+    step = unit(tilt, KIND, BOUNDED, RING)
+    scale = tl.load(scale_) * LOG2E * step
     tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
     lowest, highest, first, last, level, group = 0.0, 0.0, 0, 0, 0.0, 0
     if LOWER == 1:
-        lowest = lower_ * LOG2E
+        lowest = lower_ * LOG2E * step
     if UPPER == 1:
-        highest = upper_ * LOG2E
+        highest = upper_ * LOG2E * step
     if LOWER == 2:
-        lowest = tl.load(lower_ + i, mask=i < anchors, other=0.0)[:, None]
+        lowest = tl.load(lower_ + i, mask=i < anchors, other=0.0)[:, None] * step
     if UPPER == 2:
-        highest = tl.load(upper_ + i, mask=i < anchors, other=0.0)[:, None]
+        highest = tl.load(upper_ + i, mask=i < anchors, other=0.0)[:, None] * step
     if RING:
         first = tl.load(first_ + i, mask=i < anchors, other=0)[:, None]
         last = tl.load(last_ + i, mask=i < anchors, other=0)[:, None]
@@ -213,9 +239,7 @@ def sums(
             tile, anchors_, candidates_, row, start, anchors, candidates, width, anchor_stride, candidate_stride,
             OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIBED,
         )  # fmt: skip
-        near = near_own(
-            row, start, anchors, candidates, batch, offset, whole, True, OUTER_BLOCK, INNER_BLOCK, OWN
-        )
+        near = near_own(row, start, anchors, candidates, batch, offset, whole, True, OUTER_BLOCK, INNER_BLOCK, OWN)
         other = 0
         if GROUPS > 0:
             other = tl.load(candidate_groups + j, mask=j < candidates, other=0)[None, :]
@@ -235,7 +259,10 @@ def sums(
             if COUNTED:
                 count += tl.sum(tl.where(scores > float("-inf"), 1.0, 0.0), axis=1)
             if BOUNDED:
-                steep, flat = exponentials(scores, tilt, KIND)
+                steep, flat = exponentials(scores, tilt, KIND, not RING)
+                if EXACT:
+                    lost = rounding(found, scale, tl.load(scale_) * step) * (LN2 / step)
+                    steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
                 heavy += tl.sum(steep, axis=1)
                 if KIND != NONE:
                     light += tl.sum(flat, axis=1)
@@ -244,7 +271,10 @@ def sums(
                 # Where nothing was met yet, −inf less −inf would be NaN.
                 base = tl.where(higher == float("-inf"), 0.0, higher)
                 down = tl.exp2((peak - base) * (tilt + 1))
-                steep, flat = exponentials(scores - base[:, None], tilt, KIND)
+                steep, flat = exponentials(scores - base[:, None], tilt, KIND, False)
+                if EXACT:
+                    lost = rounding(found, scale, tl.load(scale_) * step) * (LN2 / step)
+                    steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
                 heavy = heavy * down + tl.sum(steep, axis=1)
                 if KIND != NONE:
                     light = light * tl.exp2((peak - base) * tilt) + tl.sum(flat, axis=1)
@@ -264,7 +294,7 @@ def collect(
     heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tilt,
     BLOCK: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """The two log-sums less the peak, the count and the peak of anchors i from what was summed slot by slot.
+    """The two sums of exponentials less the peak, the count and the peak of anchors i, from sums slot by slot.
 
     known: the count of every anchor, if not COUNTED
     """
@@ -291,26 +321,27 @@ def collect(
             count += tl.load(count_ + place, mask=inside, other=0.0)
     if not COUNTED:
         count += known
-    return tl.log2(heavy) * LN2, tl.log2(count if KIND == NONE else light) * LN2, count, top
+    return heavy, count if KIND == NONE else light, count, top
 
 
 @triton.jit
 def finish(
-    heavy_, light_, count_, peak_, tilt_, mean, weight, number, log_heavy, log_light, top_, anchors, slots, known,
+    heavy_, light_, count_, peak_, tilt_, mean, weight, number, heavy_sum, light_sum, top_, anchors, slots, known,
     BLOCK: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """The log-sums of each anchor from what was summed slot by slot."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, tilt = i < anchors, tl.load(tilt_)
-    log_h, log_l, count, top = collect(
+    heavy, light, count, top = collect(
         heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tilt, BLOCK, KIND, BOUNDED, COUNTED
     )
     some = count > 0
+    log_h, log_l = tl.log2(heavy) * LN2, tl.log2(light) * LN2
     tl.store(mean + i, tl.where(some, log_h - log_l + top * LN2, float("-inf")), mask=inside)
     tl.store(weight + i, tl.where(some, log_l + tilt * top * LN2, float("-inf")), mask=inside)
     tl.store(number + i, count, mask=inside)
-    tl.store(log_heavy + i, log_h, mask=inside)
-    tl.store(log_light + i, log_l, mask=inside)
+    tl.store(heavy_sum + i, heavy, mask=inside)
+    tl.store(light_sum + i, light, mask=inside)
     if not BOUNDED:
         # Above all scores where nobody was met: should rounding let somebody in later, he adds 0 and not 0·inf.
         tl.store(top_ + i, tl.where(some, top, float("inf")), mask=inside)
@@ -318,13 +349,12 @@ def finish(
 
 @triton.jit
 def slopes(
-    for_mean, for_weight, log_heavy, log_light, number, tilt_, steep_, flat_, steep_offset, flat_offset, anchors,
-    BLOCK: tl.constexpr, BOUNDED: tl.constexpr, THROUGH: tl.constexpr, WEIGHED: tl.constexpr,
+    for_mean, for_weight, heavy_sum, light_sum, number, tilt_, steep_, flat_, anchors,
+    BLOCK: tl.constexpr, THROUGH: tl.constexpr, WEIGHED: tl.constexpr,
 ):  # fmt: skip
     """What each anchor's exponentials are multiplied with in the derivative of a score, METHODS' gradient.
 
-    (β+1)·softmax_{β+1} and −β·softmax_β; with detached weights (not THROUGH) 1 and 0. If BOUNDED the softmax's
-    denominator is part of the factor; else it is an offset of the exponent, in base 2.
+    (β+1)·softmax_{β+1} and −β·softmax_β; with detached weights (not THROUGH) 1 and 0
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < anchors
@@ -334,33 +364,35 @@ def slopes(
     weight = tl.zeros((BLOCK,), tl.float32)
     if WEIGHED:
         weight += tl.load(for_weight + i, mask=inside, other=0.0)
-    # Of an anchor that met nobody every number is −inf, and so is what would be passed on.
-    log_h = tl.where(some, tl.load(log_heavy + i, mask=inside, other=0.0), 0.0)
-    log_l = tl.where(some, tl.load(log_light + i, mask=inside, other=0.0), 0.0)
+    # An anchor that met nobody has no softmax, and pulls at nobody.
+    heavy = tl.where(some, tl.load(heavy_sum + i, mask=inside, other=1.0), 1.0)
+    light = tl.where(some, tl.load(light_sum + i, mask=inside, other=1.0), 1.0)
     steep = tl.where(some, mean, 0.0)
     flat = tl.zeros((BLOCK,), tl.float32)
     if THROUGH:
         steep = steep * (tilt + 1)
         flat = tl.where(some, weight - mean, 0.0) * tilt
-    if BOUNDED:
-        steep = steep * tl.exp2(-log_h * LOG2E)
-        flat = flat * tl.exp2(-log_l * LOG2E)
-    else:
-        tl.store(steep_offset + i, -log_h * LOG2E, mask=inside)
-        tl.store(flat_offset + i, -log_l * LOG2E, mask=inside)
-    tl.store(steep_ + i, steep, mask=inside)
-    tl.store(flat_ + i, flat, mask=inside)
+    tl.store(steep_ + i, steep / heavy, mask=inside)
+    tl.store(flat_ + i, flat / light, mask=inside)
 
 
 @triton.jit
-def pulled(scores, steep, flat, steep_offset, flat_offset, top, tilt, KIND: tl.constexpr, BOUNDED: tl.constexpr):
+def pulled(
+    scores, lost, steep, flat, top, tilt,
+    KIND: tl.constexpr, BOUNDED: tl.constexpr, UNITED: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
     """∂L/∂s of scores s in the role of their anchors, whose numbers lie along one side of the tile.
 
-    top: of POSITIVES the level they are compared with, else the anchor's largest score, if not BOUNDED
+    top: of POSITIVES the level they are compared with, else the anchor's largest score, if not BOUNDED ·
+    lost: if EXACT, what rounding took from the scores, in base e
     """
     if KIND == POSITIVES:
         slope = 1 / (1 + tl.exp2(scores - top))
         return tl.where(scores > float("-inf"), flat - steep * slope, 0.0)
+    elif EXACT:
+        # The difference first: it is small where the exponential is large.
+        high, low = exponentials(scores if BOUNDED else scores - top, tilt, KIND, BOUNDED and UNITED)
+        return steep * high * (1 + lost * (tilt + 1)) + flat * low * (1 + lost * tilt)
     elif BOUNDED and KIND == NONE:
         return steep * tl.exp2(scores)
     elif BOUNDED and KIND == ONE:
@@ -369,34 +401,34 @@ def pulled(scores, steep, flat, steep_offset, flat_offset, top, tilt, KIND: tl.c
     elif BOUNDED and KIND == TWO:
         plain = tl.exp2(scores)
         return plain * plain * (steep * plain + flat)
+    elif BOUNDED and KIND == HALF:
+        root = tl.exp2(scores if UNITED else 0.5 * scores)
+        return root * (steep * (root * root) + flat)
     elif BOUNDED:
-        high, low = exponentials(scores, tilt, KIND)
+        high, low = exponentials(scores, tilt, KIND, UNITED)
         return steep * high + flat * low
-    elif KIND == NONE:
-        return steep * tl.exp2(scores - top + steep_offset)
     else:
-        # The difference first: it is small where the exponential is large.
-        below = scores - top
-        high = tl.exp2(below * (tilt + 1) + steep_offset)
-        return steep * high + flat * tl.exp2(below * tilt + flat_offset)
+        high, low = exponentials(scores - top, tilt, KIND, False)
+        return steep * high if KIND == NONE else steep * high + flat * low
 
 
 @triton.jit
 def weighed(
-    found, i, j, row, start, outer_rows, inner_rows, scale, tilt, factor,
-    steep_i, flat_i, steep_offset_i, flat_offset_i, top_i, lowest_i, highest_i, first_i, last_i, group_i,
-    steep_, flat_, steep_offset_, flat_offset_, level_, lower_, upper_, first_, last_, inner_groups,
+    found, i, j, row, start, outer_rows, inner_rows, natural, scale, step, tilt, factor,
+    steep_i, flat_i, top_i, lowest_i, highest_i, first_i, last_i, group_i,
+    steep_, flat_, level_, lower_, upper_, first_, last_, inner_groups,
     excluded, allowed, column, columns, batch, offset, whole, named, allowed_rows, allowed_columns,
     OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
     KIND: tl.constexpr, BOUNDED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr,
     ALLOWED: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """∂L/∂s of a tile of inner products: as rows of their outer anchors, of their inner anchors, or both added."""
     near = near_own(row, start, outer_rows, inner_rows, batch, offset, whole, OUTER, OUTER_BLOCK, INNER_BLOCK, OWN)
     group_j = 0
     if GROUPS > 0:
         group_j = tl.load(inner_groups + j, mask=j < inner_rows, other=0)[None, :]
-    steep_j, flat_j, steep_offset_j, flat_offset_j, top_j = 0.0, 0.0, 0.0, 0.0, 0.0
+    steep_j, flat_j, top_j = 0.0, 0.0, 0.0
     if INNER:
         steep_j = tl.load(steep_ + j, mask=j < inner_rows, other=0.0)[None, :] * factor
         flat_j = tl.load(flat_ + j, mask=j < inner_rows, other=0.0)[None, :] * factor
@@ -404,8 +436,9 @@ def weighed(
             top_j = tl.load(level_ + j, mask=j < inner_rows, other=0.0)[None, :] * LOG2E
         elif not BOUNDED:
             top_j = tl.load(level_ + j, mask=j < inner_rows, other=0.0)[None, :]
-            steep_offset_j = tl.load(steep_offset_ + j, mask=j < inner_rows, other=0.0)[None, :]
-            flat_offset_j = tl.load(flat_offset_ + j, mask=j < inner_rows, other=0.0)[None, :]
+    lost = 0.0
+    if EXACT:
+        lost = rounding(found, scale, natural * step) * (LN2 / step)
     if OUTER:
         scores = hidden(
             found * scale, i[:, None], j[None, :], outer_rows, inner_rows, near, column, columns, batch, offset, whole,
@@ -415,10 +448,25 @@ def weighed(
         scores = banded(scores, j[None, :], lowest_i, highest_i, first_i, last_i, column, LOWER, UPPER, RING)
         if INNER and KIND != POSITIVES and BOUNDED:
             # One exponential for both: their factors may be added first.
-            return pulled(scores, steep_i + steep_j, flat_i + flat_j, 0.0, 0.0, 0.0, tilt, KIND, BOUNDED)
-        found = pulled(scores, steep_i, flat_i, steep_offset_i, flat_offset_i, top_i, tilt, KIND, BOUNDED)
+            return pulled(
+                scores, lost, steep_i + steep_j, flat_i + flat_j, 0.0, tilt, KIND, BOUNDED, not RING, EXACT
+            )
+        found = pulled(
+            scores, lost, steep_i, flat_i, top_i, tilt, KIND, BOUNDED, not RING, EXACT
+        )
         if INNER:
-            found += pulled(scores, steep_j, flat_j, steep_offset_j, flat_offset_j, top_j, tilt, KIND, BOUNDED)
+            found += pulled(
+                scores,
+                lost,
+                steep_j,
+                flat_j,
+                top_j,
+                tilt,
+                KIND,
+                BOUNDED,
+                not RING,
+                EXACT,
+            )
         return found
     else:
         scores = hidden(
@@ -428,26 +476,28 @@ def weighed(
         )  # fmt: skip
         lowest, highest, first, last = lowest_i, highest_i, 0, 0
         if LOWER == 2:
-            lowest = tl.load(lower_ + j, mask=j < inner_rows, other=0.0)[None, :]
+            lowest = tl.load(lower_ + j, mask=j < inner_rows, other=0.0)[None, :] * step
         if UPPER == 2:
-            highest = tl.load(upper_ + j, mask=j < inner_rows, other=0.0)[None, :]
+            highest = tl.load(upper_ + j, mask=j < inner_rows, other=0.0)[None, :] * step
         if RING:
             first = tl.load(first_ + j, mask=j < inner_rows, other=0)[None, :]
             last = tl.load(last_ + j, mask=j < inner_rows, other=0)[None, :]
         scores = banded(scores, i[:, None], lowest, highest, first, last, column, LOWER, UPPER, RING)
-        return pulled(scores, steep_j, flat_j, steep_offset_j, flat_offset_j, top_j, tilt, KIND, BOUNDED)
+        return pulled(
+            scores, lost, steep_j, flat_j, top_j, tilt, KIND, BOUNDED, not RING, EXACT
+        )
 
 
 @triton.jit
 def gradient(
     outer, inner, scale_, tilt_, factor_, lower_, upper_, first_, last_, level_,
-    steep_, flat_, steep_offset_, flat_offset_, excluded, outer_groups, inner_groups, allowed, result,
+    steep_, flat_, excluded, outer_groups, inner_groups, allowed, result,
     outer_rows, inner_rows, width, outer_stride, inner_stride, column, columns, batch, offset, whole, named,
     allowed_rows, allowed_columns, base, skip, result_stride, span,
     OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr,
     BOUNDED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
-    LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr, DESCRIBED: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr, EXACT: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of outer rows, from one stretch of ``span`` inner rows.
 
@@ -459,21 +509,23 @@ def gradient(
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
     inside = i < outer_rows
-    scale, tilt, factor = tl.load(scale_) * LOG2E, tl.load(tilt_), 1.0
+    tilt, factor = tl.load(tilt_), 1.0
+    step = unit(tilt, KIND, BOUNDED, RING)
+    scale = tl.load(scale_) * LOG2E * step
     if SCALED:
         factor = tl.load(factor_)
     tile = rows_of(outer, row, outer_rows, width, outer_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
     lowest, highest, first, last, group = 0.0, 0.0, 0, 0, 0
     if LOWER == 1:
-        lowest = lower_ * LOG2E
+        lowest = lower_ * LOG2E * step
     if UPPER == 1:
-        highest = upper_ * LOG2E
-    steep, flat, steep_offset, flat_offset, top = 0.0, 0.0, 0.0, 0.0, 0.0
+        highest = upper_ * LOG2E * step
+    steep, flat, top = 0.0, 0.0, 0.0
     if OUTER:
         if LOWER == 2:
-            lowest = tl.load(lower_ + i, mask=inside, other=0.0)[:, None]
+            lowest = tl.load(lower_ + i, mask=inside, other=0.0)[:, None] * step
         if UPPER == 2:
-            highest = tl.load(upper_ + i, mask=inside, other=0.0)[:, None]
+            highest = tl.load(upper_ + i, mask=inside, other=0.0)[:, None] * step
         if RING:
             first = tl.load(first_ + i, mask=inside, other=0)[:, None]
             last = tl.load(last_ + i, mask=inside, other=0)[:, None]
@@ -483,8 +535,6 @@ def gradient(
             top = tl.load(level_ + i, mask=inside, other=0.0)[:, None] * LOG2E
         elif not BOUNDED:
             top = tl.load(level_ + i, mask=inside, other=0.0)[:, None]
-            steep_offset = tl.load(steep_offset_ + i, mask=inside, other=0.0)[:, None]
-            flat_offset = tl.load(flat_offset_ + i, mask=inside, other=0.0)[:, None]
     if GROUPS > 0:
         group = tl.load(outer_groups + i, mask=inside, other=0)[:, None]
     collected = tl.zeros((OUTER_BLOCK, WIDTH), tl.float32)
@@ -495,22 +545,29 @@ def gradient(
             OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIBED,
         )  # fmt: skip
         weights = weighed(
-            found, i, j, row, start, outer_rows, inner_rows, scale, tilt, factor,
-            steep, flat, steep_offset, flat_offset, top, lowest, highest, first, last, group,
-            steep_, flat_, steep_offset_, flat_offset_, level_, lower_, upper_, first_, last_, inner_groups,
+            found, i, j, row, start, outer_rows, inner_rows, tl.load(scale_), scale, step, tilt, factor,
+            steep, flat, top, lowest, highest, first, last, group,
+            steep_, flat_, level_, lower_, upper_, first_, last_, inner_groups,
             excluded, allowed, column, columns, batch, offset, whole, named, allowed_rows, allowed_columns,
             OUTER, INNER, OUTER_BLOCK, INNER_BLOCK, KIND, BOUNDED, OWN, EXCLUDED, GROUPS, ALLOWED, LOWER, UPPER, RING,
+            EXACT,
         )  # fmt: skip
         if WHOLE:
-            collected = tl.dot(weights.to(other.dtype), other, collected, input_precision=PRECISION)
+            if other.dtype == tl.float32:
+                # Tile by tile: one long chain of additions would lose a digit.
+                collected += tl.dot(weights, other, input_precision=PRECISION)
+            else:
+                collected = tl.dot(weights.to(other.dtype), other, collected, input_precision=PRECISION)
         else:
-            pointer = result + ((i - base)[:, None] * result_stride + (j - skip)[None, :])  # a strip has under 2³¹ numbers
+            pointer = result + (
+                (i - base)[:, None] * result_stride + (j - skip)[None, :]
+            )  # a strip has under 2³¹ numbers
             stored = inside[:, None] & (j < inner_rows)[None, :]
             tl.store(pointer, weights.to(result.dtype.element_ty), mask=stored)
     if WHOLE:
         k = tl.arange(0, WIDTH)
         pointer = result + (part.to(tl.int64) * outer_rows + i)[:, None] * result_stride + k[None, :]
-        tl.store(pointer, collected * (scale * LN2 / factor), mask=inside[:, None] & (k < width)[None, :])
+        tl.store(pointer, collected * (tl.load(scale_) / factor), mask=inside[:, None] & (k < width)[None, :])
 
 
 @triton.jit
@@ -545,4 +602,3 @@ def scores(
         )  # fmt: skip
         pointer = result + i.to(tl.int64)[:, None] * result_stride + j[None, :]
         tl.store(pointer, found, mask=(i < anchors)[:, None] & (j < candidates)[None, :])
-
