@@ -201,6 +201,10 @@ class InfoNCE(nn.Module):
         names = ("labels", "negatives", "exclude", "negative_labels", "negative_mask", "positive_mask")
         return self.forward(z1, z2, **dict(zip(names, others, strict=True)))
 
+    def check_device(self, device: torch.device) -> None:
+        """Raise if its backend cannot run on this device."""
+        self._kernel(device)
+
     def set_progress(self, fraction: float) -> None:
         """Move all schedules to the fraction of training done, in [0, 1]."""
         if not 0 <= fraction <= 1:

@@ -22,6 +22,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor, nn
 
 from hardneg.data.graphs import GraphSet
+from hardneg.objectives.infonce import InfoNCE
 from hardneg.training import build, files, graphs, recipe
 from hardneg.training.batches import Batches, sampler
 from hardneg.training.keeper import Keeper
@@ -81,6 +82,8 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
     weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     files.check_space(folder, 6 * weights + (16 << 20))
     module._optimizer(module)  # bad settings are refused now
+    if isinstance(module.objective, InfoNCE):
+        module.objective.check_device(trainer.strategy.root_device)
     keeper = Keeper(settings, folder, batches, train_set, refresh)
     # The keeper comes last: what it saves is then complete.
     trainer.callbacks += [keeper] if refresh is None else [refresh, keeper]  # type: ignore[attr-defined]
