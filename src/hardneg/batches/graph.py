@@ -26,6 +26,9 @@ _SORTED = 1024
 # Turns dealt ahead of an accelerator: a permutation lasts for several, and drawing the next one takes as long.
 _AHEAD = 16
 
+# Up to so many bytes a graph that leaves a GPU goes to pinned memory, of which a machine has only so much to give.
+_PINNED = 1 << 28
+
 
 @dataclass(frozen=True)
 class ProximityGraph:
@@ -112,11 +115,19 @@ class ProximityGraph:
 
     def to(self, device: torch.device | str) -> "ProximityGraph":
         """The graph on another device."""
-        return ProximityGraph(**{name: part.to(device) for name, part in self._parts().items()})
+        return ProximityGraph(**{name: _moved(part, torch.device(device)) for name, part in self._parts().items()})
 
     def _parts(self) -> dict[str, Tensor]:
         parts = {"neighbors": self.neighbors, "weights": self.weights}
         return {name: part for name, part in parts.items() if part is not None}
+
+
+def _moved(part: Tensor, device: torch.device) -> Tensor:
+    """A tensor on another device."""
+    if part.is_cuda and device.type == "cpu" and part.numel() * part.element_size() <= _PINNED:
+        # Which a GPU writes to by itself; the next refresh finds the same pages again.
+        return torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part)
+    return part.to(device)
 
 
 class _Room:

@@ -47,7 +47,7 @@ def conclude(
         heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tl.load(tilt_), BLOCK, KIND, BOUNDED, COUNTED
     )
     loss, floored, by_mean, by_positive, by_scale = outcome(
-        tl.log2(heavy) * LN2 - tl.log2(light) * LN2 + top * LN2, tl.where(inside, count, 0.0),
+        programs.log(heavy) - programs.log(light) + top * LN2, tl.where(inside, count, 0.0),
         tl.load(similarity + i % batch, mask=inside, other=0.0),
         tl.load(scale_), log_number, log_prior, log_rest, 0.0, SUPPORT, DEBIASED, True, DECOUPLED,
     )  # fmt: skip

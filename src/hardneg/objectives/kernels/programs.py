@@ -13,10 +13,12 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 # As Triton itself decides it, when these programs are first read.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
+PLAIN = tl.constexpr(INTERPRETED)  # the interpreter has no other functions, and exact ones
 LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_REST = tl.constexpr(1.9259629911266175e-08)  # what float32 leaves out of it
 LN2 = tl.constexpr(0.6931471805599453)
@@ -180,6 +182,15 @@ def near_own(row, start, outer_rows, inner_rows, batch, offset, whole, OUTER: tl
 
 
 @triton.jit
+def log(x):
+    """The logarithm to the last digit, which that of the hardware does not give."""
+    if PLAIN:
+        return tl.log(x)
+    else:
+        return libdevice.log(x)
+
+
+@triton.jit
 def softplus(x):
     """log₂(1 + 2^x)."""
     small = tl.exp2(-tl.abs(x))
@@ -336,7 +347,7 @@ def finish(
         heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tilt, BLOCK, KIND, BOUNDED, COUNTED
     )
     some = count > 0
-    log_h, log_l = tl.log2(heavy) * LN2, tl.log2(light) * LN2
+    log_h, log_l = log(heavy), log(light)
     tl.store(mean + i, tl.where(some, log_h - log_l + top * LN2, float("-inf")), mask=inside)
     tl.store(weight + i, tl.where(some, log_l + tilt * top * LN2, float("-inf")), mask=inside)
     tl.store(number + i, count, mask=inside)

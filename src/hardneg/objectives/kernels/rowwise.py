@@ -3,6 +3,8 @@
 In small batches a GPU waits for the host, and these few operations would be a hundred launches.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -10,12 +12,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from triton.language.extra import libdevice
 
 from hardneg import checks
 from hardneg.objectives.kernels.problem import constant
-from hardneg.objectives.kernels.programs import LN2, LOG2E, softplus
+from hardneg.objectives.kernels.programs import PLAIN, log
 
 ROUNDINGS: dict[torch.dtype | None, int] = {torch.bfloat16: 1, torch.float16: 2}
+
+
+def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """As PyTorch's decorator, but refuses a second derivative also of a loss that is used as it is.
+
+    There the gradient given depends on no input, and the one returned would pass for a constant.
+    """
+    once = once_differentiable(backward)
+
+    @wraps(backward)
+    def refusing(ctx: Any, *grads: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            grads = tuple(
+                g.detach().requires_grad_() if g is not None and g.is_floating_point() else g for g in grads
+            )
+        return once(ctx, *grads)
+
+    return refusing
 
 
 @triton.jit
@@ -148,7 +169,7 @@ class Units(torch.autograd.Function):
         return out, similarity
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, for_out: Tensor | None, for_similarity: Tensor | None) -> tuple[Tensor | None, ...]:
         z1, z2 = ctx.saved_tensors
         if for_out is None:
@@ -161,6 +182,33 @@ class Units(torch.autograd.Function):
 def by_rows(z: Tensor) -> Tensor:
     """z with every row in one piece."""
     return z if z.stride(1) == 1 else z.contiguous()
+
+
+@triton.jit
+def exp(x):
+    """The exponential to the last digit."""
+    if PLAIN:
+        return tl.exp(x)
+    else:
+        return libdevice.exp(x)
+
+
+@triton.jit
+def expm1(x):
+    """e^x − 1 without cancellation."""
+    if PLAIN:  # by its series where x is small
+        return tl.where(tl.abs(x) < 1e-3, x * (1 + 0.5 * x * (1 + x / 3)), tl.exp(x) - 1)
+    else:
+        return libdevice.expm1(x)
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) without cancellation."""
+    if PLAIN:
+        return tl.where(x < 1e-4, x * (1 - 0.5 * x), tl.log(1 + x))
+    else:
+        return libdevice.log1p(x)
 
 
 @triton.jit
@@ -183,21 +231,19 @@ def outcome(
         least = zero - scale if UNIT else zero + log_least
         gap = log_prior + positive - mean
         inner = tl.where(gap < 0, gap, -1.0)
-        # 1 − e^gap without cancellation: by its series where the gap is small.
-        share = tl.exp2(inner * LOG2E)
-        rest = tl.where(inner > -1e-3, -inner * (1 + 0.5 * inner * (1 + inner / 3)), 1 - share)
-        log_g = mean + tl.log2(rest) * LN2 - log_rest
+        share, rest = exp(inner), -expm1(inner)
+        log_g = mean + log(rest) - log_rest
         floored = valid & ((gap >= 0) | (log_g <= least))
         log_g = tl.where(floored, least, log_g)
         by_mean = tl.where(floored, 0.0, 1 / rest)
         by_positive = tl.where(floored, 0.0, -share / rest)
         if UNIT:
             by_scale = tl.where(floored, -1.0, 0.0)
-    log_q = tl.log2(tl.where(valid, count, 1.0)) * LN2 if SUPPORT else zero + log_number
+    log_q = log(tl.where(valid, count, 1.0)) if SUPPORT else zero + log_number
     x = log_q + log_g - positive
     loss, slope = x, zero + 1
     if not DECOUPLED:
-        loss, slope = softplus(x * LOG2E) * LN2, 1 / (1 + tl.exp2(-x * LOG2E))
+        loss, slope = tl.maximum(x, 0.0) + log1p(exp(-tl.abs(x))), 1 / (1 + exp(-x))
     slope = tl.where(valid, slope, 0.0)
     by_positive = slope * (by_positive - 1)
     return tl.where(valid, loss, 0.0), floored, slope * by_mean, by_positive, cosine * by_positive + slope * by_scale
@@ -278,7 +324,7 @@ class Losses(torch.autograd.Function):
         return losses, floored
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         d_mean, d_positive, d_scale, scale = ctx.saved_tensors
         batch, block = ctx.batch, 256
