@@ -174,9 +174,13 @@ class InfoNCE(nn.Module):
         negative_mask: (B, N) bool, True = may be a negative; row i serves both views of i · positive_mask: (B, M)
         bool, for z2 (B, M, d) that is padded: True = is a positive
         """
-        arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
         if self.backend == "fused" and torch.compiler.is_compiling():
-            return self._uncompiled(*arguments)
+            from hardneg.objectives.kernels.fused import uncompiled
+
+            return uncompiled(  # type: ignore[no-any-return]
+                self.forward, z1, z2, labels=labels, negatives=negatives, exclude=exclude,
+                negative_labels=negative_labels, negative_mask=negative_mask, positive_mask=positive_mask,
+            )  # fmt: skip
         check_use(self.supervision, self.in_batch, self.symmetric, z2, labels, negatives, negative_labels)
         if positive_mask is not None and (self.in_batch is not None or self.supervision in ("positives", "full")):
             raise ValueError(
@@ -185,6 +189,7 @@ class InfoNCE(nn.Module):
             )
         if self._moves:
             self.set_progress(self.progress)
+        arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
         device = z1.device if isinstance(z1, Tensor) else torch.device("cpu")
         with torch.autocast(device.type, enabled=False), _current(device):  # float32 arithmetic inside, always
             kernel = self._kernel(device)
@@ -194,12 +199,6 @@ class InfoNCE(nn.Module):
         if negatives is not None and loss.requires_grad and not torch.compiler.is_compiling():
             loss = _Guard.apply(loss, negatives)  # type: ignore[no-untyped-call]
         return loss
-
-    @torch.compiler.disable
-    def _uncompiled(self, z1: Tensor, z2: Tensor | None, *others: Tensor | None) -> Tensor:
-        """The loss outside of a compiled graph, which cannot hold the fused kernel."""
-        names = ("labels", "negatives", "exclude", "negative_labels", "negative_mask", "positive_mask")
-        return self.forward(z1, z2, **dict(zip(names, others, strict=True)))
 
     def check_device(self, device: torch.device) -> None:
         """Raise if its backend cannot run on this device."""

@@ -10,7 +10,7 @@ What it cannot run it hands to the tiled kernel: float64, candidates per anchor,
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -48,6 +48,12 @@ def suits(anchors: Tensor, candidates: Sequence[Tensor], rule: Rule) -> bool:
     """Can it run this?"""
     shared = all(block.dim() == 2 for block in candidates)
     return shared and anchors.dtype == torch.float32 and rule.draws is None and rule.log_weight is None
+
+
+@torch.compiler.disable
+def uncompiled(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Calls a function outside of compiled graphs, which cannot hold these programs."""
+    return function(*given, **named)
 
 
 def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
