@@ -1,35 +1,13 @@
-"""Triton without a GPU, in a process of its own: the interpreter must be chosen before Triton is first imported."""
+"""The fused views and their programs, to be called in a process that interprets Triton or does not."""
 
-import os
-import pickle
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import get_context
 from typing import Any
 
+from interpreter import process
 from torch import Tensor
 
 from hardneg.views.images import ImageViews
 
-
-@contextmanager
-def process(interpret: bool) -> Iterator[Callable[..., Any]]:
-    """Gives a way to call functions of importable modules in a new process, which interprets Triton or does not."""
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin, initargs=(interpret,)) as pool:
-        # Pickled here, because a queue would move tensors by shared memory.
-        yield lambda function, *given: pickle.loads(
-            pool.submit(_call, pickle.dumps((function, given))).result(timeout=300)
-        )
-
-
-def _begin(interpret: bool) -> None:
-    os.environ["TRITON_INTERPRET"] = str(int(interpret))
-
-
-def _call(packed: bytes) -> bytes:
-    function, given = pickle.loads(packed)
-    return pickle.dumps(function(*given))
+__all__ = ["compiled", "make_views", "process"]
 
 
 def make_views(
