@@ -75,7 +75,13 @@ def test_a_batch_numbers_twins_anew_and_can_be_taken_apart() -> None:
     assert getattr(graphs.batch(index), "twin_index", None) is None
 
 
-def test_a_million_nodes_need_no_loop_over_them() -> None:
+def test_features_are_compared_as_numbers() -> None:
+    x = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.0, 1.0 + 2**-23], [0.0, 1.0]])
+    nothing = torch.zeros(2, 0, dtype=torch.int64)
+    assert twins(x, nothing, torch.tensor([0, 0, 0, 0, 1]), hops=1).tolist() == [0, 0, 2, 3, 4]
+
+
+def test_inner_nodes_of_a_long_path_are_twins_as_far_as_hops_see() -> None:
     """A path's inner nodes are twins as far as one hop sees; with more, only mirror images within reach of an end."""
     count = 1 << 17
     nodes = torch.arange(count)

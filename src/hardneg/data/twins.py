@@ -11,21 +11,23 @@ def twins(x: Tensor, edge_index: Tensor, owner: Tensor, hops: int) -> Tensor:
 
     Twins are in one graph, have the same features, and hear the same from their neighbours, for so many hops: colour
     refinement (Weisfeiler and Leman 1968), in which every embedding by so many layers of sums over neighbours agrees.
-    In the thread trees of REDDIT-BINARY 61 % of the nodes have a twin before them, in IMDB-BINARY 75 %.
 
     x: (n, F) features · edge_index: (2, E), of which messages run from the first to the second · owner: (n,) the graph
     of each node · hops: ≥ 0
 
-    What a node hears is told by sums of 64-bit hashes: among a million nodes, two that differ pass for twins with a
-    chance of about 10⁻⁷.
+    Features and what a node hears are told by 64-bit hashes: among a million nodes, two that differ pass for twins with
+    a chance of about 10⁻⁷.
 
     Examples:
         >>> star = torch.tensor([[0, 1, 0, 2], [1, 0, 2, 0]])
         >>> twins(torch.ones(4, 1), star, torch.tensor([0, 0, 0, 1]), hops=2)
         tensor([0, 1, 1, 3])
     """
-    _, kind = torch.unique(x, dim=0, return_inverse=True)  # (n,)
-    kind = _numbered(_hash(owner) * ODD[0] + _hash(kind))
+    kind = _hash(owner)  # (n,)
+    # Row by row torch.unique takes a hundred times as long.
+    for column in (x.double() + 0.0).view(torch.int64).T:  # as bits, −0 being 0
+        kind = _hash(kind * ODD[0] + _hash(column))
+    kind = _numbered(kind)
     sources, targets = edge_index
     for _ in range(hops):
         said = _hash(kind)  # (n,)
