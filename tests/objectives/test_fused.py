@@ -116,6 +116,20 @@ def test_every_tilt_and_temperature_has_the_gradient_of_float64(call: Call, beta
     check(call(interpreted.run, options, arguments), options, arguments)
 
 
+@pytest.mark.parametrize("size", [1e3, 1e8, 1e16])
+def test_large_unnormalised_scores_keep_their_gradient(call: Call, size: float) -> None:
+    arguments = {name: size**0.5 * t for name, t in views(12, 6).items()}
+    options = {"normalize": False, "temperature": 1.0, "hardening": hn.Exponential(1.3)}
+    check(call(interpreted.run, options, arguments), options, arguments)
+
+
+@pytest.mark.parametrize("beta", [1e-46, 1e-20, 1e2, 1e4, 1e6])
+def test_a_tilt_of_any_steepness_keeps_its_digits(call: Call, beta: float) -> None:
+    options, arguments = {"hardening": hn.Exponential(beta)}, views(16, 8)
+    exact = hn.hcl(beta, 0.0)(*(t.double() for t in arguments.values()))
+    assert_close(call(interpreted.run, options, arguments).value.double(), exact, rtol=1e-5, atol=0)
+
+
 QUEUE = ["negatives", "exclude"]
 SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "other view": ({"in_batch": "other", "hardening": hn.Exponential(0.5)}, []),

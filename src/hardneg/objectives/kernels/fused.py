@@ -50,7 +50,7 @@ def suits(anchors: Tensor, candidates: Sequence[Tensor], rule: Rule) -> bool:
     return shared and anchors.dtype == torch.float32 and rule.draws is None and rule.log_weight is None
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def uncompiled(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """Calls a function outside of compiled graphs, which cannot hold these programs."""
     return function(*given, **named)
@@ -413,9 +413,7 @@ class _Walk:
             **self.eligibility(),
         }
 
-    def sums(
-        self, heavy: Tensor, light: Tensor, count: Tensor, peak: Tensor, slot: int, parts: int, span: int
-    ) -> None:
+    def sums(self, heavy: Tensor, light: Tensor, count: Tensor, peak: Tensor, slot: int, parts: int, span: int) -> None:
         """Fill this block's slots, (slots, A) each."""
         rows, width = self.anchors.shape
         anchor_groups, candidate_groups = self.groups()

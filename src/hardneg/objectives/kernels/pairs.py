@@ -4,6 +4,9 @@ It covers the most common case, NT-Xent, DCL and HCL over both views of one proc
 learnable temperature; everything else goes through `hardneg.objectives.meetings` and the kernels' own functions.
 """
 
+# Arguments of programs have no types that mypy knows.
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
+
 from dataclasses import dataclass
 from typing import Any
 

@@ -9,6 +9,9 @@ Inside, scores are in base 2, s·log₂e, because that is the exponential the ha
 whose exponential is exactly 0.
 """
 
+# Arguments of programs have no types that mypy knows.
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
+
 import os
 
 import triton
@@ -47,8 +50,8 @@ def rows_of(
 @triton.jit
 def products(
     tile, outer, inner, row, start, outer_rows, inner_rows, width, outer_stride, inner_stride,
-    OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-    DESCRIBED: tl.constexpr = False,
+    OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIBED: tl.constexpr = False,
 ):  # fmt: skip
     """Inner products of a block of outer rows with a block of inner rows, and the inner rows if they fit (WHOLE)."""
     if WHOLE:
@@ -153,10 +156,13 @@ def exponentials(scores, tilt, KIND: tl.constexpr, UNITED: tl.constexpr):
 
 
 @triton.jit
-def rounding(found, scale, factor):
-    """What ``found * scale`` loses in float32, where scale is ``factor``·log₂e rounded: in base 2, to first order."""
+def rounding(found, scale, natural, step, tilt):
+    """What a score loses in float32, in base e and to first order; scale: ``natural``·``step``·log₂e, rounded."""
+    factor = natural * step
     rest = tl.fma(factor, LOG2E, -scale) + factor * LOG2E_REST
-    return tl.fma(found, scale, -(found * scale)) + found * rest
+    lost = (tl.fma(found, scale, -(found * scale)) + found * rest) * (LN2 / step)
+    # Scores so large that they lose much are beyond correction, which would turn exponentials negative.
+    return tl.where(tl.abs(lost) * (tilt + 1) < 0.01, lost, 0.0)
 
 
 @triton.jit
@@ -171,8 +177,8 @@ def near_own(row, start, outer_rows, inner_rows, batch, offset, whole, OUTER: tl
             candidates: tl.constexpr = INNER_BLOCK
         else:
             anchor, candidate = start, row
-            anchors: tl.constexpr = INNER_BLOCK
-            candidates: tl.constexpr = OUTER_BLOCK
+            anchors: tl.constexpr = INNER_BLOCK  # type: ignore[no-redef]
+            candidates: tl.constexpr = OUTER_BLOCK  # type: ignore[no-redef]
         begin = anchor % batch
         # Instances of the tile's anchors are begin … begin + anchors − 1, unless they begin again in between.
         gap = (candidate - begin - offset) % whole
@@ -194,11 +200,11 @@ def log(x):
 def softplus(x):
     """log₂(1 + 2^x)."""
     small = tl.exp2(-tl.abs(x))
-    # log(1 + small) is wrong by what 1 + small rounds away, in the proportion of what is left (Goldberg 1991, theorem 4).
+    # 1 + small rounds, and its logarithm is wrong in the proportion of what is left (Goldberg 1991, theorem 4).
     more = 1 + small
     left = more - 1
-    log = tl.where(left == 0, small * LOG2E, tl.log2(more) * (small / tl.where(left == 0, 1.0, left)))
-    return tl.maximum(x, 0.0) + log
+    rest = tl.where(left == 0, small * LOG2E, tl.log2(more) * (small / tl.where(left == 0, 1.0, left)))
+    return tl.maximum(x, 0.0) + rest
 
 
 @triton.jit
@@ -272,7 +278,7 @@ def sums(
             if BOUNDED:
                 steep, flat = exponentials(scores, tilt, KIND, not RING)
                 if EXACT:
-                    lost = rounding(found, scale, tl.load(scale_) * step) * (LN2 / step)
+                    lost = rounding(found, scale, tl.load(scale_), step, tilt)
                     steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
                 heavy += tl.sum(steep, axis=1)
                 if KIND != NONE:
@@ -284,7 +290,7 @@ def sums(
                 down = tl.exp2((peak - base) * (tilt + 1))
                 steep, flat = exponentials(scores - base[:, None], tilt, KIND, False)
                 if EXACT:
-                    lost = rounding(found, scale, tl.load(scale_) * step) * (LN2 / step)
+                    lost = rounding(found, scale, tl.load(scale_), step, tilt)
                     steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
                 heavy = heavy * down + tl.sum(steep, axis=1)
                 if KIND != NONE:
@@ -449,7 +455,7 @@ def weighed(
             top_j = tl.load(level_ + j, mask=j < inner_rows, other=0.0)[None, :]
     lost = 0.0
     if EXACT:
-        lost = rounding(found, scale, natural * step) * (LN2 / step)
+        lost = rounding(found, scale, natural, step, tilt)
     if OUTER:
         scores = hidden(
             found * scale, i[:, None], j[None, :], outer_rows, inner_rows, near, column, columns, batch, offset, whole,
@@ -459,25 +465,10 @@ def weighed(
         scores = banded(scores, j[None, :], lowest_i, highest_i, first_i, last_i, column, LOWER, UPPER, RING)
         if INNER and KIND != POSITIVES and BOUNDED:
             # One exponential for both: their factors may be added first.
-            return pulled(
-                scores, lost, steep_i + steep_j, flat_i + flat_j, 0.0, tilt, KIND, BOUNDED, not RING, EXACT
-            )
-        found = pulled(
-            scores, lost, steep_i, flat_i, top_i, tilt, KIND, BOUNDED, not RING, EXACT
-        )
+            return pulled(scores, lost, steep_i + steep_j, flat_i + flat_j, 0.0, tilt, KIND, BOUNDED, not RING, EXACT)
+        found = pulled(scores, lost, steep_i, flat_i, top_i, tilt, KIND, BOUNDED, not RING, EXACT)
         if INNER:
-            found += pulled(
-                scores,
-                lost,
-                steep_j,
-                flat_j,
-                top_j,
-                tilt,
-                KIND,
-                BOUNDED,
-                not RING,
-                EXACT,
-            )
+            found += pulled(scores, lost, steep_j, flat_j, top_j, tilt, KIND, BOUNDED, not RING, EXACT)
         return found
     else:
         scores = hidden(
@@ -494,9 +485,7 @@ def weighed(
             first = tl.load(first_ + j, mask=j < inner_rows, other=0)[None, :]
             last = tl.load(last_ + j, mask=j < inner_rows, other=0)[None, :]
         scores = banded(scores, i[:, None], lowest, highest, first, last, column, LOWER, UPPER, RING)
-        return pulled(
-            scores, lost, steep_j, flat_j, top_j, tilt, KIND, BOUNDED, not RING, EXACT
-        )
+        return pulled(scores, lost, steep_j, flat_j, top_j, tilt, KIND, BOUNDED, not RING, EXACT)
 
 
 @triton.jit
@@ -570,9 +559,8 @@ def gradient(
             else:
                 collected = tl.dot(weights.to(other.dtype), other, collected, input_precision=PRECISION)
         else:
-            pointer = result + (
-                (i - base)[:, None] * result_stride + (j - skip)[None, :]
-            )  # a strip has under 2³¹ numbers
+            # A strip has fewer than 2³¹ numbers.
+            pointer = result + ((i - base)[:, None] * result_stride + (j - skip)[None, :])
             stored = inside[:, None] & (j < inner_rows)[None, :]
             tl.store(pointer, weights.to(result.dtype.element_ty), mask=stored)
     if WHOLE:

@@ -3,6 +3,9 @@
 In small batches a GPU waits for the host, and these few operations would be a hundred launches.
 """
 
+# Arguments of programs have no types that mypy knows.
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
+
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -31,9 +34,7 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(backward)
     def refusing(ctx: Any, *grads: Tensor | None) -> Any:
         if torch.is_grad_enabled():
-            grads = tuple(
-                g.detach().requires_grad_() if g is not None and g.is_floating_point() else g for g in grads
-            )
+            grads = tuple(g.detach().requires_grad_() if g is not None and g.is_floating_point() else g for g in grads)
         return once(ctx, *grads)
 
     return refusing

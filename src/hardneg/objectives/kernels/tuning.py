@@ -65,9 +65,7 @@ def candidates(name: str, width: int, bytes_each: int, whole: bool) -> list[Tile
     return [Tile(64, 64, 4, 2), Tile(128, 64, 8, 3, described=True), Tile(128, 256, 8, 3, 64, True)]
 
 
-def launch(
-    program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str
-) -> Tile:
+def launch(program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str) -> Tile:
     """Run a program over ``rows`` outer rows and ``parts`` stretches of inner rows, in the best tiles known: these."""
     outer_name, inner_name = ("anchors_", "candidates_") if "anchors_" in arguments else ("outer", "inner")
     matrix, others = arguments[outer_name], arguments[inner_name]
@@ -136,13 +134,13 @@ def _milliseconds(attempt: Any, tile: Tile) -> float:
         return math.inf
     times = []
     for _ in range(4):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         attempt(tile)
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end))
-    return min(times)
+    return float(min(times))
 
 
 @lru_cache
