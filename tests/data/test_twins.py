@@ -82,7 +82,7 @@ def test_features_are_compared_as_numbers() -> None:
 
 
 def test_inner_nodes_of_a_long_path_are_twins_as_far_as_hops_see() -> None:
-    """A path's inner nodes are twins as far as one hop sees; with more, only mirror images within reach of an end."""
+    """A node of a path is known by its distance to the nearer end, and that as far as hops see."""
     count = 1 << 17
     nodes = torch.arange(count)
     pairs = torch.stack([nodes[:-1], nodes[1:]])
