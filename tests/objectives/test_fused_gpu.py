@@ -1,5 +1,6 @@
 """The fused kernel on a GPU: half precision, tuned tiles and large sizes. Needs torch, pytest and hardneg only."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def keys(rows: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def run(options: dict[str, Any], arguments: Arguments, backend: str) -> list[Tensor]:
     """The loss and the gradients of z1, z2 and a learnt temperature."""
-    loss = hn.InfoNCE(**options, backend=backend).cuda()
+    loss = hn.InfoNCE(**copy.deepcopy(options), backend=backend).cuda()  # each learns a temperature of its own
     given = {name: t.clone().requires_grad_() if name in ("z1", "z2") else t for name, t in arguments.items()}
     value = loss(**given)
     value.sum().backward()

@@ -174,7 +174,10 @@ class _Crowd:
         groups = torch.where(self.labels >= 0, self.labels, -2 - everyone)  # an unknown label is a group of its own
         itself = None
         if set(anchor_views) <= set(pool_views):
-            starts = torch.tensor([whole * list(pool_views).index(view) for view in anchor_views], device=places.device)
+            # Views in a row, counted on the device: a list from the host would make it wait.
+            starts = whole * torch.arange(
+                anchor_views[0] - pool_views[0], anchor_views[-1] + 1 - pool_views[0], device=places.device
+            )
             itself = (instances + starts.repeat_interleave(places.batch))[:, None]
         return Eligibility(
             columns=whole * len(pool_views),

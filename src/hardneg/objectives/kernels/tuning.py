@@ -105,6 +105,9 @@ def launch(program: Any, arguments: dict[str, Any], rows: int, parts: int, width
         min(len(others).bit_length(), ENOUGH),
         *(value for argument, value in arguments.items() if argument.isupper()),
     )
+    if key not in _best and torch.cuda.is_current_stream_capturing():  # nothing can be measured now
+        attempt(options[0])
+        return options[0]
     if key not in _best:
         _best[key] = min(options, key=lambda tile: _milliseconds(attempt, tile))
     attempt(_best[key])
@@ -120,7 +123,8 @@ def _describable(matrix: Tensor) -> bool:
 
 @lru_cache
 def _has_copy_engine(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    return nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 _best: dict[tuple[Any, ...], Tile] = {}
