@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
+from hardneg.objectives.kernels import Eligibility, Places, Rule
 
 Options = dict[str, Any]
 KERNELS = "hardneg.objectives.kernels"
@@ -165,6 +166,15 @@ def _empty_by(make: Any, shape: Any) -> Iterator[None]:
         patch.setattr(torch, "empty", lambda *s, dtype=None, **_: make(shape(s), dtype))
         patch.setattr(torch, "empty_like", lambda other, **_: make(other.shape, other.dtype))
         yield
+
+
+def hidden(places: Places, pool_views: int) -> Tensor:
+    """Which candidates of a pool (N,) the tiles of scores hide from each anchor, (A, N)."""
+    from hardneg.objectives.kernels import fused
+
+    anchors, pool = torch.randn(places.batch * places.views, 2), torch.randn(places.whole * pool_views, 2)
+    question = fused.Negatives(Eligibility(len(pool), own=places, pool_views=pool_views), Rule())
+    return fused._Walk(question, torch.ones(()), anchors, pool, 0, fused.Band(), False).scores() == -torch.inf
 
 
 def refuses_overwritten_negatives(normalize: bool, dtype: torch.dtype) -> str:

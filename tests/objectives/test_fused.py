@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg.objectives.kernels import choose, reference, tiled
+from hardneg.objectives.kernels import Places, choose, reference, tiled
 
 Call = Callable[..., Any]
 Arguments = dict[str, Tensor]
@@ -207,6 +207,26 @@ def test_any_number_of_rows_and_of_candidates(call: Call, rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     arguments = {**views(rows, 5), "negatives": torch.randn(rows % 7 + 30, 5, generator=generator)}
     check(call(interpreted.guarded, options, arguments), options, arguments)
+
+
+@pytest.mark.parametrize(("batch", "anchor_views", "offset", "whole", "pool_views"), [
+    (70, 2, 0, 70, 2), (101, 1, 0, 101, 1), (33, 2, 40, 150, 2), (64, 1, 96, 161, 2), (5, 2, 3, 90, 1), (1, 2, 0, 1, 2),
+])  # fmt: skip
+def test_an_anchor_never_meets_its_own_instance_wherever_tiles_begin(
+    call: Call, batch: int, anchor_views: int, offset: int, whole: int, pool_views: int
+) -> None:
+    # Most tiles hold no such pair and are not looked through: that must be known of the right ones.
+    found = call(interpreted.hidden, Places(batch, anchor_views, offset, whole, torch.device("cpu")), pool_views)
+    own = offset + torch.arange(batch).repeat(anchor_views)
+    assert torch.equal(found, own[:, None] == torch.arange(whole).repeat(pool_views))
+
+
+@pytest.mark.parametrize("hardening", [hn.Uniform(), hn.BelowPositive(-9.0)])
+def test_gradients_leave_out_the_own_instance_wherever_tiles_begin(call: Call, hardening: hn.Hardening) -> None:
+    # Without a band of its own for each row, both halves of the gradient come from one walk; with it, from two.
+    arguments = views(70, 3)
+    options = {"hardening": hardening, "normalize": False, "temperature": 3.0}
+    check(call(interpreted.run, options, arguments), options, arguments)
 
 
 @pytest.mark.parametrize(
