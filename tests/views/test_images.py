@@ -29,6 +29,7 @@ from hardneg.views.images import (
     rgb_to_lab,
     simclr_views,
 )
+from hardneg.views.resampling import transposed
 
 LEVEL = 1 / 255
 PLAIN: dict[str, Any] = {"flip": 0.0, "jitter_probability": 0.0, "grey": 0.0, "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
@@ -84,6 +85,14 @@ def test_pixels_outside_the_box_have_no_influence() -> None:
     marked = torch.full_like(images, 1e6)
     marked[:, :, 4:10, 5:12] = images[:, :, 4:10, 5:12]
     assert_close(crop_resize(marked, boxes, 12, flipped), crop_resize(images, boxes, 12, flipped))
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 3), (4, 1, 6), (3, 96, 33)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+def test_transposed_matrices_are_those_of_numpy(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    matrices = torch.arange(math.prod(shape)).view(shape).to(dtype)
+    for given in (matrices, matrices[:, :, 1:], matrices[0].expand(2, -1, -1)):
+        assert np.array_equal(transposed(given).numpy(), given.numpy().swapaxes(1, 2))
 
 
 def torchvision_box(
@@ -194,7 +203,7 @@ def test_hue_equals_colorsys() -> None:
         ]
     )
     shifts = np.array([-0.5, -0.13, 0.0, 0.1, 0.37, 0.5])
-    images = torch.from_numpy(colours.T).float().view(1, 3, -1, 1).expand(len(shifts), -1, -1, -1)
+    images = torch.from_numpy(colours.T).float().view(1, 3, -1, 1).repeat(len(shifts), 1, 1, 1)
     views = adjust_hue(images, torch.from_numpy(shifts).float())
     for shift, view in zip(shifts, views, strict=True):
         for colour, found in zip(colours, view[:, :, 0].T, strict=True):
@@ -207,7 +216,7 @@ def test_hue_equals_colorsys() -> None:
 def test_neutral_factors_change_nothing(adjust: Any) -> None:
     images = torch.rand(2, 3, 9, 9)
     neutral = torch.zeros(2) if adjust is adjust_hue else torch.ones(2)
-    assert_close(adjust(images, neutral), images, atol=1e-6, rtol=0)
+    assert_close(adjust(images.clone(), neutral), images, atol=1e-6, rtol=0)
 
 
 def test_jitter_probability_and_strengths_have_torchvisions_law() -> None:
@@ -245,7 +254,7 @@ def test_a_view_is_the_operations_in_the_drawn_order() -> None:
     draws = views.draws(torch.rand(2 * TRIES + 11, 5, generator=generator("cpu", 6)), 16, 16, seed=1)
     expected = crop_resize(images / 255, draws.boxes, 16, draws.flipped)
     for which in draws.order:
-        expected = ADJUSTMENTS[which](expected, draws.colours[which])
+        ADJUSTMENTS[which](expected, draws.colours[which])
     expected = torch.where(draws.greyed.bool()[:, None, None, None], luma(expected), expected)
     expected = gaussian_blur(expected, draws.sigmas, radius=1)
     assert_close(views.render(images, draws), expected, atol=1e-6, rtol=0)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as PIL
 XYZ = ((0.412453, 0.357580, 0.180423), (0.212671, 0.715160, 0.072169), (0.019334, 0.119193, 0.950227))  # of linear sRGB
+SIXTH = 0.16666665  # just below 1/6, so that no colour is rounded to more than 1
 LAB_CENTRE, LAB_REACH = (50.0, 6.025, -6.6895), (50.0, 92.208, 101.1675)  # of all sRGB colours, as CMC has them
 
 
@@ -23,49 +24,51 @@ def luma(images: Tensor) -> Tensor:
     return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
-def _blend(images: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    """share · images + (1 − share) · other, within [0, 1]; share: (B,), may exceed 1."""
-    share = share.view(-1, 1, 1, 1)
-    return (images * share).add_(other * (1 - share)).clamp_(0, 1)
-
-
 def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
-    """Images (B, C, H, W) times the factors (B,): 0 is black, 1 changes nothing."""
-    return (images * factors.view(-1, 1, 1, 1)).clamp_(0, 1)
+    """Multiply images (B, C, H, W) in place by the factors (B,): 0 is black, 1 changes nothing."""
+    return images.mul_(factors.view(-1, 1, 1, 1)).clamp_(0, 1)
 
 
 def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
-    """Images (B, C, H, W) away from their mean luma by the factors (B,): 0 is plain grey, 1 changes nothing."""
-    return _blend(images, luma(images.mean(dim=(2, 3), keepdim=True)), factors)
+    """Move images (B, C, H, W) in place from their mean luma by the factors (B,): 0 is one grey, 1 changes nothing."""
+    factors = factors.view(-1, 1, 1, 1)
+    grey = luma(images.mean(dim=(2, 3), keepdim=True))  # (B, 1, 1, 1)
+    return images.mul_(factors).add_(grey * (1 - factors)).clamp_(0, 1)
 
 
 def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
-    """Images (B, 3, H, W) away from their greyscale by the factors (B,): 0 is greyscale, 1 changes nothing."""
-    return _blend(images, luma(images), factors)
+    """Move images (B, 3, H, W) in place from their greyscale by the factors (B,): 0 is grey, 1 changes nothing."""
+    factors = factors.view(-1, 1, 1, 1)
+    grey = luma(images).mul_(1 - factors)  # (B, 1, H, W)
+    return images.mul_(factors).add_(grey).clamp_(0, 1)
 
 
 def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
-    """Turn the hue of images (B, 3, H, W) in [0, 1] by the shifts (B,) in turns; HSV's saturation and value stay.
+    """Turn the hue of images (B, 3, H, W) in [0, 1] in place by the shifts (B,) in turns; HSV's other two stay.
 
     Examples:
         >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
-        >>> adjust_hue(red, torch.tensor([1 / 3])).flatten()
+        >>> adjust_hue(red, torch.tensor([1 / 3])).flatten().round()
         tensor([0., 1., 0.])
     """
     red, green, blue = images.unbind(dim=1)  # (B, H, W) each
-    value = torch.maximum(torch.maximum(red, green), blue)
-    lowest = torch.minimum(torch.minimum(red, green), blue)
-    chroma = value - lowest
-    # In sixths of a turn the hue is ±(1 + (green + blue − red − lowest) / chroma), + where green ≥ blue: the textbook's
-    # three cases in one, without masks. A grey has the numerator 0, so any divisor serves.
-    sixths = (green + blue).sub_(red).sub_(lowest).div_(chroma.clamp(min=1e-12)).add_(1).copysign_(green - blue)
-    sixths += 6 * shifts.view(-1, 1, 1)
-    sixths.sub_((sixths / 6).floor_(), alpha=6)  # from 0 to 6
-    # One to two sixths away from cyan, at 3, red rises; as far from their own hues, 2 and 4, green and blue fall.
-    moved = (sixths[:, None] - column((3.0, 2.0, 4.0), images.device, 3)).abs_().sub_(1).clamp_(0, 1)  # (B, 3, H, W)
-    moved[:, 0].mul_(chroma).add_(lowest)
-    moved[:, 1:].mul_(-chroma[:, None]).add_(value[:, None])
-    return moved
+    lowest = torch.minimum(red, green)
+    lowest = torch.minimum(lowest, blue, out=lowest)
+    chroma = torch.maximum(red, green)
+    chroma = torch.maximum(chroma, blue, out=chroma).sub_(lowest).clamp_(min=1e-12)
+    # In turns the hue is ±(1 + (green + blue − red − lowest) / chroma) / 6, + where green ≥ blue: the textbook's three
+    # cases in one, without masks. A grey has the numerator 0, so any divisor serves.
+    hues = (green + blue).sub_(red).sub_(lowest)
+    hues = torch.addcdiv(column((1 / 6,), images.device, 1), hues, chroma, value=1 / 6, out=hues)
+    hues.copysign_(torch.sub(green, blue, out=blue)).add_(shifts.view(-1, 1, 1) + 1).frac_()  # from 0 to 1
+    # One to two sixths away from cyan, at 1/2, red rises; as far from their own hues, 1/3 and 2/3, green and blue fall.
+    torch.sub(hues[:, None], column((1 / 2, 1 / 3, 2 / 3), images.device, 3), out=images).abs_()
+    rises, falls = images[:, :1], images[:, 1:]
+    rises.sub_(1 / 6).clamp_(0, SIXTH)
+    falls.sub_(1 / 3).clamp_(-SIXTH, 0)
+    torch.addcmul(lowest[:, None], chroma[:, None], rises, value=6, out=rises)
+    torch.addcmul(lowest[:, None], chroma[:, None], falls, value=-6, out=falls)
+    return images
 
 
 ADJUSTMENTS = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
