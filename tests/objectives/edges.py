@@ -49,10 +49,10 @@ def find_edges(
 
     constants: of the module `selection`, instead of its own
     """
-    from hardneg.objectives.kernels import fused, selection, tuning
+    from hardneg.objectives.kernels import questions, selection, tuning, walks
 
     rule, scale = Rule(rings=rings), torch.full((), 2.0, device=anchors.device)
-    walk = fused._Walk(fused.Negatives(who, rule), scale, anchors, candidates, 0, fused.Band(), False)
+    walk = walks.Walk(questions.Negatives(who, rule), scale, anchors, candidates, 0, walks.Band(), False)
     launch, missed = tuning.launch, []
 
     def watched(program: Any, arguments: dict[str, Any], *given: Any) -> Any:

@@ -170,11 +170,11 @@ def _empty_by(make: Any, shape: Any) -> Iterator[None]:
 
 def hidden(places: Places, pool_views: int) -> Tensor:
     """Which candidates of a pool (N,) the tiles of scores hide from each anchor, (A, N)."""
-    from hardneg.objectives.kernels import fused
+    from hardneg.objectives.kernels import questions, walks
 
     anchors, pool = torch.randn(places.batch * places.views, 2), torch.randn(places.whole * pool_views, 2)
-    question = fused.Negatives(Eligibility(len(pool), own=places, pool_views=pool_views), Rule())
-    return fused._Walk(question, torch.ones(()), anchors, pool, 0, fused.Band(), False).scores() == -torch.inf
+    question = questions.Negatives(Eligibility(len(pool), own=places, pool_views=pool_views), Rule())
+    return walks.Walk(question, torch.ones(()), anchors, pool, 0, walks.Band(), False).scores() == -torch.inf
 
 
 def refuses_overwritten_negatives(normalize: bool, dtype: torch.dtype) -> str:

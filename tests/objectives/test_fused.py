@@ -28,8 +28,8 @@ Arguments = dict[str, Tensor]
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 # Constants of the kernel under which small problems take the ways of large ones.
-IN_STRETCHES = {"fused.SMALL": 0}
-IN_STRIPS = {"fused.WIDEST": 16, "fused.STRIP": 0}
+IN_STRETCHES = {"walks.SMALL": 0}
+IN_STRIPS = {"walks.WIDEST": 16, "walks.STRIP": 0}
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hardneg.objectives.kernels import fused, programs, rowwise
-from hardneg.objectives.kernels.programs import LN2
+from hardneg.objectives.kernels import programs, rowwise, walks
+from hardneg.objectives.kernels.questions import Negatives
 from hardneg.objectives.kernels.rowwise import outcome
+from hardneg.objectives.kernels.tiles import LN2, log
 
 BLOCK = 1024  # anchors of a program
 
@@ -50,7 +51,7 @@ def conclude(
         heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tl.load(tilt_), BLOCK, KIND, BOUNDED, COUNTED
     )
     loss, floored, by_mean, by_positive, by_scale = outcome(
-        programs.log(heavy) - programs.log(light) + top * LN2, tl.where(inside, count, 0.0),
+        log(heavy) - log(light) + top * LN2, tl.where(inside, count, 0.0),
         tl.load(similarity + i % batch, mask=inside, other=0.0),
         tl.load(scale_), log_number, log_prior, log_rest, 0.0, SUPPORT, DEBIASED, True, DECOUPLED,
     )  # fmt: skip
@@ -116,7 +117,7 @@ class Whole(torch.autograd.Function):
         z1: Tensor,
         z2: Tensor,
         scale: Tensor,
-        question: fused.Negatives,
+        question: Negatives,
         form: Form,
         smallest: float,
         precision: torch.dtype | None,
@@ -124,8 +125,8 @@ class Whole(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         z1, z2 = rowwise.by_rows(z1), rowwise.by_rows(z2)
         low, similarity = rowwise.normalised(z1, z2, smallest, precision, precision or torch.float32, "z1 or z2")
-        band = fused.band(question, low, [low], scale)
-        heavy, light, count, peak, slots = fused.partial_sums(question, scale, low, [low], band)
+        band = walks.band(question, low, [low], scale)
+        heavy, light, count, peak, slots = walks.partial_sums(question, scale, low, [low], band)
         anchors, batch = len(low), len(z1)
         kept = low.new_empty(8, anchors, dtype=torch.float32)
         number, heavy_sum, light_sum, top, losses, d_mean, d_positive, d_scale = kept.unbind()
@@ -133,7 +134,7 @@ class Whole(torch.autograd.Function):
         blocks = triton.cdiv(anchors, BLOCK)
         totals, result = kept.new_empty(blocks, 2), kept.new_empty(())
         conclude[(blocks,)](
-            heavy, light, count, peak, fused.tilt(question.rule, low.device), scale, similarity,
+            heavy, light, count, peak, walks.tilt(question.rule, low.device), scale, similarity,
             number, heavy_sum, light_sum, top, losses, floored, d_mean, d_positive, d_scale, totals, result,
             anchors, batch, slots, float(question.known_count()),
             form.log_number or 0.0, *(form.prior or (0.0, 0.0)),
@@ -166,18 +167,18 @@ class Whole(torch.autograd.Function):
         grad = grad.contiguous()
         with torch.autocast(low.device.type, enabled=False):
             distribute[(triton.cdiv(batch, 256),)](
-                grad, totals, d_mean, d_positive, scale, fused.tilt(question.rule, low.device),
+                grad, totals, d_mean, d_positive, scale, walks.tilt(question.rule, low.device),
                 number, heavy_sum, light_sum, steep, flat, for_similarity, bound,
                 batch, 0 if ctx.reduced else 1,
                 BLOCK=256, THROUGH=question.rule.grad_through_weights, MEAN=mean,
             )  # fmt: skip
-            pulls = fused.Pulls(
+            pulls = walks.Pulls(
                 steep,
                 flat,
                 None if question.bounded else top,
                 bound.amax() if low.dtype == torch.float16 else None,
             )
-            for_low, for_scale = fused.own_gradient(question, scale, low, ctx.band, pulls, ctx.needs_input_grad[2])
+            for_low, for_scale = walks.own_gradient(question, scale, low, ctx.band, pulls, ctx.needs_input_grad[2])
             d1, d2 = rowwise.normalised_backward(z1, z2, for_low, for_similarity, ctx.smallest, ctx.precision)
             if for_scale is not None:
                 share = grad * (1 / totals[0, 1].clamp(min=1) if mean else 1.0)

@@ -19,7 +19,7 @@ from triton.language.extra import libdevice
 
 from hardneg import checks
 from hardneg.objectives.kernels.problem import constant
-from hardneg.objectives.kernels.programs import PLAIN, log
+from hardneg.objectives.kernels.tiles import PLAIN, log
 
 ROUNDINGS: dict[torch.dtype | None, int] = {torch.bfloat16: 1, torch.float16: 2}
 

@@ -12,7 +12,7 @@ Atomics add integers only: sums, which no order changes, and places in a list wh
 import triton
 import triton.language as tl
 
-from hardneg.objectives.kernels.programs import LOG2E, hidden, near_own, products, rows_of
+from hardneg.objectives.kernels.tiles import LOG2E, hidden, near_own, products, rows_of
 
 HIDDEN = tl.constexpr(-0x7F800001)  # the key of −inf
 LAST = tl.constexpr(0x7FFFFFFF)  # a key above that of every score; an index beyond every candidate

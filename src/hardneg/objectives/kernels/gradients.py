@@ -1,0 +1,229 @@
+"""The Triton programs of the fused kernel's backward pass: tiles made again, turned into derivatives, multiplied."""
+
+# Arguments of programs have no types that mypy knows.
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+import triton
+import triton.language as tl
+
+from hardneg.objectives.kernels.tiles import (
+    HALF,
+    LOG2E,
+    NONE,
+    ONE,
+    POSITIVES,
+    TWO,
+    banded,
+    exponentials,
+    hidden,
+    near_own,
+    products,
+    rounding,
+    rows_of,
+    unit,
+)  # fmt: skip
+
+
+@triton.jit
+def slopes(
+    for_mean, for_weight, heavy_sum, light_sum, number, tilt_, steep_, flat_, anchors,
+    BLOCK: tl.constexpr, THROUGH: tl.constexpr, WEIGHED: tl.constexpr,
+):  # fmt: skip
+    """What each anchor's exponentials are multiplied with in the derivative of a score, METHODS' gradient.
+
+    (β+1)·softmax_{β+1} and −β·softmax_β; with detached weights (not THROUGH) 1 and 0
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < anchors
+    tilt = tl.load(tilt_)
+    some = tl.load(number + i, mask=inside, other=0.0) > 0
+    mean = tl.load(for_mean + i, mask=inside, other=0.0)
+    weight = tl.zeros((BLOCK,), tl.float32)
+    if WEIGHED:
+        weight += tl.load(for_weight + i, mask=inside, other=0.0)
+    # An anchor that met nobody has no softmax, and pulls at nobody.
+    heavy = tl.where(some, tl.load(heavy_sum + i, mask=inside, other=1.0), 1.0)
+    light = tl.where(some, tl.load(light_sum + i, mask=inside, other=1.0), 1.0)
+    steep = tl.where(some, mean, 0.0)
+    flat = tl.zeros((BLOCK,), tl.float32)
+    if THROUGH:
+        steep = steep * (tilt + 1)
+        flat = tl.where(some, weight - mean, 0.0) * tilt
+    tl.store(steep_ + i, steep / heavy, mask=inside)
+    tl.store(flat_ + i, flat / light, mask=inside)
+
+
+@triton.jit
+def pulled(
+    scores, lost, steep, flat, top, tilt,
+    KIND: tl.constexpr, BOUNDED: tl.constexpr, UNITED: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """∂L/∂s of scores s in the role of their anchors, whose numbers lie along one side of the tile.
+
+    top: of POSITIVES the level they are compared with, else the anchor's largest score, if not BOUNDED ·
+    lost: if EXACT, what rounding took from the scores, in base e
+    """
+    if KIND == POSITIVES:
+        slope = 1 / (1 + tl.exp2(scores - top))
+        return tl.where(scores > float("-inf"), flat - steep * slope, 0.0)
+    elif EXACT:
+        # The difference first: it is small where the exponential is large.
+        high, low = exponentials(scores if BOUNDED else scores - top, tilt, KIND, BOUNDED and UNITED)
+        return steep * high * (1 + lost * (tilt + 1)) + flat * low * (1 + lost * tilt)
+    elif BOUNDED and KIND == NONE:
+        return steep * tl.exp2(scores)
+    elif BOUNDED and KIND == ONE:
+        plain = tl.exp2(scores)
+        return plain * (steep * plain + flat)
+    elif BOUNDED and KIND == TWO:
+        plain = tl.exp2(scores)
+        return plain * plain * (steep * plain + flat)
+    elif BOUNDED and KIND == HALF:
+        root = tl.exp2(scores if UNITED else 0.5 * scores)
+        return root * (steep * (root * root) + flat)
+    elif BOUNDED:
+        high, low = exponentials(scores, tilt, KIND, UNITED)
+        return steep * high + flat * low
+    else:
+        high, low = exponentials(scores - top, tilt, KIND, False)
+        return steep * high if KIND == NONE else steep * high + flat * low
+
+
+@triton.jit
+def weighed(
+    found, i, j, row, start, outer_rows, inner_rows, natural, scale, step, tilt, factor,
+    steep_i, flat_i, top_i, lowest_i, highest_i, first_i, last_i, group_i,
+    steep_, flat_, level_, lower_, upper_, first_, last_, inner_groups,
+    excluded, allowed, column, columns, batch, offset, whole, named, allowed_rows, allowed_columns,
+    OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
+    KIND: tl.constexpr, BOUNDED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr,
+    ALLOWED: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """∂L/∂s of a tile of inner products: as rows of their outer anchors, of their inner anchors, or both added."""
+    near = near_own(row, start, outer_rows, inner_rows, batch, offset, whole, OUTER, OUTER_BLOCK, INNER_BLOCK, OWN)
+    group_j = 0
+    if GROUPS > 0:
+        group_j = tl.load(inner_groups + j, mask=j < inner_rows, other=0)[None, :]
+    steep_j, flat_j, top_j = 0.0, 0.0, 0.0
+    if INNER:
+        steep_j = tl.load(steep_ + j, mask=j < inner_rows, other=0.0)[None, :] * factor
+        flat_j = tl.load(flat_ + j, mask=j < inner_rows, other=0.0)[None, :] * factor
+        if KIND == POSITIVES:
+            top_j = tl.load(level_ + j, mask=j < inner_rows, other=0.0)[None, :] * LOG2E
+        elif not BOUNDED:
+            top_j = tl.load(level_ + j, mask=j < inner_rows, other=0.0)[None, :]
+    lost = 0.0
+    if EXACT:
+        lost = rounding(found, scale, natural, step, tilt)
+    if OUTER:
+        scores = hidden(
+            found * scale, i[:, None], j[None, :], outer_rows, inner_rows, near, column, columns, batch, offset, whole,
+            excluded, named, group_i, group_j, allowed, allowed_rows, allowed_columns,
+            OWN, EXCLUDED, GROUPS, ALLOWED,
+        )  # fmt: skip
+        scores = banded(scores, j[None, :], lowest_i, highest_i, first_i, last_i, column, LOWER, UPPER, RING)
+        if INNER and KIND != POSITIVES and BOUNDED:
+            # One exponential for both: their factors may be added first.
+            return pulled(scores, lost, steep_i + steep_j, flat_i + flat_j, 0.0, tilt, KIND, BOUNDED, not RING, EXACT)
+        found = pulled(scores, lost, steep_i, flat_i, top_i, tilt, KIND, BOUNDED, not RING, EXACT)
+        if INNER:
+            found += pulled(scores, lost, steep_j, flat_j, top_j, tilt, KIND, BOUNDED, not RING, EXACT)
+        return found
+    else:
+        scores = hidden(
+            found * scale, j[None, :], i[:, None], inner_rows, outer_rows, near, column, columns, batch, offset, whole,
+            excluded, named, group_j, group_i, allowed, allowed_rows, allowed_columns,
+            OWN, EXCLUDED, GROUPS, ALLOWED,
+        )  # fmt: skip
+        lowest, highest, first, last = lowest_i, highest_i, 0, 0
+        if LOWER == 2:
+            lowest = tl.load(lower_ + j, mask=j < inner_rows, other=0.0)[None, :] * step
+        if UPPER == 2:
+            highest = tl.load(upper_ + j, mask=j < inner_rows, other=0.0)[None, :] * step
+        if RING:
+            first = tl.load(first_ + j, mask=j < inner_rows, other=0)[None, :]
+            last = tl.load(last_ + j, mask=j < inner_rows, other=0)[None, :]
+        scores = banded(scores, i[:, None], lowest, highest, first, last, column, LOWER, UPPER, RING)
+        return pulled(scores, lost, steep_j, flat_j, top_j, tilt, KIND, BOUNDED, not RING, EXACT)
+
+
+@triton.jit
+def gradient(
+    outer, inner, scale_, tilt_, factor_, lower_, upper_, first_, last_, level_,
+    steep_, flat_, excluded, outer_groups, inner_groups, allowed, result,
+    outer_rows, inner_rows, width, outer_stride, inner_stride, column, columns, batch, offset, whole, named,
+    allowed_rows, allowed_columns, base, skip, result_stride, span,
+    OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr,
+    BOUNDED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr, EXACT: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a block of outer rows, from one stretch of ``span`` inner rows.
+
+    If WHOLE, result is (stretches, outer_rows, width) and holds Σ ∂L/∂s·inner·scale. If rows are too wide to be summed
+    on the chip, result is (outer_rows − base, inner_rows − skip) and holds ∂L/∂s·factor itself, for a product to
+    follow; ``skip`` inner rows are left out.
+    SCALED: multiply ∂L/∂s with ``factor_`` before it becomes a half-precision number.
+    """
+    row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
+    i = row + tl.arange(0, OUTER_BLOCK)
+    inside = i < outer_rows
+    tilt, factor = tl.load(tilt_), 1.0
+    step = unit(tilt, KIND, BOUNDED, RING)
+    scale = tl.load(scale_) * LOG2E * step
+    if SCALED:
+        factor = tl.load(factor_)
+    tile = rows_of(outer, row, outer_rows, width, outer_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
+    lowest, highest, first, last, group = 0.0, 0.0, 0, 0, 0
+    if LOWER == 1:
+        lowest = lower_ * LOG2E * step
+    if UPPER == 1:
+        highest = upper_ * LOG2E * step
+    steep, flat, top = 0.0, 0.0, 0.0
+    if OUTER:
+        if LOWER == 2:
+            lowest = tl.load(lower_ + i, mask=inside, other=0.0)[:, None] * step
+        if UPPER == 2:
+            highest = tl.load(upper_ + i, mask=inside, other=0.0)[:, None] * step
+        if RING:
+            first = tl.load(first_ + i, mask=inside, other=0)[:, None]
+            last = tl.load(last_ + i, mask=inside, other=0)[:, None]
+        steep = tl.load(steep_ + i, mask=inside, other=0.0)[:, None] * factor
+        flat = tl.load(flat_ + i, mask=inside, other=0.0)[:, None] * factor
+        if KIND == POSITIVES:
+            top = tl.load(level_ + i, mask=inside, other=0.0)[:, None] * LOG2E
+        elif not BOUNDED:
+            top = tl.load(level_ + i, mask=inside, other=0.0)[:, None]
+    if GROUPS > 0:
+        group = tl.load(outer_groups + i, mask=inside, other=0)[:, None]
+    collected = tl.zeros((OUTER_BLOCK, WIDTH), tl.float32)
+    for start in range(skip + part * span, min(skip + part * span + span, inner_rows), INNER_BLOCK):
+        j = start + tl.arange(0, INNER_BLOCK)
+        found, other = products(
+            tile, outer, inner, row, start, outer_rows, inner_rows, width, outer_stride, inner_stride,
+            OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIBED,
+        )  # fmt: skip
+        weights = weighed(
+            found, i, j, row, start, outer_rows, inner_rows, tl.load(scale_), scale, step, tilt, factor,
+            steep, flat, top, lowest, highest, first, last, group,
+            steep_, flat_, level_, lower_, upper_, first_, last_, inner_groups,
+            excluded, allowed, column, columns, batch, offset, whole, named, allowed_rows, allowed_columns,
+            OUTER, INNER, OUTER_BLOCK, INNER_BLOCK, KIND, BOUNDED, OWN, EXCLUDED, GROUPS, ALLOWED, LOWER, UPPER, RING,
+            EXACT,
+        )  # fmt: skip
+        if WHOLE:
+            if other.dtype == tl.float32:
+                # Tile by tile: one long chain of additions would lose a digit.
+                collected += tl.dot(weights, other, input_precision=PRECISION)
+            else:
+                collected = tl.dot(weights.to(other.dtype), other, collected, input_precision=PRECISION)
+        else:
+            # A strip has fewer than 2³¹ numbers.
+            pointer = result + ((i - base)[:, None] * result_stride + (j - skip)[None, :])
+            stored = inside[:, None] & (j < inner_rows)[None, :]
+            tl.store(pointer, weights.to(result.dtype.element_ty), mask=stored)
+    if WHOLE:
+        k = tl.arange(0, WIDTH)
+        pointer = result + (part.to(tl.int64) * outer_rows + i)[:, None] * result_stride + k[None, :]
+        tl.store(pointer, collected * (tl.load(scale_) / factor), mask=inside[:, None] & (k < width)[None, :])

@@ -1,0 +1,319 @@
+"""Walks of anchors over a block of candidates: how the programs of the fused kernel are called, and in what pieces."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardneg.objectives.kernels import gradients, programs, selection, tiles, tuning
+from hardneg.objectives.kernels.problem import Places, Rule, constant
+from hardneg.objectives.kernels.questions import ANY, KINDS, Negatives, Positives
+
+# Widest rows whose gradient is summed on the chip; for wider ones the derivatives of scores are written out in strips.
+WIDEST = 256
+
+# Up to so many pairs another launch, to add what was found apart, takes longer than finding it in one piece.
+SMALL = 1 << 19
+
+# Bytes of such a strip, beyond as many as a half-precision copy of the rows takes.
+STRIP = 48 << 20
+
+
+class Pulls(NamedTuple):
+    """What each anchor multiplies its exponentials with in ∂L/∂s, (A,) each, as `programs.slopes` makes it.
+
+    level: what scores are compared with first · largest: no |∂L/∂s| exceeds it, ()
+    """
+
+    steep: Tensor
+    flat: Tensor
+    level: Tensor | None
+    largest: Tensor | None
+
+
+@dataclass(frozen=True)
+class Band:
+    """Bounds of the scores kept, each a number, one per anchor (A,) in base 2, or None; ring: are they a ring's edges?
+
+    first, last: (A,) the indices that break ties at the edges of a ring
+    """
+
+    lower: float | Tensor | None = None
+    upper: float | Tensor | None = None
+    first: Tensor | None = None
+    last: Tensor | None = None
+
+    def flags(self) -> dict[str, Any]:
+        """As programs take them."""
+        return {
+            "lower_": self.lower,
+            "upper_": self.upper,
+            "first_": self.first,
+            "last_": self.last,
+            "LOWER": _form(self.lower),
+            "UPPER": _form(self.upper),
+            "RING": self.first is not None,
+        }
+
+
+def _form(bound: float | Tensor | None) -> int:
+    return 0 if bound is None else 2 if isinstance(bound, Tensor) else 1
+
+
+def band(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Tensor], scale: Tensor) -> Band:
+    """The bands of a question."""
+    rule = question.rule
+    lower, upper = (
+        (bound * tiles.LOG2E.value).contiguous() if isinstance(bound, Tensor) else bound
+        for bound in (rule.lower, rule.upper)
+    )
+    if not rule.rings:
+        return Band(lower, upper)
+    low, first, high, last = selection.edges(Walk(question, scale, anchors, blocks[0], 0, Band(), False), rule)
+    # Where another bound is tighter than the ring's edge, no index matters.
+    if lower is not None:
+        lower = lower * tiles.LOG2E.value if isinstance(lower, float) else lower
+        first = torch.where(low < lower, -1, first)
+        low = torch.maximum(low, torch.as_tensor(lower, device=low.device, dtype=low.dtype))
+    if upper is not None:
+        upper = upper * tiles.LOG2E.value if isinstance(upper, float) else upper
+        last = torch.where(high > upper, question.who.columns, last)
+        high = torch.minimum(high, torch.as_tensor(upper, device=high.device, dtype=high.dtype))
+    return Band(low, high, first, last)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One block of candidates, from this column on, met by the anchors; ``mine``: the block is the anchors."""
+
+    question: Negatives | Positives
+    scale: Tensor
+    anchors: Tensor
+    block: Tensor
+    column: int
+    band: Band
+    mine: bool
+
+    @property
+    def whole(self) -> bool:
+        """Does a row fit on the chip, with its gradient?"""
+        return self.anchors.shape[1] <= WIDEST
+
+    def stretches(self, outer: bool) -> tuple[int, int]:
+        """Into how many stretches the inner rows are cut, and how long each is."""
+        rows, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
+        return stretches_of(len(rows), len(others), rows.device)
+
+    def eligibility(self) -> dict[str, Any]:
+        """Who may be met, as programs take it."""
+        who = self.question.who
+        # Only the pool, which comes first, holds instances of the anchors.
+        own = who.own if self.column == 0 else None
+        places = own or Places(1, 1, 0, 1, self.anchors.device)
+        allowed = who.allowed
+        groups = who.anchor_groups is not None
+        return {
+            "excluded": None if who.excluded is None else who.excluded.contiguous(),
+            "allowed": None if allowed is None else allowed.contiguous().view(torch.uint8),
+            "column": self.column,
+            "columns": who.columns,
+            "batch": places.batch,
+            "offset": places.offset,
+            "whole": places.whole,
+            "named": 0 if who.excluded is None else who.excluded.shape[1],
+            "allowed_rows": 1 if allowed is None else allowed.shape[0],
+            "allowed_columns": 1 if allowed is None else allowed.shape[1],
+            "OWN": own is not None,
+            "EXCLUDED": who.excluded is not None,
+            "GROUPS": (2 if who.same else 1) if groups else 0,
+            "ALLOWED": allowed is not None,
+        }
+
+    def groups(self) -> tuple[Tensor | None, Tensor | None]:
+        """Groups of the anchors and of the candidates of this block."""
+        who = self.question.who
+        if who.anchor_groups is None or who.candidate_groups is None:
+            return None, None
+        return who.anchor_groups, who.candidate_groups[self.column : self.column + len(self.block)]
+
+    def common(self) -> dict[str, Any]:
+        """What all programs take."""
+        question = self.question
+        # Where products run beside the tensor cores there is time for exponentials as exact as float32 allows.
+        exact = self.anchors.dtype == torch.float32 and precision_of(torch.float32) == "ieee"
+        return {
+            "scale_": self.scale,
+            "tilt_": tilt(question.rule, self.scale.device),
+            "level_": question.level if isinstance(question, Positives) else None,
+            "PRECISION": precision_of(self.anchors.dtype),
+            # A power of an exponential multiplies its error: exactly, each is made by itself.
+            "KIND": ANY if exact and question.kind in KINDS.values() else question.kind,
+            "BOUNDED": question.bounded,
+            "EXACT": exact,
+            **self.band.flags(),
+            **self.eligibility(),
+        }
+
+    def sums(self, heavy: Tensor, light: Tensor, count: Tensor, peak: Tensor, slot: int, parts: int, span: int) -> None:
+        """Fill this block's slots, (slots, A) each."""
+        rows, width = self.anchors.shape
+        anchor_groups, candidate_groups = self.groups()
+        arguments = {
+            **self.common(),
+            "anchors_": self.anchors, "candidates_": self.block,
+            "anchor_groups": anchor_groups, "candidate_groups": candidate_groups,
+            "heavy_": heavy, "light_": light, "count_": count, "peak_": peak,
+            "anchors": rows, "candidates": len(self.block), "width": width,
+            "anchor_stride": self.anchors.stride(0), "candidate_stride": self.block.stride(0),
+            "slot": slot, "span": span, "COUNTED": self.question.counted,
+        }  # fmt: skip
+        tuning.launch(programs.sums, arguments, rows, parts, width, self.whole, "sums")
+
+    def scores(self) -> Tensor:
+        """Scores in base 2 of all anchors with the block, −inf where they may not meet, (A, N)."""
+        (rows, width), columns = self.anchors.shape, len(self.block)
+        anchor_groups, candidate_groups = self.groups()
+        result = self.anchors.new_empty(rows, columns, dtype=torch.float32)
+        arguments = {
+            **self.eligibility(),
+            "anchors_": self.anchors, "candidates_": self.block, "scale_": self.scale,
+            "anchor_groups": anchor_groups, "candidate_groups": candidate_groups, "result": result,
+            "anchors": rows, "candidates": columns, "width": width,
+            "anchor_stride": self.anchors.stride(0), "candidate_stride": self.block.stride(0),
+            "result_stride": columns, "span": tuning.UNIT, "PRECISION": precision_of(self.anchors.dtype),
+        }  # fmt: skip
+        tuning.launch(programs.scores, arguments, rows, math.ceil(columns / tuning.UNIT), width, self.whole, "scores")
+        return result
+
+    def anchors_gradient(self, pulls: Pulls, for_scale: bool) -> tuple[Tensor, Tensor | None]:
+        """The gradient of the anchors, also as candidates if the block is ``mine``; and of the scale if asked for."""
+        both = self.mine and self.question.mirrors
+        part, share = self.gradient(pulls, outer=True, inner=both), None
+        if for_scale:
+            # s = scale·⟨a, c⟩; with both halves each pair was counted twice.
+            share = (self.anchors * part).sum() / self.scale * (0.5 if both else 1.0)
+        if self.mine and not both:
+            part += self.gradient(pulls, outer=False, inner=True)
+        return part, share
+
+    def gradient(self, pulls: Pulls, outer: bool, inner: bool) -> Tensor:
+        """The gradient of the anchors (``outer``: in their role as anchors) or, if not, of the block's rows."""
+        mine, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
+        anchor_groups, candidate_groups = self.groups()
+        rows, width = mine.shape
+        parts, span = self.stretches(outer)
+        factor = None
+        if pulls.largest is not None:
+            factor = 2.0**13 / pulls.largest.clamp(min=1e-30)  # float16 ends at 2¹⁶, and two may be added
+        arguments = {
+            **self.common(),
+            "outer": mine, "inner": others, "factor_": factor, "SCALED": factor is not None,
+            "steep_": pulls.steep, "flat_": pulls.flat, "level_": pulls.level,
+            "outer_groups": anchor_groups if outer else candidate_groups,
+            "inner_groups": candidate_groups if outer else anchor_groups,
+            "outer_rows": rows, "inner_rows": len(others), "width": width,
+            "outer_stride": mine.stride(0), "inner_stride": others.stride(0),
+            "OUTER": outer, "INNER": inner,
+        }  # fmt: skip
+        if self.whole:
+            result = mine.new_empty(parts, rows, width, dtype=torch.float32)
+            arguments |= {"result": result, "base": 0, "skip": 0, "result_stride": width, "span": span}
+            tuning.launch(gradients.gradient, arguments, rows, parts, width, True, "gradient")
+            return result[0] if parts == 1 else result.sum(dim=0)
+        return self._by_strips(arguments, mine, others, factor, inner and outer)
+
+    def _by_strips(
+        self, arguments: dict[str, Any], mine: Tensor, others: Tensor, factor: Tensor | None, both: bool
+    ) -> Tensor:
+        """As `gradient`, for wide rows: derivatives of scores strip by strip, each followed by products.
+
+        both: they are symmetric, so what a strip holds right of the diagonal serves the rows below it too
+        """
+        rows, width = mine.shape
+        stride = math.ceil(len(others) / 16) * 16  # rows of a strip begin where tensor cores can read them
+        room = min(STRIP + 2 * rows * width, 1 << 31)
+        height = max(1, room // (stride * mine.element_size()))
+        height -= height % tuning.UNIT if height > tuning.UNIT else 0
+        strip = mine.new_empty(min(height, rows), stride)
+        result = mine.new_zeros(rows, width, dtype=torch.float32)
+        for base in range(0, rows, height):
+            end, skip = min(base + height, rows), base if both else 0
+            parts, span = stretches_of(end - base, len(others) - skip, mine.device)
+            arguments |= {
+                "result": strip, "base": base, "skip": skip, "result_stride": stride, "span": span, "outer_rows": end,
+            }  # fmt: skip
+            tuning.launch(gradients.gradient, arguments, end - base, parts, width, False, "strip")
+            weights = strip[: end - base, : len(others) - skip]  # (R, N − skip)
+            add_product(result[base:end], weights, others[skip:])
+            if both and end < rows:
+                add_product(result[end:], weights[:, end - base :].T, mine[base:end])
+        scale = self.scale if factor is None else self.scale / factor
+        return result.mul_(scale)
+
+
+def partial_sums(
+    question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor], edges: Band
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """What was summed slot by slot, (slots, A) each, and the number of slots."""
+    walks, column = [], 0
+    for block in blocks:
+        walks.append(Walk(question, scale, anchors, block, column, edges, False))
+        column += len(block)
+    stretches = [walk.stretches(outer=True) for walk in walks]
+    slots = sum(count for count, _ in stretches)
+    heavy, light, count, peak = anchors.new_empty(4, slots, len(anchors), dtype=torch.float32).unbind()
+    if isinstance(question, Negatives) and question.counts is not None:
+        count.zero_()[0] = question.counts
+    slot = 0
+    for walk, (parts, span) in zip(walks, stretches, strict=True):
+        walk.sums(heavy, light, count, peak, slot, parts, span)
+        slot += parts
+    return heavy, light, count, peak, slots
+
+
+def own_gradient(
+    question: Negatives, scale: Tensor, anchors: Tensor, edges: Band, pulls: Pulls, for_scale: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of anchors that are their own candidates, and of the scale if asked for."""
+    return Walk(question, scale, anchors, anchors, 0, edges, True).anchors_gradient(pulls, for_scale)
+
+
+def stretches_of(rows: int, others: int, device: torch.device) -> tuple[int, int]:
+    """Into how many stretches inner rows are cut, so that every multiprocessor has programs to run; their length.
+
+    What each stretch finds is kept apart.
+    """
+    if rows * others <= SMALL:
+        return 1, math.ceil(others / tuning.UNIT) * tuning.UNIT
+    blocks, units = math.ceil(rows / tuning.BLOCK), math.ceil(others / tuning.UNIT)
+    wanted = max(1, min(units, tuning.programs_wanted(device) // blocks))
+    each = math.ceil(units / wanted)
+    return math.ceil(units / each), each * tuning.UNIT
+
+
+def add_product(result: Tensor, left: Tensor, right: Tensor) -> None:
+    """result += left · right in float32, of matrices of any precision."""
+    if left.dtype == torch.float32:
+        result.addmm_(left, right)
+    elif left.is_cuda and tuning.ADDS_IN_FLOAT32:
+        torch.addmm(result, left, right, out_dtype=torch.float32, out=result)
+    else:
+        result += left.float() @ right.float()
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """How float32 numbers are multiplied: exactly, or as tf32 where PyTorch's own products may be."""
+    if dtype != torch.float32:
+        return "ieee"
+    # Since PyTorch 2.9 the older question is an error where the newer setting was used.
+    chosen = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    allowed = torch.get_float32_matmul_precision() != "highest" if chosen is None else chosen == "tf32"
+    return "tf32" if allowed else "ieee"
+
+
+def tilt(rule: Rule, device: torch.device) -> Tensor:
+    """The β of a rule as programs read it, ()."""
+    return rule.tilt.float() if isinstance(rule.tilt, Tensor) else constant(float(rule.tilt), torch.float32, device)
