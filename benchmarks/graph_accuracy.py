@@ -10,7 +10,7 @@ GraphCL (its authors' code, and ProSampler's appendix E.2): the same encoder, Ad
 Evaluation: RBF SVM on the encoder's output, as it is, C chosen by 5-fold CV in each training part, stratified 10-fold.
   The last epoch is what counts: no epoch is chosen by its accuracy. How much choosing one would add is measured beside
   it, on InfoGraph at β = 0 (``by_epoch``).
-Two more runs look for the reason of a gap: five layers, InfoGraph's default, and other machines on the same embeddings.
+Two more runs look for the reason of a gap: five layers, InfoGraph's default, and a training judged by other machines.
 Accuracies are means over seeds of (network, batches, views, folds); ``std`` is the deviation over seeds, n − 1 below.
 Every seed is written down at once; a run goes on with the seeds that its row lacks. Remove a row to run it anew.
 """
