@@ -1,6 +1,6 @@
 """Time of random views of a batch, against kornia in the same run: one of each image on a CPU, two on a GPU.
 
-    python benchmarks/views.py [--quick]
+    python benchmarks/views.py [--quick] [--threads 1]
     python benchmarks/views.py --device cuda     first asserts that fused views are those of the tensor operations;
                                                  also counts launches, and times the host with waiting forbidden
 
@@ -165,7 +165,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two seconds per size, nothing written")
     parser.add_argument("--device", default="cpu", help="where the images are (default: cpu)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU (default: one per core)")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore", category=FutureWarning)  # kornia's
     device = torch.device(options.device)
     gpu = device.type == "cuda"
