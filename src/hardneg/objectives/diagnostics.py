@@ -97,17 +97,15 @@ class Diagnostics:
         return effective, negative, total / answer.positive_count.clamp(min=1)
 
 
-def answer_of_pairs(seen: PairRecord, scale: Tensor) -> Answer:
-    """What a kernel that makes the whole loss of two views let one see, as an `Answer`."""
-    places = seen.who.own
-    assert places is not None
+def answer_of_pairs(seen: PairRecord) -> Answer:
+    """What a kernel that makes the whole loss of pairs let one see, as an `Answer`."""
     nothing = torch.zeros_like(seen.losses)
     meeting = Meeting(
         anchors=seen.anchors,
-        places=places,
-        candidates=(seen.anchors,),
+        places=seen.places,
+        candidates=(seen.candidates,),
         who=seen.who,
-        met=lambda: nothing + 2 * places.batch - 2,
+        met=lambda: nothing,  # nobody asks
         pairs=seen.similarity[:, None],
         real=None,
         pool=seen.anchors,

@@ -16,8 +16,20 @@ from hardneg.hardening import Bound, Hardening, Uniform, tighter
 from hardneg.objectives import meetings
 from hardneg.objectives.debiasing import Prior, log_expected_negative
 from hardneg.objectives.diagnostics import Answer, Diagnostics, answer_of_pairs
-from hardneg.objectives.inputs import Inputs, check_use, check_views, half, read
-from hardneg.objectives.kernels import BACKENDS, Kernel, LogSums, Losses, Lowered, PairLoss, Rule, choose, tiled
+from hardneg.objectives.inputs import Inputs, check_negatives, check_use, check_views, half, read
+from hardneg.objectives.kernels import (
+    BACKENDS,
+    Eligibility,
+    Kernel,
+    LogSums,
+    Losses,
+    Lowered,
+    PairLoss,
+    Places,
+    Rule,
+    choose,
+    tiled,
+)
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, constant
 from hardneg.objectives.meetings import Meeting
 from hardneg.objectives.positives import Given, Grouped, Positives
@@ -194,7 +206,7 @@ class InfoNCE(nn.Module):
         with torch.autocast(device.type, enabled=False), _current(device):  # float32 arithmetic inside, always
             kernel = self._kernel(device)
             if kernel.pair_loss is not None and self._is_pair(*arguments):
-                return self._pair_loss(z1, z2, kernel.pair_loss)  # type: ignore[arg-type]
+                return self._pair_loss(kernel.pair_loss, z1, z2, negatives, exclude, negative_mask)  # type: ignore[arg-type]
             loss = self._loss(read(*arguments, normalize=self.normalize, kernel=kernel), kernel)
         if negatives is not None and loss.requires_grad and not torch.compiler.is_compiling():
             loss = _Guard.apply(loss, negatives)  # type: ignore[no-untyped-call]
@@ -297,16 +309,34 @@ class InfoNCE(nn.Module):
             _joined([answer.positive_count for answer in answers]),
         )
 
-    def _is_pair(self, z1: Tensor, z2: Tensor | None, *others: Tensor | None) -> bool:
-        """Is this the plain case of two views, each the other's positive, against both views of all others?"""
+    def _is_pair(
+        self,
+        z1: Tensor,
+        z2: Tensor | None,
+        labels: Tensor | None,
+        negatives: Tensor | None,
+        exclude: Tensor | None,
+        negative_labels: Tensor | None,
+        negative_mask: Tensor | None,
+        positive_mask: Tensor | None,
+    ) -> bool:
+        """Is this a plain case: pairs against both views of all others, or anchors against a queue or bank?"""
+        given = (exclude, negative_labels, negative_mask)
+        if self.in_batch == "both":
+            plain = negatives is None and all(part is None for part in given)
+        else:
+            plain = isinstance(negatives, Tensor) and negatives.dim() == 2 and len(negatives) > 0
+            plain = plain and self.in_batch is None and negatives.dtype != torch.float64  # type: ignore[union-attr]
+            # What is not met must not be counted.
+            plain = plain and (self.negative_count != "batch" or (exclude is None and negative_mask is None))
         return (
-            self.in_batch == "both"
+            plain
             and self.supervision == "none"
             and self.normalize
             and isinstance(z1, Tensor)
             and isinstance(z2, Tensor)
             and z2.dim() == 2
-            and all(other is None for other in others)
+            and positive_mask is None
             and z1.dtype != torch.float64 != z2.dtype
             and (self._prior is None or self.debias == "hcl")
             and self.num_negatives is None
@@ -315,19 +345,42 @@ class InfoNCE(nn.Module):
             and not (self.gather and distributed.world_size() > 1)
         )
 
-    def _pair_loss(self, z1: Tensor, z2: Tensor, pair_loss: PairLoss) -> Tensor:
+    def _pair_loss(
+        self,
+        pair_loss: PairLoss,
+        z1: Tensor,
+        z2: Tensor,
+        negatives: Tensor | None,
+        exclude: Tensor | None,
+        negative_mask: Tensor | None,
+    ) -> Tensor:
         check_views(z1, z2)
-        if z1.device != z2.device:
-            raise ValueError(f"z2 is on {z2.device}, but z1 on {z1.device}: move all inputs to one device")
+        batch, dim = z1.shape
+        if negatives is None:
+            who = Eligibility(2 * batch, own=Places(batch, 2, 0, batch, z1.device), pool_views=2)
+        else:
+            exclude, _ = check_negatives(batch, dim, negatives, exclude, None, negative_mask)
+            who = Eligibility(len(negatives), excluded=exclude, allowed=negative_mask)
+        for name, tensor in {
+            "z2": z2,
+            "negatives": negatives,
+            "exclude": exclude,
+            "negative_mask": negative_mask,
+        }.items():
+            if tensor is not None and tensor.device != z1.device:
+                raise ValueError(f"{name} is on {tensor.device}, but z1 on {z1.device}: move all inputs to one device")
         scale = self._scale(z1, torch.float32)
         rule = self._banded(self._weights([], scale, half(z1, z2)), None, None, scale)
         if isinstance(self.negative_count, str):  # of one pair there are none, whatever their number is said to be
-            log_number = None if self.negative_count == "support" else math.log(max(2 * len(z1) - 2, 1))
+            met = 2 * batch - 2 if negatives is None else len(negatives)
+            log_number = None if self.negative_count == "support" else math.log(max(met, 1))
         else:
             log_number = math.log(self.negative_count)
         loss, seen = pair_loss(
             z1,
             z2,
+            negatives,
+            who,
             scale,
             rule,
             log_number,
@@ -336,7 +389,7 @@ class InfoNCE(nn.Module):
             self.reduction,
         )
         scale = scale.detach()
-        self._last = lambda: Diagnostics([answer_of_pairs(seen, scale)], scale)
+        self._last = lambda: Diagnostics([answer_of_pairs(seen)], scale)
         if self._prior is not None and scale.device.type == "cpu" and not self._warned:
             self._warn_if_floored(float(seen.floored.sum()), float((seen.count > 0).sum()))
         return loss

@@ -76,6 +76,33 @@ def check_views(z1: Tensor, z2: Tensor | None) -> list[tuple[str, Tensor]]:
     return views
 
 
+def check_negatives(
+    batch: int,
+    dim: int,
+    negatives: Tensor,
+    exclude: Tensor | None,
+    negative_labels: Tensor | None,
+    negative_mask: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Raise unless negatives and what is said of them fit; return ``exclude`` as (B, E), and the labels."""
+    checks.floating("negatives", negatives)
+    shape = tuple(negatives.shape)
+    if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == batch)) or shape[-1] != dim:
+        raise ValueError(f"negatives must have shape (N, d) or (B, N, d) with (B, d) = {batch, dim}, got {shape}")
+    if exclude is not None:
+        columns = exclude.shape[1:] if isinstance(exclude, Tensor) and exclude.dim() == 2 else ()
+        meaning = "indices into negatives for each row of z1"
+        exclude = checks.integers("exclude", exclude, (batch, *columns), meaning).reshape(batch, -1)  # (B, E)
+        checks.in_range("exclude", exclude, shape[-2])
+        exclude = exclude if exclude.shape[1] else None
+    if negative_labels is not None:
+        negative_labels = checks.integers("negative_labels", negative_labels, shape[:-1], "one per negative")
+        checks.values(negative_labels >= -1, "negative_labels must be ≥ −1, where −1 means unknown")
+    if negative_mask is not None:
+        _check_mask("negative_mask", negative_mask, (batch, shape[-2]), "True = may be a negative")
+    return exclude, negative_labels
+
+
 def read(
     z1: Tensor,
     z2: Tensor | None,
@@ -104,21 +131,7 @@ def read(
             if given is not None:
                 raise ValueError(f"{name} was given without negatives: pass negatives= or leave it out")
     else:
-        checks.floating("negatives", negatives)
-        shape = tuple(negatives.shape)
-        if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == batch)) or shape[-1] != dim:
-            raise ValueError(f"negatives must have shape (N, d) or (B, N, d) with (B, d) = {batch, dim}, got {shape}")
-        if exclude is not None:
-            columns = exclude.shape[1:] if isinstance(exclude, Tensor) and exclude.dim() == 2 else ()
-            meaning = "indices into negatives for each row of z1"
-            exclude = checks.integers("exclude", exclude, (batch, *columns), meaning).reshape(batch, -1)  # (B, E)
-            checks.in_range("exclude", exclude, shape[-2])
-            exclude = exclude if exclude.shape[1] else None
-        if negative_labels is not None:
-            negative_labels = checks.integers("negative_labels", negative_labels, shape[:-1], "one per negative")
-            checks.values(negative_labels >= -1, "negative_labels must be ≥ −1, where −1 means unknown")
-        if negative_mask is not None:
-            _check_mask("negative_mask", negative_mask, (batch, shape[-2]), "True = may be a negative")
+        exclude, negative_labels = check_negatives(batch, dim, negatives, exclude, negative_labels, negative_mask)
     if positive_mask is not None:
         if z2 is None or z2.dim() != 3:
             raise ValueError("positive_mask was given, but z2 is not (B, M, d): pass several positives or leave it out")

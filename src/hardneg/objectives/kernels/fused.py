@@ -191,6 +191,8 @@ def units(
 def pair_loss(
     z1: Tensor,
     z2: Tensor,
+    negatives: Tensor | None,
+    who: Eligibility,
     scale: Tensor,
     rule: Rule,
     log_number: float | None,
@@ -198,17 +200,17 @@ def pair_loss(
     decoupled: bool,
     reduction: str,
 ) -> tuple[Tensor, PairRecord]:
-    """The loss of two views (B, d) whose candidates are both views of all others, in seven launches.
+    """The loss of pairs (B, d) against both views of all others, or of anchors z1 against negatives (N, d).
 
-    log_number, prior, decoupled: see `losses`
+    who: which of them may be met · log_number, prior, decoupled: see `losses`
     """
     from hardneg.objectives.kernels import pairs
 
-    batch = len(z1)
-    smallest = max(1e-30, torch.finfo(z1.dtype).tiny, torch.finfo(z2.dtype).tiny)
-    who = Eligibility(2 * batch, own=Places(batch, 2, 0, batch, z1.device), pool_views=2)
+    tensors = (z1, z2) if negatives is None else (z1, z2, negatives)
+    smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for tensor in tensors))
+    places = who.own or Places(len(z1), 1, 0, len(z1), z1.device)
     form = pairs.Form(log_number, prior, decoupled, reduction == "mean")
     loss, *seen = pairs.Whole.apply(  # type: ignore[no-untyped-call]
-        z1, z2, scale, Negatives(who, rule), form, smallest, rule.lowered.precision, reduction != "none"
+        z1, z2, negatives, scale, Negatives(who, rule), form, smallest, rule.lowered.precision, reduction != "none"
     )
-    return loss, PairRecord(who, rule, *seen)
+    return loss, PairRecord(who, rule, places, *seen)

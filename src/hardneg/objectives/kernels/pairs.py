@@ -1,7 +1,8 @@
-"""The whole loss of two views, from embeddings to a number, in seven launches: what small batches wait for is the host.
+"""The whole loss of pairs, from embeddings to a number, in a few launches: what small batches wait for is the host.
 
-It covers the most common case, NT-Xent, DCL and HCL over both views of one process's batch, with bands, schedules and a
-learnable temperature; everything else goes through `hardneg.objectives.meetings` and the kernels' own functions.
+It covers the most common cases, NT-Xent, DCL and HCL over both views of one process's batch (seven launches) or over a
+queue or bank, with bands, schedules and a learnable temperature; everything else goes through
+`hardneg.objectives.meetings` and the kernels' own functions.
 """
 
 # Arguments of programs have no types that mypy knows.
@@ -75,12 +76,12 @@ def conclude(
 @triton.jit
 def distribute(
     grad_, totals, d_mean, d_positive, scale_, tilt_, number, heavy_sum, light_sum,
-    steep_, flat_, for_similarity, largest_, batch, step,
+    steep_, flat_, for_similarity, largest_, batch, views, step,
     BLOCK: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     """What each anchor's exponentials are multiplied with, and the gradient of the pairs' inner products.
 
-    step: 0 if ``grad_`` is one number for all anchors, else 1
+    views: of an instance that are anchors · step: 0 if ``grad_`` is one number for all anchors, else 1
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < batch
@@ -89,7 +90,7 @@ def distribute(
     if MEAN:
         share = 1 / tl.maximum(tl.load(totals + 1), 1.0)
     pull = tl.zeros((BLOCK,), tl.float32)
-    for view in range(2):
+    for view in range(views):
         place = view * batch + i
         grad = tl.load(grad_ + place * step, mask=inside, other=0.0) * share
         pull += grad * tl.load(d_positive + place, mask=inside, other=0.0)
@@ -107,8 +108,9 @@ def distribute(
 
 
 class Whole(torch.autograd.Function):
-    """Loss (), or (2B,) if not reduced, of two views (B, d); then what diagnostics want: unit vectors, similarity,
-    losses, floored and counts of each anchor, without gradient.
+    """Loss (), or (A,) if not reduced, of pairs z1, z2 (B, d) against both views of all other pairs, A = 2B, or of
+    anchors z1 against negatives (N, d), A = B. Then what diagnostics want, without gradient: unit vectors of anchors
+    and candidates, similarity of the pairs, losses, floored and counts of each anchor.
     """
 
     @staticmethod
@@ -116,6 +118,7 @@ class Whole(torch.autograd.Function):
         ctx: Any,
         z1: Tensor,
         z2: Tensor,
+        negatives: Tensor | None,
         scale: Tensor,
         question: Negatives,
         form: Form,
@@ -124,10 +127,15 @@ class Whole(torch.autograd.Function):
         reduced: bool,
     ) -> tuple[Tensor, ...]:
         z1, z2 = rowwise.by_rows(z1), rowwise.by_rows(z2)
-        low, similarity = rowwise.normalised(z1, z2, smallest, precision, precision or torch.float32, "z1 or z2")
-        band = walks.band(question, low, [low], scale)
-        heavy, light, count, peak, slots = walks.partial_sums(question, scale, low, [low], band)
-        anchors, batch = len(low), len(z1)
+        dtype, batch = precision or torch.float32, len(z1)
+        low, similarity = rowwise.normalised(z1, z2, smallest, precision, dtype, "z1 or z2")
+        block = low
+        if negatives is not None:
+            low = low[:batch]
+            block, _ = rowwise.normalised(rowwise.by_rows(negatives), None, smallest, precision, dtype, "negatives")
+        band = walks.band(question, low, [block], scale)
+        heavy, light, count, peak, slots = walks.partial_sums(question, scale, low, [block], band)
+        anchors = len(low)
         kept = low.new_empty(8, anchors, dtype=torch.float32)
         number, heavy_sum, light_sum, top, losses, d_mean, d_positive, d_scale = kept.unbind()
         floored = low.new_empty(anchors, dtype=torch.int8)
@@ -144,20 +152,22 @@ class Whole(torch.autograd.Function):
         if blocks > 1:
             totals = totals.sum(dim=0, keepdim=True)
             result = totals[0, 0] / totals[0, 1].clamp(min=1) if form.mean else totals[0, 0].clone()
-        ctx.save_for_backward(z1, z2, scale, low, totals, kept)
+        # The negatives as they were given: autograd then refuses a backward pass if they were overwritten meanwhile.
+        watched = [] if question.who.allowed is None else [question.who.allowed]
+        ctx.save_for_backward(z1, z2, negatives, scale, low, block, totals, kept, *watched)
         ctx.question, ctx.form, ctx.smallest, ctx.precision, ctx.reduced = question, form, smallest, precision, reduced
         ctx.band = band
-        ctx.mark_non_differentiable(low, similarity, losses, floored, number)
+        ctx.mark_non_differentiable(low, block, similarity, losses, floored, number)
         ctx.set_materialize_grads(False)
         # A view could not be changed in place, as in total += other.
-        return (result if reduced else losses.clone()), low, similarity, losses, floored, number
+        return (result if reduced else losses.clone()), low, block, similarity, losses, floored, number
 
     @staticmethod
     @rowwise.differentiable_once
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 8
-        z1, z2, scale, low, totals, kept = ctx.saved_tensors
+            return (None,) * 9
+        z1, z2, negatives, scale, low, block, totals, kept, *_watched = ctx.saved_tensors
         question, form = ctx.question, ctx.form
         number, heavy_sum, light_sum, top, _losses, d_mean, d_positive, d_scale = kept.unbind()
         anchors, batch = len(low), len(z1)
@@ -165,22 +175,25 @@ class Whole(torch.autograd.Function):
         for_similarity = kept.new_empty(batch)
         mean = form.mean and ctx.reduced
         grad = grad.contiguous()
+        d_negatives: Tensor | None = None
         with torch.autocast(low.device.type, enabled=False):
             distribute[(triton.cdiv(batch, 256),)](
                 grad, totals, d_mean, d_positive, scale, walks.tilt(question.rule, low.device),
                 number, heavy_sum, light_sum, steep, flat, for_similarity, bound,
-                batch, 0 if ctx.reduced else 1,
+                batch, anchors // batch, 0 if ctx.reduced else 1,
                 BLOCK=256, THROUGH=question.rule.grad_through_weights, MEAN=mean,
             )  # fmt: skip
-            pulls = walks.Pulls(
-                steep,
-                flat,
-                None if question.bounded else top,
-                bound.amax() if low.dtype == torch.float16 else None,
-            )
-            for_low, for_scale = walks.own_gradient(question, scale, low, ctx.band, pulls, ctx.needs_input_grad[2])
+            largest = bound.amax() if low.dtype == torch.float16 else None
+            pulls = walks.Pulls(steep, flat, None if question.bounded else top, largest)
+            walk = walks.Walk(question, scale, low, block, 0, ctx.band, mine=negatives is None)
+            for_low, for_scale = walk.anchors_gradient(pulls, ctx.needs_input_grad[3])
             d1, d2 = rowwise.normalised_backward(z1, z2, for_low, for_similarity, ctx.smallest, ctx.precision)
+            if negatives is not None and ctx.needs_input_grad[2]:
+                for_block = walk.gradient(pulls, outer=False, inner=True)
+                rows = rowwise.by_rows(negatives)
+                made = rowwise.normalised_backward(rows, None, for_block, None, ctx.smallest, ctx.precision)
+                d_negatives = made[0]
             if for_scale is not None:
                 share = grad * (1 / totals[0, 1].clamp(min=1) if mean else 1.0)
                 for_scale = for_scale + (share * d_scale).sum()
-        return d1, d2, for_scale, None, None, None, None, None
+        return d1, d2, d_negatives, for_scale, None, None, None, None, None

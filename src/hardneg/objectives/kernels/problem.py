@@ -168,15 +168,17 @@ class Rule:
 
 @dataclass(frozen=True)
 class PairRecord:
-    """What a kernel that makes the whole loss of two views lets one see of it, without gradients.
+    """What a kernel that makes the whole loss of pairs lets one see of it, without gradients.
 
-    anchors: (2B, d) unit vectors, the first views and then the second ones · similarity: (B,) of the pairs ·
-    losses, floored (0 or 1), count: (2B,) of the anchors
+    anchors: (A, d) unit vectors, the first views and then the second ones · places: where they stand · candidates:
+    (N, d) · similarity: (B,) of the pairs · losses, floored (0 or 1), count: (A,) of the anchors
     """
 
     who: Eligibility
     rule: Rule
+    places: Places
     anchors: Tensor
+    candidates: Tensor
     similarity: Tensor
     losses: Tensor
     floored: Tensor

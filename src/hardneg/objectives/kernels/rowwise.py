@@ -89,15 +89,17 @@ def normalise(
 @triton.jit
 def normalise_backward(
     z1, z2, for_out, for_similarity, d1, d2, rows, width, stride1, stride2, smallest,
-    WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr, SIMILARITY: tl.constexpr,
+    WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr, SIMILARITY: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of z1 and z2 from those of their unit vectors and of the inner products of these."""
+    """Gradients of z1 and z2 from those of their unit vectors (z1's only, if not SECOND) and of the inner products."""
     i, k = tl.program_id(0), tl.arange(0, WIDTH)
     first, shrink, _ = unit(z1, i, width, stride1, smallest, WIDTH)
     grad = tl.load(for_out + i.to(tl.int64) * width + k, mask=k < width, other=0.0)
     if PAIRED:
         second, shrink2, _ = unit(z2, i, width, stride2, smallest, WIDTH)
-        grad2 = tl.load(for_out + (rows + i).to(tl.int64) * width + k, mask=k < width, other=0.0)
+        grad2 = tl.zeros((WIDTH,), tl.float32)
+        if SECOND:
+            grad2 += tl.load(for_out + (rows + i).to(tl.int64) * width + k, mask=k < width, other=0.0)
         if SIMILARITY:
             pull = tl.load(for_similarity + i)
             grad += pull * rounded(second, ROUNDING)
@@ -132,13 +134,13 @@ def normalised_backward(
     smallest: float,
     precision: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of z1 and z2 from those of `normalised`'s results."""
+    """Gradients of z1 and z2 from those of `normalised`'s results, or of its first half."""
     rows, width = z1.shape
     d1, d2 = z1.new_empty(rows, width), None if z2 is None else z2.new_empty(rows, width)
     normalise_backward[(rows,)](
         z1, z2, for_out, for_similarity, d1, d2, rows, width, z1.stride(0), 0 if z2 is None else z2.stride(0), smallest,
         WIDTH=_wide(width), PAIRED=z2 is not None, ROUNDING=ROUNDINGS.get(precision, 0),
-        SIMILARITY=for_similarity is not None, num_warps=_warps(width),
+        SIMILARITY=for_similarity is not None, SECOND=len(for_out) > rows, num_warps=_warps(width),
     )  # fmt: skip
     return d1, d2
 

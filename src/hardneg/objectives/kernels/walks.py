@@ -274,13 +274,6 @@ def partial_sums(
     return heavy, light, count, peak, slots
 
 
-def own_gradient(
-    question: Negatives, scale: Tensor, anchors: Tensor, edges: Band, pulls: Pulls, for_scale: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The gradient of anchors that are their own candidates, and of the scale if asked for."""
-    return Walk(question, scale, anchors, anchors, 0, edges, True).anchors_gradient(pulls, for_scale)
-
-
 def stretches_of(rows: int, others: int, device: torch.device) -> tuple[int, int]:
     """Into how many stretches inner rows are cut, so that every multiprocessor has programs to run; their length.
 
