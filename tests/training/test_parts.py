@@ -117,6 +117,17 @@ def test_numbers_that_yaml_takes_for_text_are_numbers_everywhere() -> None:
     assert made.views.options["scale"] == [0.2, 1.0]
 
 
+def test_scaled_and_clipped_gradients_get_an_optimiser_that_lightning_clips_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from lightning.pytorch.plugins.precision.amp import _optimizer_handles_unscaling
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda weight: True))
+    network = torch.nn.Linear(2, 2)
+    assert _optimizer_handles_unscaling(optimizers.build("adam", [network], 0.1, 0.0))
+    assert not _optimizer_handles_unscaling(optimizers.build("adam", [network], 0.1, 0.0, scaled_and_clipped=True))
+
+
 def test_learning_rates_follow_their_schedules() -> None:
     step = optimizers.learning_rate("step", drops=(0.5, 0.75))
     assert [step(p) for p in (0.0, 0.5, 0.8)] == pytest.approx([1.0, 0.1, 0.01])

@@ -68,7 +68,14 @@ def method(settings: Recipe, train_set: Samples, processes: int = 1) -> Method:
         head_of(settings, encoder, channels, side),
         objective_of(settings, gather=processes > 1),
         views_of(settings, side),
-        lambda module: optimizers.build(chosen.name, [module], chosen.lr, chosen.weight_decay, chosen.momentum),
+        lambda module: optimizers.build(
+            chosen.name,
+            [module],
+            chosen.lr,
+            chosen.weight_decay,
+            chosen.momentum,
+            scaled_and_clipped=settings.trainer.precision == "16-mixed" and chosen.clip is not None,
+        ),
         optimizers.learning_rate(
             chosen.schedule, chosen.warmup / epochs, tuple(drop / epochs for drop in chosen.drops)
         ),

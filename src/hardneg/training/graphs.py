@@ -41,7 +41,14 @@ def method(settings: Recipe, graphs: GraphSet, processes: int = 1) -> GraphMetho
     objective = recipe.objective(settings)
 
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
-        return optimizers.build(chosen.name, [module], chosen.lr, chosen.weight_decay, chosen.momentum)
+        return optimizers.build(
+            chosen.name,
+            [module],
+            chosen.lr,
+            chosen.weight_decay,
+            chosen.momentum,
+            scaled_and_clipped=settings.trainer.precision == "16-mixed" and chosen.clip is not None,
+        )
 
     rate = optimizers.learning_rate(
         chosen.schedule, chosen.warmup / epochs, tuple(drop / epochs for drop in chosen.drops)

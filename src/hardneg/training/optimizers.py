@@ -85,15 +85,27 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "lars")
 SCHEDULES = ("constant", "cosine", "step")
 
 
-def build(name: str, modules: Iterable[nn.Module], lr: float, weight_decay: float, momentum: float = 0.9) -> Optimizer:
-    """The optimiser of this name over all trainable parameters of the modules."""
+def build(
+    name: str,
+    modules: Iterable[nn.Module],
+    lr: float,
+    weight_decay: float,
+    momentum: float = 0.9,
+    *,
+    scaled_and_clipped: bool = False,
+) -> Optimizer:
+    """The optimiser of this name over all trainable parameters of the modules.
+
+    scaled_and_clipped: are gradients scaled (float16) and clipped? A fused optimiser would take the scale off only
+    after they were clipped, which Lightning refuses
+    """
     checks.choice("optimizer", name, OPTIMIZERS)
     weights = [weight for module in modules for weight in module.parameters() if weight.requires_grad]
     if name == "lars":
         return LARS(weights, lr=lr, weight_decay=weight_decay, momentum=momentum)
     if name == "sgd":
         return torch.optim.SGD(weights, lr=lr, weight_decay=weight_decay, momentum=momentum)
-    fused = all(weight.is_cuda for weight in weights)  # one launch for all weights
+    fused = all(weight.is_cuda for weight in weights) and not scaled_and_clipped  # one launch for all weights
     kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
     return kind(weights, lr=lr, weight_decay=weight_decay, fused=fused or None)
 
