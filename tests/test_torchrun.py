@@ -45,6 +45,8 @@ def on_two_nodes(meeting: str, command: list[str], folders: list[Path]) -> list[
     for node, folder in enumerate(folders):
         folder.mkdir(exist_ok=True)
         where = MEETINGS[meeting].format(node=node).replace("node0", "localhost").replace("29500", str(port))
+        if meeting == "rendezvous":  # on one machine both agents would take themselves for node0
+            where += f" --rdzv-conf is_host={1 - node}"
         agents.append(
             subprocess.Popen(
                 [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *where.split(), *command],
