@@ -16,6 +16,8 @@ from torch.testing import assert_close
 import hardneg as hn
 
 pytest.importorskip("lightning")
+# Agents have been seen to wait for each other without end, about once in twenty times on a busy machine; why is not known.
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -59,9 +61,10 @@ def on_two_nodes(meeting: str, command: list[str], folders: list[Path]) -> list[
         )
     try:
         errors = [agent.communicate(timeout=240)[1] for agent in agents]
-    finally:
+    except subprocess.TimeoutExpired:
         for agent in agents:
             agent.kill()
+        pytest.fail("agents waited for each other:\n" + "\n".join(agent.communicate()[1] for agent in agents))
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(errors)
     return errors
 
