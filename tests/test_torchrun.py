@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import hardneg as hn
 
 pytest.importorskip("lightning")
-# Agents have been seen to wait for each other without end, about once in twenty times on a busy machine; why is not known.
+# On a busy machine two agents in some forty runs were seen to wait for each other without end; why is not known yet.
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
