@@ -19,12 +19,10 @@ from hardneg.objectives.kernels.tiles import (
     POSITIVES,
     banded,
     exponentials,
-    hidden,
     log,
-    near_own,
-    products,
     rounding,
     rows_of,
+    scored,
     softplus,
     unit,
 )  # fmt: skip
@@ -74,19 +72,11 @@ def sums(
     count = tl.zeros((OUTER_BLOCK,), tl.float32)
     peak = tl.full((OUTER_BLOCK,), float("-inf"), tl.float32)
     for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
-        j = start + tl.arange(0, INNER_BLOCK)
-        found, _ = products(
-            tile, anchors_, candidates_, row, start, anchors, candidates, width, anchor_stride, candidate_stride,
-            OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIBED,
-        )  # fmt: skip
-        near = near_own(row, start, anchors, candidates, batch, offset, whole, True, OUTER_BLOCK, INNER_BLOCK, OWN)
-        other = 0
-        if GROUPS > 0:
-            other = tl.load(candidate_groups + j, mask=j < candidates, other=0)[None, :]
-        scores = hidden(
-            found * scale, i[:, None], j[None, :], anchors, candidates, near, column, columns, batch, offset, whole,
-            excluded, named, group, other, allowed, allowed_rows, allowed_columns,
-            OWN, EXCLUDED, GROUPS, ALLOWED,
+        j, found, scores = scored(
+            tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
+            anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
+            allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
+            OWN, EXCLUDED, GROUPS, ALLOWED, DESCRIBED,
         )  # fmt: skip
         scores = banded(scores, j[None, :], lowest, highest, first, last, column, LOWER, UPPER, RING)
         if KIND == POSITIVES:
@@ -98,27 +88,22 @@ def sums(
         else:
             if COUNTED:
                 count += tl.sum(tl.where(scores > float("-inf"), 1.0, 0.0), axis=1)
-            if BOUNDED:
-                steep, flat = exponentials(scores, tilt, KIND, not RING)
-                if EXACT:
-                    lost = rounding(found, scale, tl.load(scale_), step, tilt)
-                    steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
-                heavy += tl.sum(steep, axis=1)
-                if KIND != NONE:
-                    light += tl.sum(flat, axis=1)
-            else:
+            if not BOUNDED:
                 higher = tl.maximum(peak, tl.max(scores, axis=1))
                 # Where nothing was met yet, −inf less −inf would be NaN.
                 base = tl.where(higher == float("-inf"), 0.0, higher)
-                down = tl.exp2((peak - base) * (tilt + 1))
-                steep, flat = exponentials(scores - base[:, None], tilt, KIND, False)
-                if EXACT:
-                    lost = rounding(found, scale, tl.load(scale_), step, tilt)
-                    steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
-                heavy = heavy * down + tl.sum(steep, axis=1)
+                heavy = heavy * tl.exp2((peak - base) * (tilt + 1))
                 if KIND != NONE:
-                    light = light * tl.exp2((peak - base) * tilt) + tl.sum(flat, axis=1)
+                    light = light * tl.exp2((peak - base) * tilt)
                 peak = higher
+                scores -= base[:, None]
+            steep, flat = exponentials(scores, tilt, KIND, BOUNDED and not RING)
+            if EXACT:
+                lost = rounding(found, scale, tl.load(scale_), step, tilt)
+                steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
+            heavy += tl.sum(steep, axis=1)
+            if KIND != NONE:
+                light += tl.sum(flat, axis=1)
     place, inside = (slot + part) * anchors + i, i < anchors
     tl.store(heavy_ + place, heavy, mask=inside)
     if KIND != NONE:
@@ -204,18 +189,11 @@ def scores(
     if GROUPS > 0:
         group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
     for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
-        j = start + tl.arange(0, INNER_BLOCK)
-        found, _ = products(
-            tile, anchors_, candidates_, row, start, anchors, candidates, width, anchor_stride, candidate_stride,
-            OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIBED,
-        )  # fmt: skip
-        near = near_own(row, start, anchors, candidates, batch, offset, whole, True, OUTER_BLOCK, INNER_BLOCK, OWN)
-        other = 0
-        if GROUPS > 0:
-            other = tl.load(candidate_groups + j, mask=j < candidates, other=0)[None, :]
-        found = hidden(
-            found * scale, i[:, None], j[None, :], anchors, candidates, near, column, columns, batch, offset, whole,
-            excluded, named, group, other, allowed, allowed_rows, allowed_columns, OWN, EXCLUDED, GROUPS, ALLOWED,
+        j, _, found = scored(
+            tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
+            anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
+            allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
+            OWN, EXCLUDED, GROUPS, ALLOWED, DESCRIBED,
         )  # fmt: skip
         pointer = result + i.to(tl.int64)[:, None] * result_stride + j[None, :]
         tl.store(pointer, found, mask=(i < anchors)[:, None] & (j < candidates)[None, :])

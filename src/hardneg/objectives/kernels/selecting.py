@@ -12,7 +12,7 @@ Atomics add integers only: sums, which no order changes, and places in a list wh
 import triton
 import triton.language as tl
 
-from hardneg.objectives.kernels.tiles import LOG2E, hidden, near_own, products, rows_of
+from hardneg.objectives.kernels.tiles import LOG2E, hidden, rows_of, scored
 
 HIDDEN = tl.constexpr(-0x7F800001)  # the key of −inf
 LAST = tl.constexpr(0x7FFFFFFF)  # a key above that of every score; an index beyond every candidate
@@ -188,18 +188,11 @@ def collect(
     length = counters + 2 * (anchors - base) + place
     stop = min(part * span + span, candidates)
     for start in range(part * span, stop, INNER_BLOCK):
-        j = start + tl.arange(0, INNER_BLOCK)
-        found, _ = products(
-            tile, anchors_, candidates_, row, start, anchors, candidates, width, anchor_stride, candidate_stride,
-            OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
-        )  # fmt: skip
-        near = near_own(row, start, anchors, candidates, batch, offset, whole, True, OUTER_BLOCK, INNER_BLOCK, OWN)
-        other = 0
-        if GROUPS > 0:
-            other = tl.load(candidate_groups + j, mask=j < candidates, other=0)[None, :]
-        scores = hidden(
-            found * scale, i[:, None], j[None, :], anchors, candidates, near, column, columns, batch, offset, whole,
-            excluded, named, group, other, allowed, allowed_rows, allowed_columns, OWN, EXCLUDED, GROUPS, ALLOWED,
+        j, _, scores = scored(
+            tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
+            anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
+            allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
+            OWN, EXCLUDED, GROUPS, ALLOWED,
         )  # fmt: skip
         if COUNTED:
             eligible += tl.sum((scores > float("-inf")).to(tl.int32), axis=1)
@@ -325,20 +318,10 @@ def bisect(
             index = tl.where(by_score, candidates, between(first, last))
             count = tl.zeros((OUTER_BLOCK,), tl.int32)
             for start in range(0, candidates, INNER_BLOCK):
-                j = start + tl.arange(0, INNER_BLOCK)
-                found, _ = products(
-                    tile, anchors_, candidates_, row, start, anchors, candidates, width, anchor_stride,
-                    candidate_stride, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
-                )  # fmt: skip
-                near = near_own(
-                    row, start, anchors, candidates, batch, offset, whole, True, OUTER_BLOCK, INNER_BLOCK, OWN
-                )
-                other = 0
-                if GROUPS > 0:
-                    other = tl.load(candidate_groups + j, mask=j < candidates, other=0)[None, :]
-                found = hidden(
-                    found * scale, i[:, None], j[None, :], anchors, candidates, near, column, columns, batch, offset,
-                    whole, excluded, named, group, other, allowed, allowed_rows, allowed_columns,
+                j, _, found = scored(
+                    tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
+                    anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole,
+                    named, allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
                     OWN, EXCLUDED, GROUPS, ALLOWED,
                 )  # fmt: skip
                 keys = ordered(found)

@@ -200,3 +200,29 @@ def softplus(x):
     left = more - 1
     rest = tl.where(left == 0, small * LOG2E, tl.log2(more) * (small / tl.where(left == 0, 1.0, left)))
     return tl.maximum(x, 0.0) + rest
+
+
+@triton.jit
+def scored(
+    tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
+    anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
+    allowed_rows, allowed_columns,
+    OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
+    DESCRIBED: tl.constexpr = False,
+):  # fmt: skip
+    """Of anchors i, from ``row`` on, and candidates from ``start`` on: these, inner products, scores of who meet."""
+    j = start + tl.arange(0, INNER_BLOCK)
+    found, _ = products(
+        tile, anchors_, candidates_, row, start, anchors, candidates, width, anchor_stride, candidate_stride,
+        OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIBED,
+    )  # fmt: skip
+    near = near_own(row, start, anchors, candidates, batch, offset, whole, True, OUTER_BLOCK, INNER_BLOCK, OWN)
+    other = 0
+    if GROUPS > 0:
+        other = tl.load(candidate_groups + j, mask=j < candidates, other=0)[None, :]
+    scores = hidden(
+        found * scale, i[:, None], j[None, :], anchors, candidates, near, column, columns, batch, offset, whole,
+        excluded, named, group, other, allowed, allowed_rows, allowed_columns, OWN, EXCLUDED, GROUPS, ALLOWED,
+    )  # fmt: skip
+    return j, found, scores
