@@ -13,12 +13,11 @@ from torch.nn.functional import softplus
 
 from hardneg import checks, distributed
 from hardneg.hardening import Bound, Hardening, Uniform, tighter
-from hardneg.objectives import meetings
+from hardneg.objectives import meetings, settings
 from hardneg.objectives.debiasing import Prior, log_expected_negative
 from hardneg.objectives.diagnostics import Answer, Diagnostics, answer_of_pairs
 from hardneg.objectives.inputs import Inputs, check_negatives, check_use, check_views, half, read
 from hardneg.objectives.kernels import (
-    BACKENDS,
     Eligibility,
     Kernel,
     LogSums,
@@ -98,49 +97,8 @@ class InfoNCE(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(temperature, Learnable):
-            checks.number("temperature", temperature, above=0, below=math.inf)
-        hardenings = hardening if isinstance(hardening, tuple) else (hardening,)
-        for part in hardenings:
-            if not isinstance(part, Hardening):
-                raise ValueError(f"hardening must be a Hardening or a tuple of them, got {part!r}")
-        if sum(part.weighs for part in hardenings) > 1:
-            raise ValueError(f"hardening takes at most one tilt (Exponential or Custom), got {hardening!r}")
-        checks.number("class_prior", class_prior, at_least=0, below=1)
-        checks.choice("debias", debias, ("hcl", "exact"))
-        if in_batch is not None:
-            checks.choice("in_batch", in_batch, ("both", "other"))
-        if symmetric and in_batch != "other":
-            raise ValueError(f"symmetric=True needs in_batch='other', got in_batch={in_batch!r}")
-        checks.choice("supervision", supervision, ("none", "positives", "negatives", "full"))
-        checks.choice("combine_positives", combine_positives, ("mean_of_logs", "log_of_mean", "in_denominator"))
-        if combine_positives == "in_denominator" and not positive_in_denominator:
-            raise ValueError("combine_positives='in_denominator' contradicts positive_in_denominator=False: change one")
-        checks.choice("average", average, ("anchors", "pairs"))
-        if isinstance(negative_count, str):
-            checks.choice("negative_count", negative_count, ("support", "batch"))
-        else:
-            checks.number("negative_count", negative_count, above=0, below=math.inf)
-        if num_negatives is not None and (not isinstance(num_negatives, int) or num_negatives < 1):
-            raise ValueError(f"num_negatives must be an integer ≥ 1 or None, got {num_negatives!r}")
-        if weight_range is not None:
-            checks.number("weight_range", weight_range, above=0, below=math.inf)
-        checks.choice("backend", backend, BACKENDS)
-        checks.choice("reduction", reduction, ("mean", "sum", "none"))
-        for name, flag in (
-            ("symmetric", symmetric),
-            ("positive_in_denominator", positive_in_denominator),
-            ("grad_through_weights", grad_through_weights),
-            ("normalize", normalize),
-            ("gather", gather),
-        ):
-            if not isinstance(flag, bool):
-                raise ValueError(f"{name} must be True or False, got {flag!r}")
-        if generator is not None and not isinstance(generator, torch.Generator):
-            raise ValueError(f"generator must be a torch.Generator or None, got {generator!r}")
-
         self.temperature = temperature
-        self.hardening = hardenings
+        self.hardening = hardening if isinstance(hardening, tuple) else (hardening,)
         self.class_prior = class_prior
         self.debias = debias
         self.in_batch = in_batch
@@ -158,6 +116,7 @@ class InfoNCE(nn.Module):
         self.backend = backend
         self.reduction = reduction
         self.generator = generator
+        settings.check(self)
         self._last: Callable[[], Diagnostics] | None = None  # asked only if somebody wants to know
         self._warned = False
         self._hardening: tuple[Hardening, ...]  # as the schedules have it now
@@ -205,7 +164,7 @@ class InfoNCE(nn.Module):
         device = z1.device if isinstance(z1, Tensor) else torch.device("cpu")
         with torch.autocast(device.type, enabled=False), _current(device):  # float32 arithmetic inside, always
             kernel = self._kernel(device)
-            if kernel.pair_loss is not None and self._is_pair(*arguments):
+            if kernel.pair_loss is not None and settings.is_plain(self, *arguments):
                 return self._pair_loss(kernel.pair_loss, z1, z2, negatives, exclude, negative_mask)  # type: ignore[arg-type]
             loss = self._loss(read(*arguments, normalize=self.normalize, kernel=kernel), kernel)
         if negatives is not None and loss.requires_grad and not torch.compiler.is_compiling():
@@ -237,6 +196,11 @@ class InfoNCE(nn.Module):
             reading = accuracy if schedule.better == "higher" else loss
             if reading is not None:
                 schedule.update(reading)
+
+    @property
+    def is_debiased(self) -> bool:
+        """Is there a class prior at this moment of training?"""
+        return self._prior is not None
 
     @property
     def observes_loss(self) -> bool:
@@ -307,42 +271,6 @@ class InfoNCE(nn.Module):
             _joined([answer.losses for answer in answers]),
             _joined([answer.valid for answer in answers]),
             _joined([answer.positive_count for answer in answers]),
-        )
-
-    def _is_pair(
-        self,
-        z1: Tensor,
-        z2: Tensor | None,
-        labels: Tensor | None,
-        negatives: Tensor | None,
-        exclude: Tensor | None,
-        negative_labels: Tensor | None,
-        negative_mask: Tensor | None,
-        positive_mask: Tensor | None,
-    ) -> bool:
-        """Is this a plain case: pairs against both views of all others, or anchors against a queue or bank?"""
-        given = (exclude, negative_labels, negative_mask)
-        if self.in_batch == "both":
-            plain = negatives is None and all(part is None for part in given)
-        else:
-            plain = isinstance(negatives, Tensor) and negatives.dim() == 2 and len(negatives) > 0
-            plain = plain and self.in_batch is None and negatives.dtype != torch.float64  # type: ignore[union-attr]
-            # What is not met must not be counted.
-            plain = plain and (self.negative_count != "batch" or (exclude is None and negative_mask is None))
-        return (
-            plain
-            and self.supervision == "none"
-            and self.normalize
-            and isinstance(z1, Tensor)
-            and isinstance(z2, Tensor)
-            and z2.dim() == 2
-            and positive_mask is None
-            and z1.dtype != torch.float64 != z2.dtype
-            and (self._prior is None or self.debias == "hcl")
-            and self.num_negatives is None
-            and self.weight_range is None
-            and not any(part.needs_positive for part in self._hardening)
-            and not (self.gather and distributed.world_size() > 1)
         )
 
     def _pair_loss(
