@@ -15,15 +15,22 @@ from hardneg.objectives.kernels import Eligibility, Rule
 class Found:
     """What was found, and how.
 
-    edges: low, first, high, last, (A,) each · scores: (A, N) that they are the edges of · missed: edges that took more
-    than one walk · strips: of anchors · largest: elements of the largest tensor made
+    edges: low, first, high, last, (A,) each · scores: (A, N) that they are the edges of · marks: of each strip of
+    anchors, the edges that took more than one walk · largest: elements of the largest tensor made
     """
 
     edges: tuple[Tensor, ...]
     scores: Tensor
-    missed: int
-    strips: int
+    marks: list[Tensor]
     largest: int
+
+    @property
+    def missed(self) -> int:
+        return sum(int(part.sum()) for part in self.marks)
+
+    @property
+    def strips(self) -> int:
+        return len(self.marks)
 
 
 class Watch(TorchDispatchMode):
@@ -67,4 +74,4 @@ def find_edges(
         selection.planned.cache_clear()
         edges = selection.edges(walk, rule)
         selection.planned.cache_clear()
-    return Found(edges, walk.scores(), sum(int(part.sum()) for part in missed), len(missed), watch.largest)
+    return Found(edges, walk.scores(), missed, watch.largest)

@@ -33,14 +33,22 @@ def find() -> Iterator[Callable[..., Found]]:
 
 
 def check(found: Found, rings: Rings) -> None:
-    """The edges are those of a stable sort of the same scores."""
-    low, first, high, last = found.edges
+    """The edges are those of a stable sort of the same scores, and so is who lies within them."""
+    low, _, high, _ = found.edges
     band = ranks.sorted_edges(found.scores, Rule(rings=rings))
-    some = band.count > 0
     assert_close(low, band.low, rtol=0, atol=0)
     assert_close(high, band.high, rtol=0, atol=0)
-    assert torch.equal(first[some].long(), band.low_index[some])
-    assert torch.equal(last[some].long(), band.high_index[some])
+    sorted_ones = band.low, band.low_index, band.high, band.high_index
+    assert torch.equal(within(found.scores, *found.edges), within(found.scores, *sorted_ones))
+
+
+def within(scores: Tensor, low: Tensor, first: Tensor, high: Tensor, last: Tensor) -> Tensor:
+    """Which candidates lie within the edges, (A, N)."""
+    index = torch.arange(scores.shape[1], device=scores.device)
+    low, first, high, last = (edge[:, None] for edge in (low, first, high, last))
+    under = (scores < low) | ((scores == low) & (index < first))
+    over = (scores > high) | ((scores == high) & (index > last))
+    return ~(under | over | (scores == -math.inf))
 
 
 def integers(rows: int, width: int = 8) -> Tensor:

@@ -8,14 +8,15 @@ import triton.language as tl
 
 from hardneg.objectives.kernels.tiles import (
     HALF,
+    LAST,
     LOG2E,
     NONE,
     ONE,
     POSITIVES,
     TWO,
-    banded,
     exponentials,
     hidden,
+    in_bands,
     near_own,
     products,
     rounding,
@@ -92,7 +93,7 @@ def pulled(
 @triton.jit
 def weighed(
     found, i, j, row, start, outer_rows, inner_rows, natural, scale, step, tilt, factor,
-    steep_i, flat_i, top_i, lowest_i, highest_i, first_i, last_i, group_i,
+    steep_i, flat_i, top_i, lowest_i, highest_i, first_i, last_i, until, since, group_i,
     steep_, flat_, level_, lower_, upper_, first_, last_, inner_groups,
     excluded, allowed, column, columns, batch, offset, whole, named, allowed_rows, allowed_columns,
     OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
@@ -101,6 +102,8 @@ def weighed(
     EXACT: tl.constexpr,
 ):  # fmt: skip
     """∂L/∂s of a tile of inner products: as rows of their outer anchors, of their inner anchors, or both added."""
+    BANDED: tl.constexpr = LOWER > 0 or UPPER > 0
+    within = 1.0
     near = near_own(row, start, outer_rows, inner_rows, batch, offset, whole, OUTER, OUTER_BLOCK, INNER_BLOCK, OWN)
     group_j = 0
     if GROUPS > 0:
@@ -122,14 +125,21 @@ def weighed(
             excluded, named, group_i, group_j, allowed, allowed_rows, allowed_columns,
             OWN, EXCLUDED, GROUPS, ALLOWED,
         )  # fmt: skip
-        scores = banded(scores, j[None, :], lowest_i, highest_i, first_i, last_i, column, LOWER, UPPER, RING)
+        if BANDED:
+            tied = (start + column < until) | (start + INNER_BLOCK - 1 + column > since)
+            within = in_bands(
+                scores, j[None, :] + column, tied, lowest_i, highest_i, first_i, last_i, LOWER, UPPER, RING
+            )  # fmt: skip
+            if not BOUNDED:
+                scores = tl.where(within > 0, scores, float("-inf"))
         if INNER and KIND != POSITIVES and BOUNDED:
             # One exponential for both: their factors may be added first.
-            return pulled(scores, lost, steep_i + steep_j, flat_i + flat_j, 0.0, tilt, KIND, BOUNDED, not RING, EXACT)
+            found = pulled(scores, lost, steep_i + steep_j, flat_i + flat_j, 0.0, tilt, KIND, BOUNDED, not RING, EXACT)
+            return found * within if BANDED else found
         found = pulled(scores, lost, steep_i, flat_i, top_i, tilt, KIND, BOUNDED, not RING, EXACT)
         if INNER:
             found += pulled(scores, lost, steep_j, flat_j, top_j, tilt, KIND, BOUNDED, not RING, EXACT)
-        return found
+        return found * within if BANDED and BOUNDED else found
     else:
         scores = hidden(
             found * scale, j[None, :], i[:, None], inner_rows, outer_rows, near, column, columns, batch, offset, whole,
@@ -142,10 +152,17 @@ def weighed(
         if UPPER == 2:
             highest = tl.load(upper_ + j, mask=j < inner_rows, other=0.0)[None, :] * step
         if RING:
-            first = tl.load(first_ + j, mask=j < inner_rows, other=0)[None, :]
-            last = tl.load(last_ + j, mask=j < inner_rows, other=0)[None, :]
-        scores = banded(scores, i[:, None], lowest, highest, first, last, column, LOWER, UPPER, RING)
-        return pulled(scores, lost, steep_j, flat_j, top_j, tilt, KIND, BOUNDED, not RING, EXACT)
+            first = tl.load(first_ + j, mask=j < inner_rows, other=0)
+            last = tl.load(last_ + j, mask=j < inner_rows, other=LAST)
+            until, since = tl.max(first, axis=0), tl.min(last, axis=0)
+            first, last = first[None, :], last[None, :]
+        if BANDED:
+            tied = (row + column < until) | (row + OUTER_BLOCK - 1 + column > since)
+            within = in_bands(scores, i[:, None] + column, tied, lowest, highest, first, last, LOWER, UPPER, RING)
+            if not BOUNDED:
+                scores = tl.where(within > 0, scores, float("-inf"))
+        found = pulled(scores, lost, steep_j, flat_j, top_j, tilt, KIND, BOUNDED, not RING, EXACT)
+        return found * within if BANDED and BOUNDED else found
 
 
 @triton.jit
@@ -175,7 +192,7 @@ def gradient(
     if SCALED:
         factor = tl.load(factor_)
     tile = rows_of(outer, row, outer_rows, width, outer_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
-    lowest, highest, first, last, group = 0.0, 0.0, 0, 0, 0
+    lowest, highest, first, last, until, since, group = 0.0, 0.0, 0, 0, 0, 0, 0
     if LOWER == 1:
         lowest = lower_ * LOG2E * step
     if UPPER == 1:
@@ -187,8 +204,10 @@ def gradient(
         if UPPER == 2:
             highest = tl.load(upper_ + i, mask=inside, other=0.0)[:, None] * step
         if RING:
-            first = tl.load(first_ + i, mask=inside, other=0)[:, None]
-            last = tl.load(last_ + i, mask=inside, other=0)[:, None]
+            first = tl.load(first_ + i, mask=inside, other=0)
+            last = tl.load(last_ + i, mask=inside, other=LAST)
+            until, since = tl.max(first, axis=0), tl.min(last, axis=0)
+            first, last = first[:, None], last[:, None]
         steep = tl.load(steep_ + i, mask=inside, other=0.0)[:, None] * factor
         flat = tl.load(flat_ + i, mask=inside, other=0.0)[:, None] * factor
         if KIND == POSITIVES:
@@ -206,7 +225,7 @@ def gradient(
         )  # fmt: skip
         weights = weighed(
             found, i, j, row, start, outer_rows, inner_rows, tl.load(scale_), scale, step, tilt, factor,
-            steep, flat, top, lowest, highest, first, last, group,
+            steep, flat, top, lowest, highest, first, last, until, since, group,
             steep_, flat_, level_, lower_, upper_, first_, last_, inner_groups,
             excluded, allowed, column, columns, batch, offset, whole, named, allowed_rows, allowed_columns,
             OUTER, INNER, OUTER_BLOCK, INNER_BLOCK, KIND, BOUNDED, OWN, EXCLUDED, GROUPS, ALLOWED, LOWER, UPPER, RING,

@@ -13,12 +13,13 @@ import triton
 import triton.language as tl
 
 from hardneg.objectives.kernels.tiles import (
+    LAST,
     LN2,
     LOG2E,
     NONE,
     POSITIVES,
-    banded,
     exponentials,
+    in_bands,
     log,
     rounding,
     rows_of,
@@ -52,6 +53,7 @@ def sums(
     scale = tl.load(scale_) * LOG2E * step
     tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
     lowest, highest, first, last, level, group = 0.0, 0.0, 0, 0, 0.0, 0
+    BANDED: tl.constexpr = LOWER > 0 or UPPER > 0
     if LOWER == 1:
         lowest = lower_ * LOG2E * step
     if UPPER == 1:
@@ -60,9 +62,12 @@ def sums(
         lowest = tl.load(lower_ + i, mask=i < anchors, other=0.0)[:, None] * step
     if UPPER == 2:
         highest = tl.load(upper_ + i, mask=i < anchors, other=0.0)[:, None] * step
+    until, since = 0, 0
     if RING:
-        first = tl.load(first_ + i, mask=i < anchors, other=0)[:, None]
-        last = tl.load(last_ + i, mask=i < anchors, other=0)[:, None]
+        first = tl.load(first_ + i, mask=i < anchors, other=0)
+        last = tl.load(last_ + i, mask=i < anchors, other=LAST)
+        until, since = tl.max(first, axis=0), tl.min(last, axis=0)
+        first, last = first[:, None], last[:, None]
     if KIND == POSITIVES:
         level = tl.load(level_ + i, mask=i < anchors, other=0.0)[:, None] * LOG2E
     if GROUPS > 0:
@@ -78,7 +83,11 @@ def sums(
             allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
             OWN, EXCLUDED, GROUPS, ALLOWED, DESCRIBED,
         )  # fmt: skip
-        scores = banded(scores, j[None, :], lowest, highest, first, last, column, LOWER, UPPER, RING)
+        if BANDED:
+            tied = (start + column < until) | (start + INNER_BLOCK - 1 + column > since)
+            within = in_bands(scores, j[None, :] + column, tied, lowest, highest, first, last, LOWER, UPPER, RING)
+            if not BOUNDED:
+                scores = tl.where(within > 0, scores, float("-inf"))
         if KIND == POSITIVES:
             met = scores > float("-inf")
             gap = level - scores
@@ -87,7 +96,7 @@ def sums(
             count += tl.sum(tl.where(met, 1 / (1 + tl.exp2(-gap)), 0.0), axis=1)
         else:
             if COUNTED:
-                count += tl.sum(tl.where(scores > float("-inf"), 1.0, 0.0), axis=1)
+                count += tl.sum(within if BANDED else tl.where(scores > float("-inf"), 1.0, 0.0), axis=1)
             if not BOUNDED:
                 higher = tl.maximum(peak, tl.max(scores, axis=1))
                 # Where nothing was met yet, −inf less −inf would be NaN.
@@ -101,9 +110,9 @@ def sums(
             if EXACT:
                 lost = rounding(found, scale, tl.load(scale_), step, tilt)
                 steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
-            heavy += tl.sum(steep, axis=1)
+            heavy += tl.sum(steep * within if BANDED and BOUNDED else steep, axis=1)
             if KIND != NONE:
-                light += tl.sum(flat, axis=1)
+                light += tl.sum(flat * within if BANDED and BOUNDED else flat, axis=1)
     place, inside = (slot + part) * anchors + i, i < anchors
     tl.store(heavy_ + place, heavy, mask=inside)
     if KIND != NONE:
@@ -112,6 +121,9 @@ def sums(
         tl.store(count_ + place, count, mask=inside)
     if not BOUNDED:
         tl.store(peak_ + place, peak, mask=inside)
+
+
+AT_ONCE = tl.constexpr(16)  # slots that `collect` reads together
 
 
 @triton.jit
@@ -127,23 +139,26 @@ def collect(
     light = tl.zeros((BLOCK,), tl.float32)
     count = tl.zeros((BLOCK,), tl.float32)
     top = tl.zeros((BLOCK,), tl.float32)
+    # Several slots at once, because every load takes its time however many there are.
+    some = tl.arange(0, AT_ONCE)[:, None]
     if not BOUNDED:
         top += float("-inf")
-        for slot in range(slots):
-            top = tl.maximum(top, tl.load(peak_ + slot * anchors + i, mask=inside, other=0.0))
+        for first in range(0, slots, AT_ONCE):
+            place, real = (first + some) * anchors + i[None, :], inside[None, :] & (first + some < slots)
+            top = tl.maximum(top, tl.max(tl.load(peak_ + place, mask=real, other=float("-inf")), axis=0))
         top = tl.where(top == float("-inf"), 0.0, top)
-    for slot in range(slots):
-        place = slot * anchors + i
+    for first in range(0, slots, AT_ONCE):
+        place, real = (first + some) * anchors + i[None, :], inside[None, :] & (first + some < slots)
         down = 0.0
         if not BOUNDED:
-            down = tl.load(peak_ + place, mask=inside, other=0.0) - top
-        part = tl.load(heavy_ + place, mask=inside, other=0.0)
-        heavy += part if BOUNDED else part * tl.exp2(down * (tilt + 1))
+            down = tl.load(peak_ + place, mask=real, other=float("-inf")) - top[None, :]
+        part = tl.load(heavy_ + place, mask=real, other=0.0)
+        heavy += tl.sum(part if BOUNDED else part * tl.exp2(down * (tilt + 1)), axis=0)
         if KIND != NONE:
-            part = tl.load(light_ + place, mask=inside, other=0.0)
-            light += part if BOUNDED else part * tl.exp2(down * tilt)
+            part = tl.load(light_ + place, mask=real, other=0.0)
+            light += tl.sum(part if BOUNDED else part * tl.exp2(down * tilt), axis=0)
         if COUNTED:
-            count += tl.load(count_ + place, mask=inside, other=0.0)
+            count += tl.sum(tl.load(count_ + place, mask=real, other=0.0), axis=0)
     if not COUNTED:
         count += known
     return heavy, count if KIND == NONE else light, count, top

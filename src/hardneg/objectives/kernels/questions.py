@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hardneg.objectives.kernels import tiled, tiles
 from hardneg.objectives.kernels.problem import Eligibility, Rule
+from hardneg.objectives.kernels.selection import known_ranks
 
 # As in the tiled kernel: up to here e^{±x} and sums of millions of them are ordinary float32 numbers.
 SAFE_EXPONENT = tiled.SAFE_EXPONENT
@@ -42,7 +43,8 @@ class Negatives:
     @property
     def counted(self) -> bool:
         """Must negatives be counted, because their number is not known beforehand?"""
-        return self.counts is None and (self.rule.is_banded or not self.who.is_plain or self.who.excluded is not None)
+        bounded = self.rule.lower is not None or self.rule.upper is not None  # a ring alone says how many it keeps
+        return self.counts is None and (bounded or not self.who.is_plain or self.who.excluded is not None)
 
     @property
     def mirrors(self) -> bool:
@@ -52,8 +54,16 @@ class Negatives:
         return one_for_all and not rule.rings and self.who.allowed is None
 
     def known_count(self) -> int:
-        own = self.who.own
-        return self.who.columns - (self.who.pool_views if own is not None else 0)
+        """The number of negatives of every anchor, where they need not be counted."""
+        eligible = self.eligible()
+        if not self.rule.rings:
+            return eligible
+        first, end = known_ranks(eligible, self.rule.rings)
+        return max(0, end - first)
+
+    def eligible(self) -> int:
+        """The number of candidates that every anchor may meet, if all may meet as many."""
+        return self.who.columns - (self.who.pool_views if self.who.own is not None else 0)
 
 
 @dataclass(frozen=True)

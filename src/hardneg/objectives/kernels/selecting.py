@@ -12,15 +12,21 @@ Atomics add integers only: sums, which no order changes, and places in a list wh
 import triton
 import triton.language as tl
 
-from hardneg.objectives.kernels.tiles import LOG2E, hidden, rows_of, scored
+from hardneg.objectives.kernels.tiles import LAST, LOG2E, PLAIN, deferred, hidden, rows_of, scored
 
 HIDDEN = tl.constexpr(-0x7F800001)  # the key of −inf
-LAST = tl.constexpr(0x7FFFFFFF)  # a key above that of every score; an index beyond every candidate
 
 # Most candidates of a tile of `collect`, and what it counts them in: digits of one number, each of which holds a GRAIN.
-# The sum of two neighbours is a float16 number.
 GRAIN = tl.constexpr(64)
-LISTED, BELOW_HIGH, BELOW_LOW = tl.constexpr(1 << 14), tl.constexpr(1 << 7), tl.constexpr(1)
+DIGIT = tl.constexpr(128)
+
+# Numbers from 2²³ on have an integer in the lowest bits of their float, which are these beside the integer.
+FROM, FROM_BITS = tl.constexpr(8388608.0), tl.constexpr(0x4B000000)
+NOWHERE = tl.constexpr(1048576.0)  # added to a slot, beyond the end of every list
+
+# Counters of an anchor: how many candidates are below the pivots of the lower edge, below those of the upper edge,
+# listed, and eligible. They have a sector of memory of their own, lest additions to those of others wait for them.
+BELOW_LOW, BELOW_HIGH, LISTED, ELIGIBLE, COUNTERS = (tl.constexpr(which) for which in (0, 1, 2, 3, 8))
 
 
 @triton.jit
@@ -43,24 +49,69 @@ def between(low, high):
 
 
 @triton.jit
-def narrowed(keys, low, high, rank, slack):
-    """Bounds of the key of this rank (from 0), drawn together until at most ``slack`` other keys lie within them.
+def added(one, other, one_more, other_more):
+    """Sums of pairs."""
+    return one + one_more, other + other_more
 
-    keys: (n,) · low, high: bounds to begin with · returns them, and how many keys are below and how many up to them.
-    Equal keys cannot be parted: then low is high.
+
+@triton.jit
+def upto(scores, key):
+    """1 where a score is no higher than a key, else 0."""
+    # Between the keys of 0 and of the next score below lies that of −0, which is not lower than 0. Numbers, because
+    # the hardware makes them by the comparison itself; float32 counts to 2²⁴.
+    return tl.where(scores <= score_of(tl.where(key == -1, -2, key)), 1.0, 0.0)
+
+
+@triton.jit
+def counted(scores, key_0, key_1):
+    """How many scores (n,) are no higher than each of two keys."""
+    if PLAIN:
+        count_0, count_1 = tl.sum(upto(scores, key_0), axis=0), tl.sum(upto(scores, key_1), axis=0)
+    else:  # in one go, so that threads wait for each other once
+        count_0, count_1 = tl.reduce((upto(scores, key_0), upto(scores, key_1)), 0, added)
+    return count_0.to(tl.int32), count_1.to(tl.int32)
+
+
+@triton.jit
+def halved(low, high, below, upto, middle, count, rank):
+    """That half of a range of keys which holds the key of this rank, and how many are below it and up to it."""
+    enough = count > rank
+    return (
+        tl.where(enough, low, middle + 1),
+        tl.where(enough, middle, high),
+        tl.where(enough, below, count),
+        tl.where(enough, count, upto),
+    )
+
+
+@triton.jit
+def narrowed(
+    scores, low_0, high_0, below_0, upto_0, rank_0, slack_0, low_1, high_1, below_1, upto_1, rank_1, slack_1
+):  # fmt: skip
+    """Bounds of the keys of two ranks (from 0), each drawn together until at most ``slack`` others lie within them.
+
+    scores: (n,) · low, high: keys to begin with · below, upto: how many scores are below and how many up to them ·
+    returns these four for each rank. Equal scores cannot be parted: then low is high.
     """
-    low, high = rank * 0 + low, rank * 0 + high  # tensors, should they be numbers, because a loop changes them
-    below = tl.sum((keys < low).to(tl.int32), axis=0)
-    upto = tl.sum((keys <= high).to(tl.int32), axis=0)
+    while ((low_0 < high_0) & (upto_0 - below_0 > slack_0 + 1)) | ((low_1 < high_1) & (upto_1 - below_1 > slack_1 + 1)):
+        middle_0, middle_1 = between(low_0, high_0), between(low_1, high_1)
+        count_0, count_1 = counted(scores, middle_0, middle_1)
+        low_0, high_0, below_0, upto_0 = halved(low_0, high_0, below_0, upto_0, middle_0, count_0, rank_0)
+        low_1, high_1, below_1, upto_1 = halved(low_1, high_1, below_1, upto_1, middle_1, count_1, rank_1)
+    return low_0, high_0, below_0, upto_0, low_1, high_1, below_1, upto_1
+
+
+@triton.jit
+def parted(indices, rank, slack, low, high):
+    """Bounds of the index of this rank, as `narrowed` draws those of keys; indices: (n,), LAST where there is none."""
+    low, high = rank * 0 + low, rank * 0 + high  # tensors, because a loop changes them
+    below = tl.sum((indices < low).to(tl.int32), axis=0)
+    upto = tl.sum((indices <= high).to(tl.int32), axis=0)
     while (low < high) & (upto - below > slack + 1):
         middle = between(low, high)
-        count = tl.sum((keys <= middle).to(tl.int32), axis=0)
-        enough = count > rank
-        low = tl.where(enough, low, middle + 1)
-        below = tl.where(enough, below, count)
-        high = tl.where(enough, middle, high)
-        upto = tl.where(enough, count, upto)
-    return low, high, below, upto
+        count = tl.sum((indices <= middle).to(tl.int32), axis=0)
+        low, high, below, upto = halved(low, high, below, upto, middle, count, rank)
+    return low, high
 
 
 @triton.jit
@@ -108,7 +159,7 @@ def sample(
 def bracket(
     sample_, pivot_, cut_, size, low_share, high_share, spread, STEP: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Pivots of an anchor, between which the edges of its band lie, by the ranks of a sample.
+    """The two pivots of an anchor between which an edge of its band lies, by the ranks of a sample.
 
     Of pivots 0 … 3 the first two enclose the lower edge, the last two the upper one; a candidate is below a pivot if
     its score is lower than ``pivot``, or equal and its index lower than ``cut``. Cuts are multiples of GRAIN: the
@@ -116,33 +167,41 @@ def bracket(
     low_share, high_share: where the edges should be, as shares of the eligible · spread: half the distance of an
     edge's pivots, in standard deviations of a sampled rank · outputs: (anchors, 4)
     """
-    row, which = tl.program_id(0), tl.program_id(1)
+    row, edge = tl.program_id(0), tl.program_id(1)
     place = tl.arange(0, SIZE)
     pointer = sample_ + row.to(tl.int64) * size + place
-    keys = ordered(tl.load(pointer, mask=place < size, other=float("-inf")))
-    eligible = tl.sum((keys > HIDDEN).to(tl.int32), axis=0)
-    share = tl.where(which < 2, low_share, high_share)
+    scores = tl.load(pointer, mask=place < size, other=float("-inf"))
+    met = scores > float("-inf")
+    eligible = tl.sum(met.to(tl.int32), axis=0)
+    share = tl.where(edge == 0, low_share, high_share)
     # The binomial law of a sampled rank is skewed towards the middle; spread²/6 makes up for it (Cornish and Fisher).
     margin = spread * tl.sqrt(eligible * share * (1 - share)) + spread * spread / 6
-    above = which % 2 == 1
-    rank = tl.where(above, tl.ceil(share * eligible + margin), tl.floor(share * eligible - margin)).to(tl.int32)
-    nobody = tl.where(above, rank >= eligible, rank <= 0)  # is nobody beyond the pivot?
-    # A pivot may lie further out than asked, if that saves some rounds; where it holds nobody back, no round is needed.
-    slack = tl.where(nobody, SIZE, (margin / 8).to(tl.int32))
-    rank += SIZE - eligible
-    lowest, highest = tl.min(tl.where(keys > HIDDEN, keys, LAST), axis=0), tl.max(keys, axis=0)
-    low, high, below, _ = narrowed(keys, lowest, highest, rank, slack)
+    # A pivot may lie further out than asked, if that saves some rounds.
+    slack = (margin / 8).to(tl.int32)
+    lower = tl.floor(share * eligible - margin).to(tl.int32)
+    upper = tl.ceil(share * eligible + margin).to(tl.int32)
+    # Where nobody is beyond a pivot, no round is needed.
+    all_above, all_below = lower <= 0, upper >= eligible
+    lower, upper = lower + SIZE - eligible, upper + SIZE - eligible
+    lowest = ordered(tl.min(tl.where(met, scores, float("inf")), axis=0))
+    highest = ordered(tl.max(scores, axis=0))
+    low, low_end, under, _, high_begin, high, over, _ = narrowed(
+        scores, lowest, highest, SIZE - eligible, SIZE + 0 * eligible, lower, tl.where(all_above, SIZE, slack),
+        lowest, highest, SIZE - eligible, SIZE + 0 * eligible, upper, tl.where(all_below, SIZE, slack),
+    )  # fmt: skip
     # Many equals at a pivot are parted by index.
-    equals = tl.where(keys == low, place, LAST)
-    some = tl.where(low == high, slack, SIZE)
-    first, last, _, _ = narrowed(equals, 0, SIZE - 1, rank - below, some)
+    first, last = tl.zeros((), tl.int32), tl.full((), SIZE - 1, tl.int32)
+    if (low == low_end) & ~all_above:
+        first, _ = parted(tl.where(scores == score_of(low), place, LAST), lower - under, slack, 0, SIZE - 1)
+    if (high_begin == high) & ~all_below:
+        _, last = parted(tl.where(scores == score_of(high), place, LAST), upper - over, slack, 0, SIZE - 1)
     first_cut = first * STEP // GRAIN * GRAIN
     last_cut = tl.where(last == SIZE - 1, LAST, ((last + 1) * STEP + GRAIN - 1) // GRAIN * GRAIN)
-    beyond = tl.where(above, float("inf"), float("-inf"))
-    pivot = tl.where(nobody, beyond, score_of(tl.where(above, high, low)))
-    cut = tl.where(nobody, LAST, tl.where(above, last_cut, first_cut))
-    tl.store(pivot_ + row * 4 + which, pivot)
-    tl.store(cut_ + row * 4 + which, cut)
+    pivot, cut = pivot_ + row * 4 + edge * 2, cut_ + row * 4 + edge * 2
+    tl.store(pivot, tl.where(all_above, float("-inf"), score_of(low)))
+    tl.store(cut, tl.where(all_above, LAST, first_cut))
+    tl.store(pivot + 1, tl.where(all_below, float("inf"), score_of(high)))
+    tl.store(cut + 1, tl.where(all_below, LAST, last_cut))
 
 
 @triton.jit
@@ -151,6 +210,32 @@ def pivot_of(pivot_, cut_, place, inside):
     pivot = tl.load(pivot_ + place, mask=inside, other=float("inf"))
     cut = tl.load(cut_ + place, mask=inside, other=0)
     return pivot, tl.where(pivot == float("inf"), pivot, score_of(ordered(pivot) + 1)), cut
+
+
+@triton.jit
+def put(list_, slot, capacity, scores, candidate):
+    """Write scores and their candidates into lists of ``capacity`` entries, where their slot is within.
+
+    list_: pointers to the lists, along the anchors' side of the tile · slot: floats, FROM for the first
+    """
+    bits = slot.to(tl.int32, bitcast=True)
+    if PLAIN:
+        entry = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | candidate.to(tl.int64)
+        tl.store(list_ + (bits - FROM_BITS), entry, mask=bits < FROM_BITS + capacity)
+    else:  # by hand, because Triton would move the whole tile between threads before it stores
+        begin = list_.to(tl.int64, bitcast=True) - FROM_BITS * 8
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred p;
+            .reg .u64 place;
+            setp.lt.u32 p, $1, $2;
+            mad.wide.u32 place, $1, 8, $3;
+            @p st.global.v2.b32 [place], {$5, $4};
+            mov.u32 $0, 0;
+            }""",
+            "=r,r,r,l,f,r", [bits, FROM_BITS + capacity, begin, scores, candidate],
+            dtype=tl.uint32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -164,9 +249,9 @@ def collect(
 ):  # fmt: skip
     """Lists the candidates between pivots, of one stretch of ``span`` candidates, and counts those below.
 
-    list_: (anchors − base, capacity) int64, a score's bits above its candidate's index · counters: (4, anchors − base),
-    zero to begin with: how many are below the lower edge's pivots, below the upper edge's, listed, and, if COUNTED,
-    eligible. Where the pivots of both edges overlap, those of the upper edge begin where those of the lower end.
+    list_: (anchors − base, capacity) int64, a score's bits above its candidate's index · counters: (anchors − base,
+    COUNTERS), zero to begin with; the eligible are counted if COUNTED, the listed even if there is no room for them.
+    Where the pivots of both edges overlap, those of the upper edge begin where those of the lower end.
     """
     tl.static_assert(INNER_BLOCK <= GRAIN)
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
@@ -180,15 +265,21 @@ def collect(
     pivot_1, above_1, cut_1 = pivot_of(pivot_, cut_, place * 4 + 1, inside)
     pivot_2, above_2, cut_2 = pivot_of(pivot_, cut_, place * 4 + 2, inside)
     pivot_3, above_3, cut_3 = pivot_of(pivot_, cut_, place * 4 + 3, inside)
-    k = tl.arange(0, INNER_BLOCK)
-    triangle = (k[:, None] <= k[None, :]).to(tl.float16)
     below_low = tl.zeros((OUTER_BLOCK,), tl.int32)
     below_high = tl.zeros((OUTER_BLOCK,), tl.int32)
     eligible = tl.zeros((OUTER_BLOCK,), tl.int32)
-    length = counters + 2 * (anchors - base) + place
+    counter, lists = counters + place * COUNTERS, list_ + place.to(tl.int64) * capacity
+    k = tl.arange(0, INNER_BLOCK)
+    triangle = (k[:, None] <= k[None, :]).to(tl.float16)
+    # Of factors that it knows the compiler would make choices, which take longer than products.
+    second, third = deferred(part * 0 + DIGIT).to(tl.float32), deferred(part * 0 + DIGIT * DIGIT).to(tl.float32)
+    nowhere = deferred(part * 0 + 1048576).to(tl.float32)
+    last_scores = tl.zeros((OUTER_BLOCK, INNER_BLOCK), tl.float32)
+    last_order = tl.full((OUTER_BLOCK, INNER_BLOCK), NOWHERE, tl.float32)
+    last_first = tl.zeros((OUTER_BLOCK,), tl.int32)
     stop = min(part * span + span, candidates)
     for start in range(part * span, stop, INNER_BLOCK):
-        j, _, scores = scored(
+        _, _, scores = scored(
             tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
             anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
             allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
@@ -200,46 +291,56 @@ def collect(
         bound_1 = tl.maximum(bound_0, tl.where(start < cut_1, above_1, pivot_1))
         bound_2 = tl.maximum(bound_1, tl.where(start < cut_2, above_2, pivot_2))
         bound_3 = tl.maximum(bound_2, tl.where(start < cut_3, above_3, pivot_3))
-        # A number for each score says what to add: LISTED to the list, BELOW_HIGH and BELOW_LOW to the counts. One
-        # product then sums all three up to each column, because tensor cores add faster than a scan does.
-        what = tl.where(scores < bound_3[:, None], LISTED, 0.0)
-        what = tl.where(scores < bound_2[:, None], BELOW_HIGH, what)
-        what = tl.where(scores < bound_1[:, None], LISTED + BELOW_HIGH, what)
-        what = tl.where(scores < bound_0[:, None], BELOW_HIGH + BELOW_LOW, what)
-        upto = tl.dot(what.to(tl.float16), triangle).to(tl.int32)
-        total = tl.max(upto, axis=1)
-        below_low += total & (BELOW_HIGH - 1)
-        below_high += (total & (LISTED - 1)) >> 7
-        number = total >> 14
-        first = tl.atomic_add(length, number, mask=number > 0, sem="relaxed")
-        # A list that is too long will not be read: what it cannot hold falls on its beginning.
-        first = tl.where(first + number <= capacity, first, 0) + place * capacity - 1
-        slot = tl.where(what >= LISTED, (upto >> 14) + first[:, None], -1)
-        entry = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | j[None, :].to(tl.int64)
-        # Unsigned, −1 is beyond every list. Asked this way, the compiler moves slots between threads once, not twice.
-        mask = slot.to(tl.uint32, bitcast=True).to(tl.uint64) < 0x80000000
-        tl.store(list_ + slot.to(tl.int64), entry, mask=mask)
+        under_0, under_1 = tl.where(scores < bound_0[:, None], 1.0, 0.0), tl.where(scores < bound_1[:, None], 1.0, 0.0)
+        under_2, under_3 = tl.where(scores < bound_2[:, None], 1.0, 0.0), tl.where(scores < bound_3[:, None], 1.0, 0.0)
+        listed = (under_1 - under_0) + (under_3 - under_2)
+        total = tl.sum(under_0 + under_2 * second + listed * third, axis=1).to(tl.int32)
+        below_low += total % DIGIT
+        below_high += total // DIGIT % DIGIT
+        number = total // (DIGIT * DIGIT)
+        first = tl.atomic_add(counter + LISTED, number, mask=number > 0, sem="relaxed")
+        # The place of each in the list, from 1, by a product, because tensor cores add faster than a scan does.
+        order = tl.dot(listed.to(tl.float16), triangle) + (nowhere - listed * nowhere)
+        # The tile before is written now, because it takes long to hear where it begins.
+        candidate = (start - INNER_BLOCK + k)[None, :]
+        put(lists[:, None], last_order + (last_first + (FROM - 1))[:, None], capacity, last_scores, candidate)
+        last_order, last_first, last_scores = order, first, scores
+    tiles = tl.cdiv(stop - part * span, INNER_BLOCK)
+    candidate = (part * span + (tiles - 1) * INNER_BLOCK + k)[None, :]
+    put(lists[:, None], last_order + (last_first + (FROM - 1))[:, None], capacity, last_scores, candidate)
     # What a tile holds beyond the last candidate is hidden, and was counted as below.
-    beyond = tl.cdiv(stop - part * span, INNER_BLOCK) * INNER_BLOCK - (stop - part * span)
-    tl.atomic_add(counters + place, below_low - beyond, mask=inside, sem="relaxed")
-    tl.atomic_add(counters + (anchors - base) + place, below_high - beyond, mask=inside, sem="relaxed")
+    beyond = tiles * INNER_BLOCK - (stop - part * span)
+    tl.atomic_add(counter + BELOW_LOW, below_low - beyond, mask=inside, sem="relaxed")
+    tl.atomic_add(counter + BELOW_HIGH, below_high - beyond, mask=inside, sem="relaxed")
     if COUNTED:
-        tl.atomic_add(counters + 3 * (anchors - base) + place, eligible, mask=inside, sem="relaxed")
+        tl.atomic_add(counter + ELIGIBLE, eligible, mask=inside, sem="relaxed")
 
 
 @triton.jit
-def ranked(row, edge, counters, first_, end_, rows, candidates, known, COUNTED: tl.constexpr):
+def ranked(row, edge, counters, first_, end_, candidates, known, COUNTED: tl.constexpr):
     """Rank of a row's edge among all candidates, the hidden ones included, and whether the band is empty.
 
     first_, end_: the ranks of the band among the eligible, numbers or, if COUNTED, one per row
     """
     if COUNTED:
-        eligible = tl.load(counters + 3 * rows + row)
+        eligible = tl.load(counters + row * COUNTERS + ELIGIBLE)
         first, end = tl.load(first_ + row).to(tl.int32), tl.load(end_ + row).to(tl.int32)
     else:
         eligible = row * 0 + known
         first, end = row * 0 + first_, row * 0 + end_
     return candidates - eligible + tl.where(edge == 0, first, end - 1), end <= first
+
+
+@triton.jit
+def tie(word, scores, score, alone, rank, otherwise):
+    """The index of the candidate of this rank among those in a list that score the same; ``otherwise`` if ``alone``."""
+    index = rank * 0 + otherwise
+    if ~alone:
+        indices = tl.load(word, mask=scores == score, other=LAST)
+        lowest, highest = tl.min(indices, axis=0), tl.max(tl.where(indices < LAST, indices, -1), axis=0)
+        least, _ = parted(indices, rank, 0, lowest, highest)
+        index = tl.min(tl.where(indices >= least, indices, LAST), axis=0)
+    return index
 
 
 # Ranks change as a band is annealed: the same program must do.
@@ -250,37 +351,57 @@ def select(
 ):  # fmt: skip
     """The edges of an anchor's band, from its list.
 
-    words: the lists, as pairs of words: the index and the score · outputs: scores and indices (2, stride), and
-    whether the list did not hold them (2, rows)
+    words: the lists, as pairs of words: the index and the score · outputs: scores (2, stride); indices (2, stride), 0
+    and LAST where no other candidate ties with the edge; and whether the list did not hold them (2, rows)
     """
-    row, edge = tl.program_id(0), tl.program_id(1)
-    rank, empty = ranked(row, edge, counters, first_, end_, rows, candidates, known, COUNTED)
-    below_low, below_high = tl.load(counters + row), tl.load(counters + rows + row)
-    length = tl.load(counters + 2 * rows + row)
+    row = tl.program_id(0)
+    rank_0, empty = ranked(row, 0, counters, first_, end_, candidates, known, COUNTED)
+    rank_1, _ = ranked(row, 1, counters, first_, end_, candidates, known, COUNTED)
+    counter = counters + row * COUNTERS
+    below_low, below_high = tl.load(counter + BELOW_LOW), tl.load(counter + BELOW_HIGH)
+    length = tl.load(counter + LISTED)
     slot = tl.arange(0, SIZE)
     held = slot < tl.minimum(length, capacity)
     word = words + row.to(tl.int64) * capacity * 2 + slot * 2
-    keys = tl.where(held, ordered(tl.load(word + 1, mask=held, other=0).to(tl.float32, bitcast=True)), LAST)
+    scores = tl.load(word + 1, mask=held, other=0).to(tl.float32, bitcast=True)
+    scores = tl.where(held, scores, float("inf"))
     # The list holds two stretches of the ranks: from below_low on up to pivot 1, and from below_high on.
-    pivot, cut = ordered(tl.load(pivot_ + row * 4 + 1)), tl.load(cut_ + row * 4 + 1)
-    tied = tl.load(word, mask=held & (keys == pivot), other=LAST)
-    first_stretch = tl.sum(((keys < pivot) | (tied < cut)).to(tl.int32), axis=0)
+    pivot_0, pivot_1 = tl.load(pivot_ + row * 4), tl.load(pivot_ + row * 4 + 1)
+    pivot_2, pivot_3 = tl.load(pivot_ + row * 4 + 2), tl.load(pivot_ + row * 4 + 3)
+    tied = tl.load(word, mask=held & (scores == pivot_1), other=LAST)
+    first_stretch = tl.sum((held & ((scores < pivot_1) | (tied < tl.load(cut_ + row * 4 + 1)))).to(tl.int32), axis=0)
     gap = below_low + first_stretch
-    missed = (length > capacity) | (rank < below_low) | ((rank >= gap) & (rank < below_high))
-    rank = tl.where(rank < gap, rank - below_low, rank - below_high + first_stretch)
-    missed = missed | (rank >= length)
-    slack = tl.where(missed | empty, SIZE, 0)  # nothing to look for
-    lowest, highest = tl.min(keys, axis=0), tl.max(tl.where(held, keys, HIDDEN), axis=0)
-    least, _, below, _ = narrowed(keys, lowest, highest, rank, slack)
-    key = tl.min(tl.where(keys >= least, keys, LAST), axis=0)
-    index = tl.load(word, mask=held & (keys == key), other=-1)
-    equals = tl.where(index >= 0, index, LAST)
-    lowest, highest = tl.min(equals, axis=0), tl.max(index, axis=0)
-    least, _, _, _ = narrowed(equals, lowest, highest, rank - below, slack)
-    nowhere = tl.where(edge == 0, float("inf"), float("-inf"))
-    tl.store(score_ + edge * stride + base + row, tl.where(empty, nowhere, score_of(key)))
-    tl.store(index_ + edge * stride + base + row, tl.min(tl.where(equals >= least, equals, LAST), axis=0))
-    tl.store(missed_ + edge * rows + row, (missed & ~empty).to(tl.int32))
+    missed_0 = (length > capacity) | (rank_0 < below_low) | ((rank_0 >= gap) & (rank_0 < below_high))
+    missed_1 = (length > capacity) | (rank_1 < below_low) | ((rank_1 >= gap) & (rank_1 < below_high))
+    rank_0 = tl.where(rank_0 < gap, rank_0 - below_low, rank_0 - below_high + first_stretch)
+    rank_1 = tl.where(rank_1 < gap, rank_1 - below_low, rank_1 - below_high + first_stretch)
+    missed_0, missed_1 = missed_0 | (rank_0 >= length), missed_1 | (rank_1 >= length)
+    # The stretches are apart, unless pivots of both edges overlap; pivots may be infinite.
+    lowest = ordered(tl.maximum(pivot_0, tl.min(scores, axis=0)))
+    highest = ordered(tl.minimum(pivot_3, tl.max(tl.where(held, scores, float("-inf")), axis=0)))
+    apart_0, apart_1 = (rank_0 < first_stretch) & (pivot_1 < pivot_2), (rank_1 >= first_stretch) & (pivot_1 < pivot_2)
+    # Nothing is looked for where nothing will be found.
+    key_0, _, below_0, upto_0, key_1, _, below_1, upto_1 = narrowed(
+        scores, lowest, tl.where(apart_0, ordered(pivot_1), highest), length * 0,
+        tl.where(apart_0, first_stretch, length), rank_0, tl.where(missed_0 | empty, SIZE, 0),
+        tl.where(apart_1, ordered(pivot_2), lowest), highest, tl.where(apart_1, first_stretch, 0),
+        length, rank_1, tl.where(missed_1 | empty, SIZE, 0),
+    )  # fmt: skip
+    # Within bounds that differ there is but one.
+    low = tl.min(tl.where(scores >= score_of(key_0), scores, float("inf")), axis=0)
+    high = tl.min(tl.where(scores >= score_of(key_1), scores, float("inf")), axis=0)
+    # Beyond a pivot others may tie that are not listed.
+    alone_0 = (upto_0 == below_0 + 1) & (low != pivot_0) & (low != pivot_1) & (low != pivot_2) & (low != pivot_3)
+    alone_1 = (upto_1 == below_1 + 1) & (high != pivot_0) & (high != pivot_1) & (high != pivot_2) & (high != pivot_3)
+    first = tie(word, scores, low, alone_0 | missed_0 | empty, rank_0 - below_0, 0)
+    last = tie(word, scores, high, alone_1 | missed_1 | empty, rank_1 - below_1, LAST)
+    score, index = score_ + base + row, index_ + base + row
+    tl.store(score, tl.where(empty, float("inf"), low))
+    tl.store(score + stride, tl.where(empty, float("-inf"), high))
+    tl.store(index, first)
+    tl.store(index + stride, last)
+    tl.store(missed_ + row, (missed_0 & ~empty).to(tl.int32))
+    tl.store(missed_ + rows + row, (missed_1 & ~empty).to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["first_", "end_"])
@@ -303,7 +424,7 @@ def bisect(
     missed = tl.load(missed_ + edge * rows + place, mask=i < anchors, other=0) != 0
     if tl.max(missed.to(tl.int32), axis=0) > 0:
         within = tl.where(i < anchors, place, 0)
-        rank, _empty = ranked(within, edge, counters, first_, end_, rows, candidates, known, COUNTED)
+        rank, _empty = ranked(within, edge, counters, first_, end_, candidates, known, COUNTED)
         tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
         scale, group = tl.load(scale_) * LOG2E, 0
         if GROUPS > 0:

@@ -23,8 +23,8 @@ from hardneg.objectives.kernels.problem import Rule
 STEP = 16
 
 # Half the distance between the two bounds of an edge, in standard deviations of a sampled rank. By the normal law one
-# edge in 3.5 million lies outside, and its tile of anchors then takes fifty walks where others take one.
-SPREAD = 5.0
+# edge in 500 million lies outside, and its tile of anchors then takes fifty walks where others take one.
+SPREAD = 6.0
 
 # Up to here all candidates are listed, which is quicker than to sample them first.
 SHORTEST_ROW = 4096
@@ -44,7 +44,7 @@ def edges(walk: Any, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     walk: anchors (A, d) and candidates (N, d) of the fused kernel, and who may meet whom · returns for each anchor the
     score in base 2 and the index of the first and of the last candidate in its band, (A,) each; +inf and −inf are the
-    scores of an empty band
+    scores of an empty band. An index may also be 0 or beyond all where no other candidate has the score of an edge.
     """
     if not HAS_ATOMICS:
         band = ranks.sorted_edges(walk.scores(), rule)
@@ -79,22 +79,21 @@ def planned(columns: int, rings: tuple[tuple[float, float], ...]) -> Plan:
     """The plan for rows of so many candidates.
 
     Examples:
-        >>> planned(65536, ((0.9, 0.99),)).capacity < 65536 / 8
-        True
+        >>> plan = planned(65536, ((0.9, 0.99),))
+        >>> plan.size, plan.capacity < 65536 / 8
+        (4096, True)
     """
     low, high = max(lower for lower, _ in rings), min(upper for _, upper in rings)
     if columns <= SHORTEST_ROW:
         return Plan(STEP, 0, columns, low, high)
     step = max(STEP, math.ceil(columns / LONGEST_LIST))
     size = columns // step
-    # As the program chooses pivots: an eighth further out at most.
+    # As the program chooses pivots: up to an eighth further out.
     margins = [SPREAD * math.sqrt(size * share * (1 - share)) + SPREAD**2 / 6 for share in (low, high)]
-    between = 2 * sum(margins) * 9 / 8 + 4
+    between = 2 * sum(margins) * 17 / 16 + 4
     # By the normal law sampled ranks so far apart enclose no more; besides, up to a grain of equals at each pivot.
-    grain = selecting.GRAIN.value
-    capacity = math.ceil(step * (between + SPREAD * math.sqrt(between)) / grain + 4) * grain
-    # No shorter than a grain, which is what may fall on the beginning of a list that overflows.
-    return Plan(step, size, max(grain, min(columns, capacity, LONGEST_LIST)), low, high)
+    capacity = math.ceil(step * (between + SPREAD * math.sqrt(between))) + 4 * selecting.GRAIN.value
+    return Plan(step, size, min(columns, capacity, LONGEST_LIST), low, high)
 
 
 @lru_cache(maxsize=256)
@@ -136,12 +135,12 @@ def _strip(walk: Any, rule: Rule, plan: Plan, base: int, end: int, score: Tensor
         tuning.launch(selecting.sample, arguments, rows, parts, width, walk.whole, "sample")
     pivot = torch.empty(rows, 4, dtype=torch.float32, device=device)
     cut = torch.empty(rows, 4, dtype=torch.int32, device=device)
-    selecting.bracket[(rows, 4)](
+    selecting.bracket[(rows, 2)](
         sample, pivot, cut, plan.size, plan.low, plan.high, SPREAD,
-        STEP=plan.step, SIZE=_power(plan.size), num_warps=_warps(plan.size, 1024),
+        STEP=plan.step, SIZE=_power(plan.size), num_warps=_warps(plan.size),
     )  # fmt: skip
 
-    counters = torch.empty(4, rows, dtype=torch.int32, device=device)
+    counters = torch.empty(rows, selecting.COUNTERS.value, dtype=torch.int32, device=device)
     listed = torch.empty(rows, plan.capacity, dtype=torch.int64, device=device)
     parts, span = replace(walk, anchors=walk.anchors[base:end]).stretches(outer=True)
     arguments = common | {
@@ -150,16 +149,17 @@ def _strip(walk: Any, rule: Rule, plan: Plan, base: int, end: int, score: Tensor
     }  # fmt: skip
     tuning.launch(_FromZero(), arguments, rows, parts, width, walk.whole, "collect")
 
-    known = 0 if counted else walk.question.known_count()
-    first, stop = rule.ranks(counters[3]) if counted else known_ranks(known, rule.rings)
+    known = 0 if counted else walk.question.eligible()
+    eligible = counters[:, selecting.ELIGIBLE.value]
+    first, stop = rule.ranks(eligible) if counted else known_ranks(known, rule.rings)
     missed = torch.empty(2, rows, dtype=torch.int32, device=device)
     found = {
         "counters": counters, "first_": first, "end_": stop, "score_": score, "index_": index, "missed_": missed,
         "known": known, "stride": score.shape[1], "COUNTED": counted,
     }  # fmt: skip
-    selecting.select[(rows, 2)](
+    selecting.select[(rows,)](
         **found, words=listed.view(torch.int32), pivot_=pivot, cut_=cut, rows=rows, candidates=columns, base=base,
-        capacity=plan.capacity, SIZE=_power(plan.capacity), num_warps=_warps(plan.capacity, 512), maxnreg=64,
+        capacity=plan.capacity, SIZE=_power(plan.capacity), num_warps=_warps(plan.capacity),
     )  # fmt: skip
     if plan.size > 0:
         # In the tile found best for `collect`: most often it has nothing to do by which it could be measured.
@@ -171,6 +171,6 @@ def _power(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _warps(size: int, each: int) -> int:
-    """Warps to hold so many numbers, ``each`` in a warp if it can be."""
-    return min(32, max(1, _power(size) // each))
+def _warps(size: int) -> int:
+    """Warps to hold so many numbers."""
+    return min(32, max(1, _power(size) // 512))

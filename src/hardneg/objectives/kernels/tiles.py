@@ -20,6 +20,7 @@ PLAIN = tl.constexpr(INTERPRETED)  # the interpreter has no other functions, and
 LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_REST = tl.constexpr(1.9259629911266175e-08)  # what float32 leaves out of it
 LN2 = tl.constexpr(0.6931471805599453)
+LAST = tl.constexpr(0x7FFFFFFF)  # an index beyond every candidate
 
 # Tilts: β = 0, 1, 2 and ½ need one exponential for both sums, any other β two. POSITIVES asks other questions of a row.
 NONE, ONE, TWO, HALF, ANY, POSITIVES = (tl.constexpr(kind) for kind in range(6))
@@ -62,6 +63,15 @@ def products(
 
 
 @triton.jit
+def deferred(x):
+    """x, an integer, which the compiler must not make before a branch is taken: else it takes both, and chooses."""
+    if PLAIN:
+        return x
+    else:
+        return tl.inline_asm_elementwise("", "=r,0", [x], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def hidden(
     scores, anchor, candidate, anchors, candidates, near, column, columns,
     batch, offset, whole, excluded, named, anchor_group, candidate_group, allowed, allowed_rows, allowed_columns,
@@ -74,6 +84,7 @@ def hidden(
     the rest: see `hardneg.objectives.kernels.problem.Eligibility`
     """
     if near:
+        anchors = deferred(anchors)
         meets = (anchor < anchors) & (candidate < candidates)
         if OWN:
             meets = meets & (offset + anchor % batch != candidate % whole)
@@ -95,24 +106,30 @@ def hidden(
 
 
 @triton.jit
-def banded(
-    scores, candidate, lowest, highest, first, last, column,
+def in_bands(
+    scores, candidate, tied, lowest, highest, first, last,
     LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr,
 ):  # fmt: skip
-    """Scores with −inf outside the bands; bounds are numbers or lie along the anchors' side of the tile.
+    """1 where a score is within the bands, 0 where not; bounds are numbers or lie along the anchors' side of the tile.
 
-    first, last: with RING, the indices that break ties at ``lowest`` and ``highest``
+    Numbers, because the hardware makes them by the comparison itself, and to multiply with one is free in a sum.
+    first, last: with RING, outside are also scores equal to ``lowest`` of candidates before ``first``, and equal to
+    ``highest`` behind ``last`` · tied: may the tile hold such?
     """
-    if RING:
-        place = candidate + column
-        under = (scores < lowest) | ((scores == lowest) & (place < first))
-        over = (scores > highest) | ((scores == highest) & (place > last))
-        return tl.where(under | over, float("-inf"), scores)
     if LOWER:
-        scores = tl.where(scores < lowest, float("-inf"), scores)
-    if UPPER:
-        scores = tl.where(scores > highest, float("-inf"), scores)
-    return scores
+        lowest = tl.maximum(lowest, -3.4e38)  # what is hidden is outside of every band
+    if LOWER and UPPER:
+        found = tl.where((scores >= lowest) & (scores <= highest), 1.0, 0.0)
+    elif LOWER:
+        found = tl.where(scores >= lowest, 1.0, 0.0)
+    else:
+        found = tl.where((scores <= highest) & (scores > float("-inf")), 1.0, 0.0)
+    if RING:  # noqa: SIM102 (what is known when a program is compiled must be asked alone)
+        if tied:
+            candidate += deferred(0)
+            out = ((scores == lowest) & (candidate < first)) | ((scores == highest) & (candidate > last))
+            found = tl.where(out, 0.0, found)
+    return found
 
 
 @triton.jit

@@ -38,7 +38,7 @@ class Pulls(NamedTuple):
 class Band:
     """Bounds of the scores kept, each a number, one per anchor (A,) in base 2, or None; ring: are they a ring's edges?
 
-    first, last: (A,) the indices that break ties at the edges of a ring
+    first, last: (A,) the indices that break ties at the edges of a ring; 0 and beyond all where nothing ties
     """
 
     lower: float | Tensor | None = None
@@ -76,7 +76,7 @@ def band(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Tens
     # Where another bound is tighter than the ring's edge, no index matters.
     if lower is not None:
         lower = lower * tiles.LOG2E.value if isinstance(lower, float) else lower
-        first = torch.where(low < lower, -1, first)
+        first = torch.where(low < lower, 0, first)
         low = torch.maximum(low, torch.as_tensor(lower, device=low.device, dtype=low.dtype))
     if upper is not None:
         upper = upper * tiles.LOG2E.value if isinstance(upper, float) else upper
