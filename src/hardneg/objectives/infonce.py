@@ -317,9 +317,10 @@ class InfoNCE(nn.Module):
             self.reduction,
         )
         scale = scale.detach()
-        self._last = lambda: Diagnostics([answer_of_pairs(seen)], scale)
+        # Directly: a module would look through its parameters, buffers and children first.
+        self.__dict__["_last"] = lambda: Diagnostics([answer_of_pairs(seen())], scale)
         if self._prior is not None and scale.device.type == "cpu" and not self._warned:
-            self._warn_if_floored(float(seen.floored.sum()), float((seen.count > 0).sum()))
+            self._warn_if_floored(float(seen().floored.sum()), float((seen().count > 0).sum()))
         return loss
 
     def _answer(self, meeting: Meeting, scale: Tensor, weights: Rule, kernel: Kernel) -> Answer:

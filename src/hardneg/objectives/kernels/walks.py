@@ -105,7 +105,7 @@ class Walk:
     def stretches(self, outer: bool) -> tuple[int, int]:
         """Into how many stretches the inner rows are cut, and how long each is."""
         rows, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
-        return stretches_of(len(rows), len(others), rows.device)
+        return stretches_of(rows.shape[0], others.shape[0], rows.device)
 
     def eligibility(self) -> dict[str, Any]:
         """Who may be met, as programs take it."""
@@ -166,7 +166,7 @@ class Walk:
             "anchors_": self.anchors, "candidates_": self.block,
             "anchor_groups": anchor_groups, "candidate_groups": candidate_groups,
             "heavy_": heavy, "light_": light, "count_": count, "peak_": peak,
-            "anchors": rows, "candidates": len(self.block), "width": width,
+            "anchors": rows, "candidates": self.block.shape[0], "width": width,
             "anchor_stride": self.anchors.stride(0), "candidate_stride": self.block.stride(0),
             "slot": slot, "span": span, "COUNTED": self.question.counted,
         }  # fmt: skip
@@ -214,7 +214,7 @@ class Walk:
             "steep_": pulls.steep, "flat_": pulls.flat, "level_": pulls.level,
             "outer_groups": anchor_groups if outer else candidate_groups,
             "inner_groups": candidate_groups if outer else anchor_groups,
-            "outer_rows": rows, "inner_rows": len(others), "width": width,
+            "outer_rows": rows, "inner_rows": others.shape[0], "width": width,
             "outer_stride": mine.stride(0), "inner_stride": others.stride(0),
             "OUTER": outer, "INNER": inner,
         }  # fmt: skip
@@ -247,9 +247,10 @@ class Walk:
             }  # fmt: skip
             tuning.launch(gradients.gradient, arguments, end - base, parts, width, False, "strip")
             weights = strip[: end - base, : len(others) - skip]  # (R, N − skip)
-            add_product(result[base:end], weights, others[skip:])
-            if both and end < rows:
-                add_product(result[end:], weights[:, end - base :].T, mine[base:end])
+            with torch.autocast(mine.device.type, enabled=False):
+                add_product(result[base:end], weights, others[skip:])
+                if both and end < rows:
+                    add_product(result[end:], weights[:, end - base :].T, mine[base:end])
         scale = self.scale if factor is None else self.scale / factor
         return result.mul_(scale)
 
@@ -261,10 +262,10 @@ def partial_sums(
     walks, column = [], 0
     for block in blocks:
         walks.append(Walk(question, scale, anchors, block, column, edges, False))
-        column += len(block)
+        column += block.shape[0]
     stretches = [walk.stretches(outer=True) for walk in walks]
     slots = sum(count for count, _ in stretches)
-    heavy, light, count, peak = anchors.new_empty(4, slots, len(anchors), dtype=torch.float32).unbind()
+    heavy, light, count, peak = anchors.new_empty(4, slots, anchors.shape[0], dtype=torch.float32).unbind()
     if isinstance(question, Negatives) and question.counts is not None:
         count.zero_()[0] = question.counts
     slot = 0
