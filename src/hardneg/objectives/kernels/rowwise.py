@@ -35,8 +35,9 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(backward)
     def refusing(ctx: Any, *grads: Tensor | None) -> Any:
-        if torch.is_grad_enabled():
-            grads = tuple(g.detach().requires_grad_() if g is not None and g.is_floating_point() else g for g in grads)
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        grads = tuple(g.detach().requires_grad_() if g is not None and g.is_floating_point() else g for g in grads)
         return once(ctx, *grads)
 
     return refusing

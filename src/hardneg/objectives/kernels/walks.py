@@ -143,12 +143,13 @@ class Walk:
         """What all programs take."""
         question = self.question
         # Where products run beside the tensor cores there is time for exponentials as exact as float32 allows.
-        exact = self.anchors.dtype == torch.float32 and precision_of(torch.float32) == "ieee"
+        precision = precision_of(self.anchors.dtype)
+        exact = self.anchors.dtype == torch.float32 and precision == "ieee"
         return {
             "scale_": self.scale,
             "tilt_": tilt(question.rule, self.scale.device),
             "level_": question.level if isinstance(question, Positives) else None,
-            "PRECISION": precision_of(self.anchors.dtype),
+            "PRECISION": precision,
             # A power of an exponential multiplies its error: exactly, each is made by itself.
             "KIND": ANY if exact and question.kind in KINDS.values() else question.kind,
             "BOUNDED": question.bounded,
@@ -219,10 +220,11 @@ class Walk:
             "OUTER": outer, "INNER": inner,
         }  # fmt: skip
         if self.whole:
-            result = mine.new_empty(parts, rows, width, dtype=torch.float32)
+            shape = (rows, width) if parts == 1 else (parts, rows, width)
+            result = mine.new_empty(shape, dtype=torch.float32)
             arguments |= {"result": result, "base": 0, "skip": 0, "result_stride": width, "span": span}
             tuning.launch(gradients.gradient, arguments, rows, parts, width, True, "gradient")
-            return result[0] if parts == 1 else result.sum(dim=0)
+            return result if parts == 1 else result.sum(dim=0)
         return self._by_strips(arguments, mine, others, factor, inner and outer)
 
     def _by_strips(
