@@ -9,6 +9,7 @@ from torch import Tensor
 
 import hardneg as hn
 
+launching = pytest.importorskip("hardneg.objectives.kernels.launching", reason="Triton is for Linux only")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 Arguments = dict[str, Tensor]
 
@@ -213,3 +214,67 @@ def test_a_gpu_that_is_not_the_current_one_gives_the_same() -> None:
     assert torch.equal(value.cpu(), here[0].cpu())
     assert elsewhere[0].grad is not None
     assert torch.equal(elsewhere[0].grad.cpu(), here[1].cpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_programs_started_again_are_those_triton_finds(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = views(65, 40, dtype)
+    shifted = {name: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape) for name, t in given.items()}
+    assert all(t.data_ptr() % 16 != 0 for t in shifted.values())
+    options = {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
+    monkeypatch.setattr(launching, "KEEPS", False)
+    wanted = [gradients_in_place(options, arguments) for arguments in (given, shifted)]
+    monkeypatch.setattr(launching, "KEEPS", True)
+    for _ in range(3):
+        for arguments, truth in zip((given, shifted), wanted, strict=True):
+            found = gradients_in_place(options, arguments)
+            assert all(torch.equal(one, other) for one, other in zip(found, truth, strict=True))
+
+
+def gradients_in_place(options: dict[str, Any], arguments: Arguments) -> list[Tensor]:
+    """The loss and the gradients of the very tensors given, wherever they begin."""
+    given = [t.detach().requires_grad_() for t in arguments.values()]
+    value = hn.InfoNCE(**options, backend="fused")(*given)
+    return [value.detach(), *torch.autograd.grad(value, given)]
+
+
+def test_a_captured_graph_gives_what_its_input_says_when_it_is_replayed() -> None:
+    first, second = views(128, 64, torch.bfloat16), views(128, 64, torch.bfloat16, seed=1)
+    loss = hn.hcl(backend="fused")
+    z1, z2 = (t.clone().requires_grad_() for t in first.values())
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            torch.autograd.grad(loss(z1, z2), (z1, z2))
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = loss(z1, z2)
+        grads = torch.autograd.grad(value, (z1, z2))
+    with torch.no_grad():
+        z1.copy_(second["z1"])
+        z2.copy_(second["z2"])
+    graph.replay()
+    again = [t.clone().requires_grad_() for t in second.values()]
+    wanted = loss(*again)
+    assert torch.equal(value, wanted)
+    for found, grad in zip(grads, torch.autograd.grad(wanted, again), strict=True):
+        assert torch.equal(found, grad)
+
+
+def test_hooks_of_profilers_see_every_launch() -> None:
+    knobs = pytest.importorskip("triton.knobs")
+    if not hasattr(knobs.runtime.launch_enter_hook, "add"):
+        pytest.skip("this Triton has one hook, not a chain of them")
+    loss, arguments, seen = hn.hcl(backend="fused"), views(64, 32), []
+    loss(**arguments)
+
+    def hook(metadata: Any) -> None:
+        seen.append(metadata.get()["name"])
+
+    knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        loss(**arguments)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(hook)
+    assert seen == ["normalise", "sums", "conclude"]

@@ -16,7 +16,7 @@ BACKENDS = ("auto", "reference", "tiled", "fused")
 
 Units = Callable[[Tensor, Tensor | None, float, torch.dtype | None, str], tuple[Tensor, Tensor]]
 Losses = Callable[..., tuple[Tensor, Tensor]]
-PairLoss = Callable[..., tuple[Tensor, PairRecord]]
+PairLoss = Callable[..., tuple[Tensor, Callable[[], PairRecord]]]  # the record only if somebody wants it
 
 
 class Kernel(Protocol):

@@ -199,7 +199,7 @@ def pair_loss(
     prior: tuple[float, float] | None,
     decoupled: bool,
     reduction: str,
-) -> tuple[Tensor, PairRecord]:
+) -> tuple[Tensor, Callable[[], PairRecord]]:
     """The loss of pairs (B, d) against both views of all others, or of anchors z1 against negatives (N, d).
 
     who: which of them may be met · log_number, prior, decoupled: see `losses`
@@ -208,9 +208,16 @@ def pair_loss(
 
     tensors = (z1, z2) if negatives is None else (z1, z2, negatives)
     smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for tensor in tensors))
-    places = who.own or Places(len(z1), 1, 0, len(z1), z1.device)
-    form = pairs.Form(log_number, prior, decoupled, reduction == "mean")
-    loss, *seen = pairs.Whole.apply(  # type: ignore[no-untyped-call]
-        z1, z2, negatives, scale, Negatives(who, rule), form, smallest, rule.lowered.precision, reduction != "none"
+    form = pairs.Form(
+        smallest, rule.lowered.precision, log_number, prior, decoupled, reduction != "none", reduction == "mean"
     )
-    return loss, PairRecord(who, rule, places, *seen)
+    seen: list[Tensor] = []
+    loss = pairs.Whole.apply(z1, z2, negatives, scale, Negatives(who, rule), form, seen)  # type: ignore[no-untyped-call]
+    places = who.own or Places(len(z1), 1, 0, len(z1), z1.device)
+
+    def record() -> PairRecord:
+        anchors, candidates, similarity, kept = seen
+        losses, count, floored = kept[:3]
+        return PairRecord(who, rule, places, anchors, candidates, similarity, losses, floored, count)
+
+    return loss, record

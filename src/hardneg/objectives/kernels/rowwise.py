@@ -6,9 +6,10 @@ In small batches a GPU waits for the host, and these few operations would be a h
 # Arguments of programs have no types that mypy knows.
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 
+import math
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from triton.language.extra import libdevice
 
 from hardneg import checks
+from hardneg.objectives.kernels.launching import launch
 from hardneg.objectives.kernels.problem import constant
 from hardneg.objectives.kernels.tiles import PLAIN, log
 
@@ -33,8 +35,9 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(backward)
     def refusing(ctx: Any, *grads: Tensor | None) -> Any:
-        if torch.is_grad_enabled():
-            grads = tuple(g.detach().requires_grad_() if g is not None and g.is_floating_point() else g for g in grads)
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        grads = tuple(g.detach().requires_grad_() if g is not None and g.is_floating_point() else g for g in grads)
         return once(ctx, *grads)
 
     return refusing
@@ -88,11 +91,20 @@ def normalise(
 
 @triton.jit
 def normalise_backward(
-    z1, z2, for_out, for_similarity, d1, d2, rows, width, stride1, stride2, smallest,
-    WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr, SIMILARITY: tl.constexpr, SECOND: tl.constexpr,
+    z1, z2, for_out, for_similarity, grad_, number_, d1, d2, rows, width, stride1, stride2, smallest,
+    WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr, VIEWS: tl.constexpr, SECOND: tl.constexpr,
+    TIMES: tl.constexpr, OVER: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of z1 and z2 from those of their unit vectors (z1's only, if not SECOND) and of the inner products."""
+    """Gradients of z1 and z2 from those of their unit vectors (z1's only, if not SECOND) and of the inner products.
+
+    for_similarity: (VIEWS, rows), to be added · TIMES, OVER: multiply with ``grad_``, divide by ``number_``
+    """
     i, k = tl.program_id(0), tl.arange(0, WIDTH)
+    amount = 1.0
+    if TIMES:
+        amount = tl.load(grad_)
+    if OVER:
+        amount /= tl.maximum(tl.load(number_), 1.0)
     first, shrink, _ = unit(z1, i, width, stride1, smallest, WIDTH)
     grad = tl.load(for_out + i.to(tl.int64) * width + k, mask=k < width, other=0.0)
     if PAIRED:
@@ -100,13 +112,15 @@ def normalise_backward(
         grad2 = tl.zeros((WIDTH,), tl.float32)
         if SECOND:
             grad2 += tl.load(for_out + (rows + i).to(tl.int64) * width + k, mask=k < width, other=0.0)
-        if SIMILARITY:
+        if VIEWS > 0:
             pull = tl.load(for_similarity + i)
+            if VIEWS == 2:
+                pull += tl.load(for_similarity + rows + i)
             grad += pull * rounded(second, ROUNDING)
             grad2 += pull * rounded(first, ROUNDING)
-        grad2 = (grad2 - second * tl.sum(second * grad2, axis=0)) * shrink2
+        grad2 = (grad2 - second * tl.sum(second * grad2, axis=0)) * (shrink2 * amount)
         tl.store(d2 + i.to(tl.int64) * width + k, grad2.to(d2.dtype.element_ty), mask=k < width)
-    grad = (grad - first * tl.sum(first * grad, axis=0)) * shrink
+    grad = (grad - first * tl.sum(first * grad, axis=0)) * (shrink * amount)
     tl.store(d1 + i.to(tl.int64) * width + k, grad.to(d1.dtype.element_ty), mask=k < width)
 
 
@@ -118,12 +132,21 @@ def normalised(
     out = z1.new_empty(rows if z2 is None else 2 * rows, width, dtype=dtype)
     similarity = z1.new_empty(rows, dtype=torch.float32)
     finite = _flag(z1.device)
-    normalise[(rows,)](
-        z1, z2, out, similarity, finite, rows, width, z1.stride(0), 0 if z2 is None else z2.stride(0), smallest,
-        WIDTH=_wide(width), PAIRED=z2 is not None, ROUNDING=ROUNDINGS.get(precision, 0), num_warps=_warps(width),
-    )  # fmt: skip
+    arguments = {
+        "z1": z1, "z2": z2, "out": out, "similarity": similarity, "finite": finite, "rows": rows, "width": width,
+        "stride1": z1.stride(0), "stride2": 0 if z2 is None else z2.stride(0), "smallest": smallest,
+        "WIDTH": _wide(width), "PAIRED": z2 is not None, "ROUNDING": ROUNDINGS.get(precision, 0),
+    }  # fmt: skip
+    launch(normalise, (rows,), arguments, warps=_warps(width))
     checks.flag(finite, f"{names} holds NaN or inf: look for a diverged model or a division by zero before the loss")
     return out, similarity
+
+
+class Amount(NamedTuple):
+    """What gradients are multiplied with in the end: that of the loss, (), over the number of anchors, (), if given."""
+
+    grad: Tensor
+    number: Tensor | None
 
 
 def normalised_backward(
@@ -133,15 +156,24 @@ def normalised_backward(
     for_similarity: Tensor | None,
     smallest: float,
     precision: torch.dtype | None,
+    amount: Amount | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of z1 and z2 from those of `normalised`'s results, or of its first half."""
+    """Gradients of z1 and z2 from those of `normalised`'s results, or of its first half.
+
+    for_similarity: (B,), or (2B,) if two parts are to be added
+    """
     rows, width = z1.shape
     d1, d2 = z1.new_empty(rows, width), None if z2 is None else z2.new_empty(rows, width)
-    normalise_backward[(rows,)](
-        z1, z2, for_out, for_similarity, d1, d2, rows, width, z1.stride(0), 0 if z2 is None else z2.stride(0), smallest,
-        WIDTH=_wide(width), PAIRED=z2 is not None, ROUNDING=ROUNDINGS.get(precision, 0),
-        SIMILARITY=for_similarity is not None, SECOND=len(for_out) > rows, num_warps=_warps(width),
-    )  # fmt: skip
+    grad, number = amount or (None, None)
+    arguments = {
+        "z1": z1, "z2": z2, "for_out": for_out, "for_similarity": for_similarity, "grad_": grad, "number_": number,
+        "d1": d1, "d2": d2, "rows": rows, "width": width,
+        "stride1": z1.stride(0), "stride2": 0 if z2 is None else z2.stride(0), "smallest": smallest,
+        "WIDTH": _wide(width), "PAIRED": z2 is not None, "ROUNDING": ROUNDINGS.get(precision, 0),
+        "VIEWS": 0 if for_similarity is None else for_similarity.shape[0] // rows, "SECOND": for_out.shape[0] > rows,
+        "TIMES": grad is not None, "OVER": number is not None,
+    }  # fmt: skip
+    launch(normalise_backward, (rows,), arguments, warps=_warps(width))
     return d1, d2
 
 
@@ -315,12 +347,16 @@ class Losses(torch.autograd.Function):
         losses = mean.new_empty(anchors)  # apart: a view could not be changed in place, as in losses *= weights
         d_mean, d_positive, d_scale = mean.new_empty(3, anchors).unbind()
         floored = mean.new_empty(anchors, dtype=torch.int8)
-        combine[(triton.cdiv(anchors, block),)](
-            mean.contiguous(), count, similarity.contiguous(), scale, losses, floored, d_mean, d_positive, d_scale,
-            anchors, batch, log_number or 0.0, *(prior or (0.0, 0.0)), log_least or 0.0,
-            BLOCK=block, SUPPORT=log_number is None, DEBIASED=prior is not None, UNIT=log_least is None,
-            DECOUPLED=decoupled,
-        )  # fmt: skip
+        log_prior, log_rest = prior or (0.0, 0.0)
+        arguments = {
+            "mean_": mean.contiguous(), "count_": count, "similarity": similarity.contiguous(), "scale_": scale,
+            "losses": losses, "floored_": floored, "d_mean": d_mean, "d_positive": d_positive, "d_scale": d_scale,
+            "anchors": anchors, "batch": batch, "log_number": log_number or 0.0, "log_prior": log_prior,
+            "log_rest": log_rest, "log_least": log_least or 0.0,
+            "BLOCK": block, "SUPPORT": log_number is None, "DEBIASED": prior is not None, "UNIT": log_least is None,
+            "DECOUPLED": decoupled,
+        }  # fmt: skip
+        launch(combine, (math.ceil(anchors / block),), arguments)
         ctx.save_for_backward(d_mean, d_positive, d_scale, scale)
         ctx.batch = batch
         ctx.mark_non_differentiable(floored)
@@ -332,10 +368,12 @@ class Losses(torch.autograd.Function):
         d_mean, d_positive, d_scale, scale = ctx.saved_tensors
         batch, block = ctx.batch, 256
         for_mean, for_similarity = torch.empty_like(d_mean), d_mean.new_empty(batch)
-        combine_backward[(triton.cdiv(batch, block),)](
-            grad, d_mean, d_positive, scale, for_mean, for_similarity, batch, grad.stride(0), len(d_mean) // batch,
-            BLOCK=block,
-        )  # fmt: skip
+        arguments = {
+            "grad_": grad, "d_mean": d_mean, "d_positive": d_positive, "scale_": scale, "for_mean": for_mean,
+            "for_similarity": for_similarity, "batch": batch, "step": grad.stride(0), "views": len(d_mean) // batch,
+            "BLOCK": block,
+        }  # fmt: skip
+        launch(combine_backward, (math.ceil(batch / block),), arguments)
         for_scale = (grad * d_scale).sum() if ctx.needs_input_grad[2] else None
         return for_mean, for_similarity, for_scale, None, None, None, None, None
 

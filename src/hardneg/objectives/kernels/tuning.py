@@ -9,6 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
+from hardneg.objectives.kernels import launching
+
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:  # before Triton 3.4
@@ -42,6 +44,7 @@ class Tile:
     described: bool = False
 
 
+@lru_cache
 def candidates(name: str, width: int, bytes_each: int, whole: bool) -> list[Tile]:
     """Tiles to try, the one for small problems first; the best of two dozen on an H200."""
     if bytes_each == 4:  # float32 products run beside the tensor cores, where large tiles spill
@@ -72,25 +75,22 @@ def launch(program: Any, arguments: dict[str, Any], rows: int, parts: int, width
     options = candidates(name, width, matrix.element_size(), whole)
     if not matrix.is_cuda:
         options = [Tile(32, 32, 4, 1, None if whole else 64)]  # small ones, so that small tests have several
-    elif rows * len(others) < WORTH_MEASURING:
+    elif rows * others.shape[0] < WORTH_MEASURING:
         options = options[:1]
 
     def attempt(tile: Tile) -> None:
         chunk = tile.chunk or max(16, 1 << (width - 1).bit_length())
-        described = tile.described and width % chunk == 0 and _describable(matrix) and _describable(others)
-        sources: dict[str, Any] = {}
+        given = {
+            **arguments,
+            "OUTER_BLOCK": tile.outer, "INNER_BLOCK": tile.inner, "WIDTH": chunk, "WHOLE": tile.chunk is None,
+        }  # fmt: skip
         if "DESCRIBED" in getattr(program, "arg_names", ()):
-            sources["DESCRIBED"] = described
-        else:
-            described = False
-        if described:
-            sources[outer_name] = TensorDescriptor.from_tensor(matrix, [tile.outer, chunk])
-            sources[inner_name] = TensorDescriptor.from_tensor(others, [tile.inner, chunk])
-        program[(math.ceil(rows / tile.outer), parts)](
-            **{**arguments, **sources},
-            OUTER_BLOCK=tile.outer, INNER_BLOCK=tile.inner, WIDTH=chunk, WHOLE=tile.chunk is None,
-            num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+            described = tile.described and width % chunk == 0 and _describable(matrix) and _describable(others)
+            given["DESCRIBED"] = described
+            if described:
+                given[outer_name] = TensorDescriptor.from_tensor(matrix, [tile.outer, chunk])
+                given[inner_name] = TensorDescriptor.from_tensor(others, [tile.inner, chunk])
+        launching.launch(program, (math.ceil(rows / tile.outer), parts), given, tile.warps, tile.stages)
 
     if len(options) == 1:
         attempt(options[0])

@@ -105,7 +105,7 @@ class Walk:
     def stretches(self, outer: bool) -> tuple[int, int]:
         """Into how many stretches the inner rows are cut, and how long each is."""
         rows, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
-        return stretches_of(len(rows), len(others), rows.device)
+        return stretches_of(rows.shape[0], others.shape[0], rows.device)
 
     def eligibility(self) -> dict[str, Any]:
         """Who may be met, as programs take it."""
@@ -143,12 +143,13 @@ class Walk:
         """What all programs take."""
         question = self.question
         # Where products run beside the tensor cores there is time for exponentials as exact as float32 allows.
-        exact = self.anchors.dtype == torch.float32 and precision_of(torch.float32) == "ieee"
+        precision = precision_of(self.anchors.dtype)
+        exact = self.anchors.dtype == torch.float32 and precision == "ieee"
         return {
             "scale_": self.scale,
             "tilt_": tilt(question.rule, self.scale.device),
             "level_": question.level if isinstance(question, Positives) else None,
-            "PRECISION": precision_of(self.anchors.dtype),
+            "PRECISION": precision,
             # A power of an exponential multiplies its error: exactly, each is made by itself.
             "KIND": ANY if exact and question.kind in KINDS.values() else question.kind,
             "BOUNDED": question.bounded,
@@ -166,7 +167,7 @@ class Walk:
             "anchors_": self.anchors, "candidates_": self.block,
             "anchor_groups": anchor_groups, "candidate_groups": candidate_groups,
             "heavy_": heavy, "light_": light, "count_": count, "peak_": peak,
-            "anchors": rows, "candidates": len(self.block), "width": width,
+            "anchors": rows, "candidates": self.block.shape[0], "width": width,
             "anchor_stride": self.anchors.stride(0), "candidate_stride": self.block.stride(0),
             "slot": slot, "span": span, "COUNTED": self.question.counted,
         }  # fmt: skip
@@ -214,15 +215,16 @@ class Walk:
             "steep_": pulls.steep, "flat_": pulls.flat, "level_": pulls.level,
             "outer_groups": anchor_groups if outer else candidate_groups,
             "inner_groups": candidate_groups if outer else anchor_groups,
-            "outer_rows": rows, "inner_rows": len(others), "width": width,
+            "outer_rows": rows, "inner_rows": others.shape[0], "width": width,
             "outer_stride": mine.stride(0), "inner_stride": others.stride(0),
             "OUTER": outer, "INNER": inner,
         }  # fmt: skip
         if self.whole:
-            result = mine.new_empty(parts, rows, width, dtype=torch.float32)
+            shape = (rows, width) if parts == 1 else (parts, rows, width)
+            result = mine.new_empty(shape, dtype=torch.float32)
             arguments |= {"result": result, "base": 0, "skip": 0, "result_stride": width, "span": span}
             tuning.launch(gradients.gradient, arguments, rows, parts, width, True, "gradient")
-            return result[0] if parts == 1 else result.sum(dim=0)
+            return result if parts == 1 else result.sum(dim=0)
         return self._by_strips(arguments, mine, others, factor, inner and outer)
 
     def _by_strips(
@@ -247,9 +249,10 @@ class Walk:
             }  # fmt: skip
             tuning.launch(gradients.gradient, arguments, end - base, parts, width, False, "strip")
             weights = strip[: end - base, : len(others) - skip]  # (R, N − skip)
-            add_product(result[base:end], weights, others[skip:])
-            if both and end < rows:
-                add_product(result[end:], weights[:, end - base :].T, mine[base:end])
+            with torch.autocast(mine.device.type, enabled=False):
+                add_product(result[base:end], weights, others[skip:])
+                if both and end < rows:
+                    add_product(result[end:], weights[:, end - base :].T, mine[base:end])
         scale = self.scale if factor is None else self.scale / factor
         return result.mul_(scale)
 
@@ -261,10 +264,10 @@ def partial_sums(
     walks, column = [], 0
     for block in blocks:
         walks.append(Walk(question, scale, anchors, block, column, edges, False))
-        column += len(block)
+        column += block.shape[0]
     stretches = [walk.stretches(outer=True) for walk in walks]
     slots = sum(count for count, _ in stretches)
-    heavy, light, count, peak = anchors.new_empty(4, slots, len(anchors), dtype=torch.float32).unbind()
+    heavy, light, count, peak = anchors.new_empty(4, slots, anchors.shape[0], dtype=torch.float32).unbind()
     if isinstance(question, Negatives) and question.counts is not None:
         count.zero_()[0] = question.counts
     slot = 0
