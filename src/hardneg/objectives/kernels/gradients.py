@@ -22,6 +22,7 @@ from hardneg.objectives.kernels.tiles import (
     rounding,
     rows_of,
     unit,
+    untied,
 )  # fmt: skip
 
 
@@ -125,11 +126,11 @@ def weighed(
             excluded, named, group_i, group_j, allowed, allowed_rows, allowed_columns,
             OWN, EXCLUDED, GROUPS, ALLOWED,
         )  # fmt: skip
-        if BANDED:
+        if RING:
             tied = (start + column < until) | (start + INNER_BLOCK - 1 + column > since)
-            within = in_bands(
-                scores, j[None, :] + column, tied, lowest_i, highest_i, first_i, last_i, LOWER, UPPER, RING
-            )  # fmt: skip
+            scores = untied(scores, j[None, :] + column, tied, lowest_i, highest_i, first_i, last_i)
+        if BANDED:
+            within = in_bands(scores, lowest_i, highest_i, LOWER, UPPER)
             if not BOUNDED:
                 scores = tl.where(within > 0, scores, float("-inf"))
         if INNER and KIND != POSITIVES and BOUNDED:
@@ -156,9 +157,10 @@ def weighed(
             last = tl.load(last_ + j, mask=j < inner_rows, other=LAST)
             until, since = tl.max(first, axis=0), tl.min(last, axis=0)
             first, last = first[None, :], last[None, :]
-        if BANDED:
             tied = (row + column < until) | (row + OUTER_BLOCK - 1 + column > since)
-            within = in_bands(scores, i[:, None] + column, tied, lowest, highest, first, last, LOWER, UPPER, RING)
+            scores = untied(scores, i[:, None] + column, tied, lowest, highest, first, last)
+        if BANDED:
+            within = in_bands(scores, lowest, highest, LOWER, UPPER)
             if not BOUNDED:
                 scores = tl.where(within > 0, scores, float("-inf"))
         found = pulled(scores, lost, steep_j, flat_j, top_j, tilt, KIND, BOUNDED, not RING, EXACT)

@@ -19,15 +19,22 @@ KEEPS = torch.version.hip is None
 MOST = 1024
 
 
-def launch(program: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: int = 4, stages: int = 3) -> None:
-    """Run a program on all its arguments, by name."""
+def launch(
+    program: Any,
+    grid: tuple[int, ...],
+    arguments: dict[str, Any],
+    warps: int = 4,
+    stages: int = 3,
+    registers: int | None = None,
+) -> None:
+    """Run a program on all its arguments, by name; registers: of a thread at most."""
     if not (KEEPS and isinstance(program, JITFunction)):  # the interpreter compiles nothing
-        program[grid](**arguments, num_warps=warps, num_stages=stages)
+        program[grid](**arguments, num_warps=warps, num_stages=stages, maxnreg=registers)
         return
     compiled = _of_programs.get(program.fn)
     if compiled is None:
         compiled = _of_programs[program.fn] = Compiled(program)
-    compiled.launch(grid, arguments, warps, stages)
+    compiled.launch(grid, arguments, warps, stages, registers)
 
 
 class Compiled:
@@ -40,17 +47,19 @@ class Compiled:
         assert list(program.constexprs) == list(range(self.constants, len(program.arg_names)))
         self.kept: dict[tuple[Any, ...], Any] = {}
 
-    def launch(self, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int) -> None:
+    def launch(
+        self, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int, registers: int | None = None
+    ) -> None:
         """Run it in the current stream of the current device."""
         device = driver.active.get_current_device()
         values = list(self.in_order(arguments))
         kinds = self.kinds(values)
-        key = None if kinds is None else (device, warps, stages, *kinds)
+        key = None if kinds is None else (device, warps, stages, registers, *kinds)
         found = self.kept.get(key) if key is not None else None
         if found is not None:
             found[(*grid, 1, 1)[:3]](*values, stream=driver.active.get_current_stream(device))
             return
-        made = self.program[grid](**arguments, num_warps=warps, num_stages=stages)
+        made = self.program[grid](**arguments, num_warps=warps, num_stages=stages, maxnreg=registers)
         if key is not None and made is not None:
             if len(self.kept) >= MOST:
                 self.kept.clear()

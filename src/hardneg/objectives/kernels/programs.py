@@ -26,7 +26,16 @@ from hardneg.objectives.kernels.tiles import (
     scored,
     softplus,
     unit,
+    untied,
 )  # fmt: skip
+
+
+@triton.jit
+def increased(total, lost, more):
+    """A total and more, and what rounding added to the sum since the beginning, which is made good (Kahan 1965)."""
+    more = more - lost
+    sum_ = total + more
+    return sum_, (sum_ - total) - more
 
 
 @triton.jit
@@ -72,8 +81,8 @@ def sums(
         level = tl.load(level_ + i, mask=i < anchors, other=0.0)[:, None] * LOG2E
     if GROUPS > 0:
         group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
-    heavy = tl.zeros((OUTER_BLOCK,), tl.float32)
-    light = tl.zeros((OUTER_BLOCK,), tl.float32)
+    heavy, heavy_lost = tl.zeros((OUTER_BLOCK,), tl.float32), tl.zeros((OUTER_BLOCK,), tl.float32)
+    light, light_lost = tl.zeros((OUTER_BLOCK,), tl.float32), tl.zeros((OUTER_BLOCK,), tl.float32)
     count = tl.zeros((OUTER_BLOCK,), tl.float32)
     peak = tl.full((OUTER_BLOCK,), float("-inf"), tl.float32)
     for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
@@ -83,9 +92,11 @@ def sums(
             allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
             OWN, EXCLUDED, GROUPS, ALLOWED, DESCRIBED,
         )  # fmt: skip
-        if BANDED:
+        if RING:
             tied = (start + column < until) | (start + INNER_BLOCK - 1 + column > since)
-            within = in_bands(scores, j[None, :] + column, tied, lowest, highest, first, last, LOWER, UPPER, RING)
+            scores = untied(scores, j[None, :] + column, tied, lowest, highest, first, last)
+        if BANDED:
+            within = in_bands(scores, lowest, highest, LOWER, UPPER)
             if not BOUNDED:
                 scores = tl.where(within > 0, scores, float("-inf"))
         if KIND == POSITIVES:
@@ -101,18 +112,22 @@ def sums(
                 higher = tl.maximum(peak, tl.max(scores, axis=1))
                 # Where nothing was met yet, −inf less −inf would be NaN.
                 base = tl.where(higher == float("-inf"), 0.0, higher)
-                heavy = heavy * tl.exp2((peak - base) * (tilt + 1))
+                shrink = tl.exp2((peak - base) * (tilt + 1))
+                heavy, heavy_lost = heavy * shrink, heavy_lost * shrink
                 if KIND != NONE:
-                    light = light * tl.exp2((peak - base) * tilt)
+                    shrink = tl.exp2((peak - base) * tilt)
+                    light, light_lost = light * shrink, light_lost * shrink
                 peak = higher
                 scores -= base[:, None]
             steep, flat = exponentials(scores, tilt, KIND, BOUNDED and not RING)
             if EXACT:
                 lost = rounding(found, scale, tl.load(scale_), step, tilt)
                 steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
-            heavy += tl.sum(steep * within if BANDED and BOUNDED else steep, axis=1)
+            part_sum = tl.sum(steep * within if BANDED and BOUNDED else steep, axis=1)
+            heavy, heavy_lost = increased(heavy, heavy_lost, part_sum)
             if KIND != NONE:
-                light += tl.sum(flat * within if BANDED and BOUNDED else flat, axis=1)
+                part_sum = tl.sum(flat * within if BANDED and BOUNDED else flat, axis=1)
+                light, light_lost = increased(light, light_lost, part_sum)
     place, inside = (slot + part) * anchors + i, i < anchors
     tl.store(heavy_ + place, heavy, mask=inside)
     if KIND != NONE:

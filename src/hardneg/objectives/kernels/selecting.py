@@ -245,7 +245,7 @@ def collect(
     allowed_rows, allowed_columns, base, capacity, span,
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, COUNTED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr,
-    GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
+    GROUPS: tl.constexpr, ALLOWED: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Lists the candidates between pivots, of one stretch of ``span`` candidates, and counts those below.
 
@@ -257,7 +257,7 @@ def collect(
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
     inside, place = i < anchors, i - base
-    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
+    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
     scale, group = tl.load(scale_) * LOG2E, 0
     if GROUPS > 0:
         group = tl.load(anchor_groups + i, mask=inside, other=0)[:, None]
@@ -283,7 +283,7 @@ def collect(
             tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
             anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
             allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
-            OWN, EXCLUDED, GROUPS, ALLOWED,
+            OWN, EXCLUDED, GROUPS, ALLOWED, DESCRIBED,
         )  # fmt: skip
         if COUNTED:
             eligible += tl.sum((scores > float("-inf")).to(tl.int32), axis=1)

@@ -106,6 +106,8 @@ def known_ranks(eligible: int, rings: tuple[tuple[float, float], ...]) -> tuple[
 class _FromZero:
     """The program `collect` on counters set to zero, however often it is run to find the best tile."""
 
+    arg_names = getattr(selecting.collect, "arg_names", ())
+
     def __getitem__(self, grid: tuple[int, int]) -> Any:
         def run(**arguments: Any) -> None:
             arguments["counters"].zero_()
@@ -137,7 +139,7 @@ def _strip(walk: Any, rule: Rule, plan: Plan, base: int, end: int, score: Tensor
     cut = torch.empty(rows, 4, dtype=torch.int32, device=device)
     selecting.bracket[(rows, 2)](
         sample, pivot, cut, plan.size, plan.low, plan.high, SPREAD,
-        STEP=plan.step, SIZE=_power(plan.size), num_warps=_warps(plan.size),
+        STEP=plan.step, SIZE=_power(plan.size), num_warps=_warps(plan.size, 2048),
     )  # fmt: skip
 
     counters = torch.empty(rows, selecting.COUNTERS.value, dtype=torch.int32, device=device)
@@ -159,7 +161,7 @@ def _strip(walk: Any, rule: Rule, plan: Plan, base: int, end: int, score: Tensor
     }  # fmt: skip
     selecting.select[(rows,)](
         **found, words=listed.view(torch.int32), pivot_=pivot, cut_=cut, rows=rows, candidates=columns, base=base,
-        capacity=plan.capacity, SIZE=_power(plan.capacity), num_warps=_warps(plan.capacity),
+        capacity=plan.capacity, SIZE=_power(plan.capacity), num_warps=_warps(plan.capacity, 1024), maxnreg=128,
     )  # fmt: skip
     if plan.size > 0:
         # In the tile found best for `collect`: most often it has nothing to do by which it could be measured.
@@ -171,6 +173,6 @@ def _power(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _warps(size: int) -> int:
-    """Warps to hold so many numbers."""
-    return min(32, max(1, _power(size) // 512))
+def _warps(size: int, each: int) -> int:
+    """Warps to hold so many numbers, ``each`` in a warp if it can be."""
+    return min(16, max(1, _power(size) // each))

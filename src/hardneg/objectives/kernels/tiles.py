@@ -106,30 +106,32 @@ def hidden(
 
 
 @triton.jit
-def in_bands(
-    scores, candidate, tied, lowest, highest, first, last,
-    LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr,
-):  # fmt: skip
+def untied(scores, candidate, tied, lowest, highest, first, last):
+    """Scores with −inf where they equal ``lowest`` before candidate ``first``, or ``highest`` behind ``last``.
+
+    tied: may the tile hold such?
+    """
+    if tied:
+        candidate += deferred(0)
+        out = ((scores == lowest) & (candidate < first)) | ((scores == highest) & (candidate > last))
+        scores = tl.where(out, float("-inf"), scores)
+    return scores
+
+
+@triton.jit
+def in_bands(scores, lowest, highest, LOWER: tl.constexpr, UPPER: tl.constexpr):
     """1 where a score is within the bands, 0 where not; bounds are numbers or lie along the anchors' side of the tile.
 
     Numbers, because the hardware makes them by the comparison itself, and to multiply with one is free in a sum.
-    first, last: with RING, outside are also scores equal to ``lowest`` of candidates before ``first``, and equal to
-    ``highest`` behind ``last`` · tied: may the tile hold such?
     """
     if LOWER:
         lowest = tl.maximum(lowest, -3.4e38)  # what is hidden is outside of every band
     if LOWER and UPPER:
-        found = tl.where((scores >= lowest) & (scores <= highest), 1.0, 0.0)
+        return tl.where((scores >= lowest) & (scores <= highest), 1.0, 0.0)
     elif LOWER:
-        found = tl.where(scores >= lowest, 1.0, 0.0)
+        return tl.where(scores >= lowest, 1.0, 0.0)
     else:
-        found = tl.where((scores <= highest) & (scores > float("-inf")), 1.0, 0.0)
-    if RING:  # noqa: SIM102 (what is known when a program is compiled must be asked alone)
-        if tied:
-            candidate += deferred(0)
-            out = ((scores == lowest) & (candidate < first)) | ((scores == highest) & (candidate > last))
-            found = tl.where(out, 0.0, found)
-    return found
+        return tl.where((scores <= highest) & (scores > float("-inf")), 1.0, 0.0)
 
 
 @triton.jit

@@ -33,7 +33,8 @@ ADDS_IN_FLOAT32 = hasattr(torch.ops.aten.addmm, "dtype_out")
 class Tile:
     """Outer and inner rows of a tile, warps that share it, tiles in flight.
 
-    chunk: columns taken at a time, None for whole rows · described: does the copy engine read it, where there is one?
+    chunk: columns taken at a time, None for whole rows · described: does the copy engine read it, where there is one? ·
+    registers: of a thread at most, so that more tiles share a multiprocessor
     """
 
     outer: int
@@ -42,6 +43,7 @@ class Tile:
     stages: int
     chunk: int | None = None
     described: bool = False
+    registers: int | None = None
 
 
 @lru_cache
@@ -52,9 +54,10 @@ def candidates(name: str, width: int, bytes_each: int, whole: bool) -> list[Tile
             return [Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)]
         chunk = None if whole else 64
         return [Tile(32, 32, 4, 1, chunk), Tile(32, 64, 4, 1, chunk)]
-    if name == "collect":  # much is done with every score: several small tiles at once, while some wait for memory
-        sizes = (64, 32, 4, 3), (128, 32, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2)  # inner rows: a GRAIN at most
-        return [Tile(*size, None if whole else 64) for size in sizes]
+    if name == "collect":  # inner rows: a GRAIN at most
+        if not whole:
+            return [Tile(64, 32, 4, 3, 64), Tile(64, 64, 4, 2, 64)]
+        return [Tile(64, 32, 4, 3), Tile(64, 32, 4, 3, described=True, registers=128), Tile(64, 64, 4, 2)]
     if not whole and name == "strip":
         return [Tile(64, 64, 4, 3, 64), Tile(128, 128, 4, 3, 64, True), Tile(128, 256, 8, 4, 64, True)]
     if not whole:
@@ -90,7 +93,8 @@ def launch(program: Any, arguments: dict[str, Any], rows: int, parts: int, width
             if described:
                 given[outer_name] = TensorDescriptor.from_tensor(matrix, [tile.outer, chunk])
                 given[inner_name] = TensorDescriptor.from_tensor(others, [tile.inner, chunk])
-        launching.launch(program, (math.ceil(rows / tile.outer), parts), given, tile.warps, tile.stages)
+        grid = math.ceil(rows / tile.outer), parts
+        launching.launch(program, grid, given, tile.warps, tile.stages, tile.registers)
 
     if len(options) == 1:
         attempt(options[0])
