@@ -6,7 +6,7 @@
 
 limit       HCL (β = 1, τ⁺ = 0.1, t = 0.5), forward and backward, from 1,024 rows (two views of 512) to 1,048,576;
             two towers; a queue. T*/T is the share of the time that the matrix products alone would take, at the
-            rate of an 8192³ product in bfloat16 measured in the same run: T* = g·2·rows·candidates·d / rate, with
+            rate of an 8192³ product in bfloat16 measured right after: T* = g·2·rows·candidates·d / rate, with
             g = 2 (one tower: scores, and (W + Wᵀ)Z), 3 (two towers) or 2 (queue without gradient). What a kernel
             computes twice does not count. Two towers in both directions share their scores: rows is B, not 2B.
 generality  what tilts, labels and bands cost over plain InfoNCE in the same kernel

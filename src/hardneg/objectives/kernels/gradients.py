@@ -100,7 +100,7 @@ def weighed(
     OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
     KIND: tl.constexpr, BOUNDED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr,
     ALLOWED: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr,
-    EXACT: tl.constexpr,
+    EXACT: tl.constexpr, HALF_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """∂L/∂s of a tile of inner products: as rows of their outer anchors, of their inner anchors, or both added."""
     BANDED: tl.constexpr = LOWER > 0 or UPPER > 0
@@ -124,11 +124,11 @@ def weighed(
         scores = hidden(
             found * scale, i[:, None], j[None, :], outer_rows, inner_rows, near, column, columns, batch, offset, whole,
             excluded, named, group_i, group_j, allowed, allowed_rows, allowed_columns,
-            OWN, EXCLUDED, GROUPS, ALLOWED,
+            OWN, EXCLUDED, GROUPS, ALLOWED, HALF_PRECISION,
         )  # fmt: skip
         if RING:
             tied = (start + column < until) | (start + INNER_BLOCK - 1 + column > since)
-            scores = untied(scores, j[None, :] + column, tied, lowest_i, highest_i, first_i, last_i)
+            scores = untied(scores, j[None, :] + column, tied, lowest_i, highest_i, first_i, last_i, HALF_PRECISION)
         if BANDED:
             within = in_bands(scores, lowest_i, highest_i, LOWER, UPPER)
             if not BOUNDED:
@@ -145,7 +145,7 @@ def weighed(
         scores = hidden(
             found * scale, j[None, :], i[:, None], inner_rows, outer_rows, near, column, columns, batch, offset, whole,
             excluded, named, group_j, group_i, allowed, allowed_rows, allowed_columns,
-            OWN, EXCLUDED, GROUPS, ALLOWED,
+            OWN, EXCLUDED, GROUPS, ALLOWED, HALF_PRECISION,
         )  # fmt: skip
         lowest, highest, first, last = lowest_i, highest_i, 0, 0
         if LOWER == 2:
@@ -158,7 +158,7 @@ def weighed(
             until, since = tl.max(first, axis=0), tl.min(last, axis=0)
             first, last = first[None, :], last[None, :]
             tied = (row + column < until) | (row + OUTER_BLOCK - 1 + column > since)
-            scores = untied(scores, i[:, None] + column, tied, lowest, highest, first, last)
+            scores = untied(scores, i[:, None] + column, tied, lowest, highest, first, last, HALF_PRECISION)
         if BANDED:
             within = in_bands(scores, lowest, highest, LOWER, UPPER)
             if not BOUNDED:
@@ -231,7 +231,7 @@ def gradient(
             steep_, flat_, level_, lower_, upper_, first_, last_, inner_groups,
             excluded, allowed, column, columns, batch, offset, whole, named, allowed_rows, allowed_columns,
             OUTER, INNER, OUTER_BLOCK, INNER_BLOCK, KIND, BOUNDED, OWN, EXCLUDED, GROUPS, ALLOWED, LOWER, UPPER, RING,
-            EXACT,
+            EXACT, tile.dtype != tl.float32,
         )  # fmt: skip
         if WHOLE:
             if other.dtype == tl.float32:

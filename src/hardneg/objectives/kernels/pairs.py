@@ -58,7 +58,7 @@ def conclude(
         heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tilt, BLOCK, KIND, BOUNDED, COUNTED
     )
     loss, floored, by_mean, by_positive, by_scale = outcome(
-        log(heavy) - log(light) + top * LN2, tl.where(inside, count, 0.0),
+        log(heavy / light) + top * LN2, tl.where(inside, count, 0.0),
         tl.load(similarity + i % batch, mask=inside, other=0.0),
         scale, log_number, log_prior, log_rest, 0.0, SUPPORT, DEBIASED, True, DECOUPLED,
     )  # fmt: skip

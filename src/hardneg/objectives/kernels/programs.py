@@ -31,14 +31,6 @@ from hardneg.objectives.kernels.tiles import (
 
 
 @triton.jit
-def increased(total, lost, more):
-    """A total and more, and what rounding added to the sum since the beginning, which is made good (Kahan 1965)."""
-    more = more - lost
-    sum_ = total + more
-    return sum_, (sum_ - total) - more
-
-
-@triton.jit
 def sums(
     anchors_, candidates_, scale_, tilt_, lower_, upper_, first_, last_, level_,
     excluded, anchor_groups, candidate_groups, allowed,
@@ -81,8 +73,8 @@ def sums(
         level = tl.load(level_ + i, mask=i < anchors, other=0.0)[:, None] * LOG2E
     if GROUPS > 0:
         group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
-    heavy, heavy_lost = tl.zeros((OUTER_BLOCK,), tl.float32), tl.zeros((OUTER_BLOCK,), tl.float32)
-    light, light_lost = tl.zeros((OUTER_BLOCK,), tl.float32), tl.zeros((OUTER_BLOCK,), tl.float32)
+    heavy = tl.zeros((OUTER_BLOCK,), tl.float32)
+    light = tl.zeros((OUTER_BLOCK,), tl.float32)
     count = tl.zeros((OUTER_BLOCK,), tl.float32)
     peak = tl.full((OUTER_BLOCK,), float("-inf"), tl.float32)
     for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
@@ -94,7 +86,9 @@ def sums(
         )  # fmt: skip
         if RING:
             tied = (start + column < until) | (start + INNER_BLOCK - 1 + column > since)
-            scores = untied(scores, j[None, :] + column, tied, lowest, highest, first, last)
+            scores = untied(
+                scores, j[None, :] + column, tied, lowest, highest, first, last, tile.dtype != tl.float32
+            )  # fmt: skip
         if BANDED:
             within = in_bands(scores, lowest, highest, LOWER, UPPER)
             if not BOUNDED:
@@ -112,22 +106,18 @@ def sums(
                 higher = tl.maximum(peak, tl.max(scores, axis=1))
                 # Where nothing was met yet, −inf less −inf would be NaN.
                 base = tl.where(higher == float("-inf"), 0.0, higher)
-                shrink = tl.exp2((peak - base) * (tilt + 1))
-                heavy, heavy_lost = heavy * shrink, heavy_lost * shrink
+                heavy = heavy * tl.exp2((peak - base) * (tilt + 1))
                 if KIND != NONE:
-                    shrink = tl.exp2((peak - base) * tilt)
-                    light, light_lost = light * shrink, light_lost * shrink
+                    light = light * tl.exp2((peak - base) * tilt)
                 peak = higher
                 scores -= base[:, None]
             steep, flat = exponentials(scores, tilt, KIND, BOUNDED and not RING)
             if EXACT:
                 lost = rounding(found, scale, tl.load(scale_), step, tilt)
                 steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
-            part_sum = tl.sum(steep * within if BANDED and BOUNDED else steep, axis=1)
-            heavy, heavy_lost = increased(heavy, heavy_lost, part_sum)
+            heavy += tl.sum(steep * within if BANDED and BOUNDED else steep, axis=1)
             if KIND != NONE:
-                part_sum = tl.sum(flat * within if BANDED and BOUNDED else flat, axis=1)
-                light, light_lost = increased(light, light_lost, part_sum)
+                light += tl.sum(flat * within if BANDED and BOUNDED else flat, axis=1)
     place, inside = (slot + part) * anchors + i, i < anchors
     tl.store(heavy_ + place, heavy, mask=inside)
     if KIND != NONE:
@@ -191,9 +181,9 @@ def finish(
         heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tilt, BLOCK, KIND, BOUNDED, COUNTED
     )
     some = count > 0
-    log_h, log_l = log(heavy), log(light)
-    tl.store(mean + i, tl.where(some, log_h - log_l + top * LN2, float("-inf")), mask=inside)
-    tl.store(weight + i, tl.where(some, log_l + tilt * top * LN2, float("-inf")), mask=inside)
+    # The quotient first: a difference of logarithms would lose the digits that they have before the point.
+    tl.store(mean + i, tl.where(some, log(heavy / light) + top * LN2, float("-inf")), mask=inside)
+    tl.store(weight + i, tl.where(some, log(light) + tilt * top * LN2, float("-inf")), mask=inside)
     tl.store(number + i, count, mask=inside)
     tl.store(heavy_sum + i, heavy, mask=inside)
     tl.store(light_sum + i, light, mask=inside)

@@ -150,6 +150,7 @@ def sample(
         found = hidden(
             found * scale, i[:, None], j[None, :], anchors, candidates, True, column, columns, batch, offset, whole,
             excluded, named, group, other, allowed, allowed_rows, allowed_columns, OWN, EXCLUDED, GROUPS, ALLOWED,
+            False,
         )  # fmt: skip
         pointer = result + (i - base).to(tl.int64)[:, None] * size + drawn[None, :]
         tl.store(pointer, found, mask=(i < anchors)[:, None] & (drawn < size)[None, :])

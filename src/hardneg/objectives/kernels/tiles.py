@@ -63,9 +63,13 @@ def products(
 
 
 @triton.jit
-def deferred(x):
-    """x, an integer, which the compiler must not make before a branch is taken: else it takes both, and chooses."""
-    if PLAIN:
+def deferred(x, WORTH_IT: tl.constexpr = True):
+    """x, an integer, which the compiler must not make before a branch is taken: else it takes both, and chooses.
+
+    Not worth it where a branch does much, and harmful beside float32 products: there it makes the compiler keep
+    everything in memory.
+    """
+    if PLAIN or not WORTH_IT:
         return x
     else:
         return tl.inline_asm_elementwise("", "=r,0", [x], dtype=tl.int32, is_pure=False, pack=1)
@@ -76,6 +80,7 @@ def hidden(
     scores, anchor, candidate, anchors, candidates, near, column, columns,
     batch, offset, whole, excluded, named, anchor_group, candidate_group, allowed, allowed_rows, allowed_columns,
     OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
+    HALF_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Scores with −inf where an anchor may not meet a candidate.
 
@@ -84,7 +89,7 @@ def hidden(
     the rest: see `hardneg.objectives.kernels.problem.Eligibility`
     """
     if near:
-        anchors = deferred(anchors)
+        anchors = deferred(anchors, HALF_PRECISION and not OWN)
         meets = (anchor < anchors) & (candidate < candidates)
         if OWN:
             meets = meets & (offset + anchor % batch != candidate % whole)
@@ -106,13 +111,13 @@ def hidden(
 
 
 @triton.jit
-def untied(scores, candidate, tied, lowest, highest, first, last):
+def untied(scores, candidate, tied, lowest, highest, first, last, HALF_PRECISION: tl.constexpr):
     """Scores with −inf where they equal ``lowest`` before candidate ``first``, or ``highest`` behind ``last``.
 
     tied: may the tile hold such?
     """
     if tied:
-        candidate += deferred(0)
+        candidate += deferred(0, HALF_PRECISION)
         out = ((scores == lowest) & (candidate < first)) | ((scores == highest) & (candidate > last))
         scores = tl.where(out, float("-inf"), scores)
     return scores
@@ -243,5 +248,6 @@ def scored(
     scores = hidden(
         found * scale, i[:, None], j[None, :], anchors, candidates, near, column, columns, batch, offset, whole,
         excluded, named, group, other, allowed, allowed_rows, allowed_columns, OWN, EXCLUDED, GROUPS, ALLOWED,
+        tile.dtype != tl.float32,
     )  # fmt: skip
     return j, found, scores
