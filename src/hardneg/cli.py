@@ -8,6 +8,7 @@ import itertools
 import os
 import shlex
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,6 +92,8 @@ def train(
     with bars(Console(stderr=True, quiet=as_json)) as progress:
         result = runs.train(settings, folder, resume is not None, [Bar(progress, folder.name)])
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0":
+        # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489).
+        time.sleep(1)
         return  # the first process of all machines tells
     figures = {}
     if evaluate:
