@@ -91,9 +91,9 @@ def train(
     os.environ["HARDNEG_RUN"] = str(folder)
     with bars(Console(stderr=True, quiet=as_json)) as progress:
         result = runs.train(settings, folder, resume is not None, [Bar(progress, folder.name)])
+    if "LOCAL_RANK" in os.environ:  # one of several processes
+        time.sleep(1)  # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489)
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0":
-        # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489).
-        time.sleep(1)
         return  # the first process of all machines tells
     figures = {}
     if evaluate:
