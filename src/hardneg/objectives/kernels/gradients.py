@@ -9,6 +9,7 @@ import triton.language as tl
 from hardneg.objectives.kernels.tiles import (
     HALF,
     LAST,
+    LEAST,
     LOG2E,
     NONE,
     ONE,
@@ -149,16 +150,14 @@ def weighed(
         )  # fmt: skip
         lowest, highest, first, last = lowest_i, highest_i, 0, 0
         if LOWER == 2:
-            lowest = tl.load(lower_ + j, mask=j < inner_rows, other=0.0)[None, :] * step
+            lowest = tl.maximum(tl.load(lower_ + j, mask=j < inner_rows, other=0.0)[None, :] * step, LEAST)
         if UPPER == 2:
             highest = tl.load(upper_ + j, mask=j < inner_rows, other=0.0)[None, :] * step
         if RING:
-            first = tl.load(first_ + j, mask=j < inner_rows, other=0)
-            last = tl.load(last_ + j, mask=j < inner_rows, other=LAST)
-            until, since = tl.max(first, axis=0), tl.min(last, axis=0)
-            first, last = first[None, :], last[None, :]
-            tied = (row + column < until) | (row + OUTER_BLOCK - 1 + column > since)
-            scores = untied(scores, i[:, None] + column, tied, lowest, highest, first, last, HALF_PRECISION)
+            first = tl.load(first_ + j, mask=j < inner_rows, other=0)[None, :]
+            last = tl.load(last_ + j, mask=j < inner_rows, other=LAST)[None, :]
+            # Asked of every tile: Triton 3.6 cannot compile the question whether it may matter.
+            scores = untied(scores, i[:, None] + column, True, lowest, highest, first, last, False)
         if BANDED:
             within = in_bands(scores, lowest, highest, LOWER, UPPER)
             if not BOUNDED:
@@ -196,13 +195,13 @@ def gradient(
     tile = rows_of(outer, row, outer_rows, width, outer_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
     lowest, highest, first, last, until, since, group = 0.0, 0.0, 0, 0, 0, 0, 0
     if LOWER == 1:
-        lowest = lower_ * LOG2E * step
+        lowest = tl.maximum(lower_ * LOG2E * step, LEAST)
     if UPPER == 1:
         highest = upper_ * LOG2E * step
     steep, flat, top = 0.0, 0.0, 0.0
     if OUTER:
         if LOWER == 2:
-            lowest = tl.load(lower_ + i, mask=inside, other=0.0)[:, None] * step
+            lowest = tl.maximum(tl.load(lower_ + i, mask=inside, other=0.0)[:, None] * step, LEAST)
         if UPPER == 2:
             highest = tl.load(upper_ + i, mask=inside, other=0.0)[:, None] * step
         if RING:

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from hardneg.objectives.kernels.tiles import (
     LAST,
+    LEAST,
     LN2,
     LOG2E,
     NONE,
@@ -56,11 +57,11 @@ def sums(
     lowest, highest, first, last, level, group = 0.0, 0.0, 0, 0, 0.0, 0
     BANDED: tl.constexpr = LOWER > 0 or UPPER > 0
     if LOWER == 1:
-        lowest = lower_ * LOG2E * step
+        lowest = tl.maximum(lower_ * LOG2E * step, LEAST)
     if UPPER == 1:
         highest = upper_ * LOG2E * step
     if LOWER == 2:
-        lowest = tl.load(lower_ + i, mask=i < anchors, other=0.0)[:, None] * step
+        lowest = tl.maximum(tl.load(lower_ + i, mask=i < anchors, other=0.0)[:, None] * step, LEAST)
     if UPPER == 2:
         highest = tl.load(upper_ + i, mask=i < anchors, other=0.0)[:, None] * step
     until, since = 0, 0

@@ -21,6 +21,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_REST = tl.constexpr(1.9259629911266175e-08)  # what float32 leaves out of it
 LN2 = tl.constexpr(0.6931471805599453)
 LAST = tl.constexpr(0x7FFFFFFF)  # an index beyond every candidate
+LEAST = tl.constexpr(-3.4e38)  # a score below all but that of the hidden, −inf
 
 # Tilts: β = 0, 1, 2 and ½ need one exponential for both sums, any other β two. POSITIVES asks other questions of a row.
 NONE, ONE, TWO, HALF, ANY, POSITIVES = (tl.constexpr(kind) for kind in range(6))
@@ -89,8 +90,9 @@ def hidden(
     the rest: see `hardneg.objectives.kernels.problem.Eligibility`
     """
     if near:
-        anchors = deferred(anchors, HALF_PRECISION and not OWN)
-        meets = (anchor < anchors) & (candidate < candidates)
+        # Not named ``anchors``: what is loaded below would wait for the branch.
+        rows = deferred(anchors, HALF_PRECISION and not OWN)
+        meets = (anchor < rows) & (candidate < candidates)
         if OWN:
             meets = meets & (offset + anchor % batch != candidate % whole)
         scores = tl.where(meets, scores, float("-inf"))
@@ -128,9 +130,8 @@ def in_bands(scores, lowest, highest, LOWER: tl.constexpr, UPPER: tl.constexpr):
     """1 where a score is within the bands, 0 where not; bounds are numbers or lie along the anchors' side of the tile.
 
     Numbers, because the hardware makes them by the comparison itself, and to multiply with one is free in a sum.
+    lowest: LEAST or more, for what is hidden is outside of every band
     """
-    if LOWER:
-        lowest = tl.maximum(lowest, -3.4e38)  # what is hidden is outside of every band
     if LOWER and UPPER:
         return tl.where((scores >= lowest) & (scores <= highest), 1.0, 0.0)
     elif LOWER:

@@ -1,0 +1,132 @@
+"""Whatever the fused kernel is asked, its programs compile for a GPU: Triton needs none for that."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hardneg as hn
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only"),
+    pytest.mark.filterwarnings("ignore"),  # of losses that nobody computed
+]
+
+TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
+         torch.float16: "fp16", torch.int8: "i8"}  # fmt: skip
+ROWS, KEYS = 64, 8192  # beyond `selection.SHORTEST_ROW`, so that rows are sampled
+
+
+class Recorder:
+    """In place of a program that is called directly: notes its arguments."""
+
+    def __init__(self, program: Any, notes: list[tuple[Any, dict[str, Any], int, int]]) -> None:
+        self.program, self.notes, self.arg_names = program, notes, program.arg_names
+
+    def __getitem__(self, grid: Any) -> Any:
+        def note(
+            *given: Any, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **named: Any
+        ) -> None:
+            arguments = dict(zip(self.arg_names, given, strict=False)) | named
+            self.notes.append((self.program, arguments, num_warps, num_stages))
+
+        return note
+
+
+def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[str, Any], int, int]]:
+    """Programs that a forward and backward pass would start on a GPU, in its first tile, with their arguments."""
+    from hardneg.objectives.kernels import fused, gradients, pairs, programs, rowwise, selecting, tuning
+
+    notes: list[tuple[Any, dict[str, Any], int, int]] = []
+
+    def launch(program: Any, grid: Any, arguments: dict[str, Any], warps: int = 4, stages: int = 3) -> None:
+        notes.append((program, arguments, warps, stages))
+
+    def in_tile(
+        program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str
+    ) -> tuning.Tile:
+        matrix = arguments["anchors_" if "anchors_" in arguments else "outer"]
+        tile = tuning.candidates(name, width, matrix.element_size(), whole)[0]
+        sizes = {"OUTER_BLOCK": tile.outer, "INNER_BLOCK": tile.inner, "WHOLE": tile.chunk is None, "DESCRIBED": False,
+                 "WIDTH": tile.chunk or max(16, 1 << (width - 1).bit_length())}  # fmt: skip
+        program = selecting.collect.program if name == "collect" and "pivot_" in arguments else program
+        program = getattr(program, "program", program)
+        notes.append((program, {**arguments, **sizes}, tile.warps, tile.stages))
+        return tile
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "available", lambda device: True)
+        patch.setattr(tuning, "launch", in_tile)
+        for module in (pairs, rowwise):
+            patch.setattr(module, "launch", launch)
+        for module, names in (
+            (selecting, ["bracket", "collect", "select", "bisect"]),
+            (programs, ["finish"]),
+            (gradients, ["slopes"]),
+        ):
+            for name in names:
+                patch.setattr(module, name, Recorder(getattr(module, name), notes))
+        loss(**given).sum().backward()
+    return notes
+
+
+def compiled(program: Any, arguments: dict[str, Any], warps: int, stages: int) -> Any:
+    """A program compiled for the kind of arguments given, as Triton tells kinds apart."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    attributes: dict[tuple[int], Any] = {}
+    for place, name in enumerate(program.arg_names):
+        value = arguments[name]
+        if place in program.constexprs or value is None or (type(value) is int and value == 1):
+            signature[name], constants[(place,)] = "constexpr", value
+        elif isinstance(value, Tensor):
+            signature[name], attributes[(place,)] = "*" + TYPES[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(program, signature, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+
+
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "pairs": ({"hardening": hn.Exponential(1.0), "class_prior": 0.1}, []),
+    "cold": ({"temperature": 0.02, "hardening": hn.Exponential(1.3)}, []),
+    "labels": ({"supervision": "full", "hardening": hn.Exponential(0.5)}, ["labels"]),
+    "towers": ({"in_batch": "other", "symmetric": True, "hardening": hn.BelowPositive(0.1)}, []),
+    "queue": ({"in_batch": None}, ["negatives"]),
+    "queue, some excluded": ({"in_batch": None}, ["negatives", "exclude"]),
+    "queue, masked": ({"in_batch": None, "hardening": hn.Threshold(0.5)}, ["negatives", "negative_mask"]),
+    "ring": ({"in_batch": None, "hardening": hn.Ring(0.9, 0.99)}, ["negatives"]),
+    "ring, some excluded": ({"in_batch": None, "hardening": hn.Ring(0.9, 0.99)}, ["negatives", "exclude"]),
+    "ring, masked": ({"in_batch": None, "hardening": hn.Ring(0.9, 0.99)}, ["negatives", "negative_mask"]),
+    "ring of batch and queue": ({"hardening": hn.Ring(0.9, 0.99)}, ["negatives"]),
+    "batch and queue, masked": ({"hardening": hn.Exponential(2.0)}, ["negatives", "negative_mask"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.bfloat16, 128), (torch.float32, 64), (torch.bfloat16, 384)], ids=str)
+def test_programs_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int) -> None:
+    options, names = CASES[name]
+    everything = {
+        "negatives": torch.randn(KEYS, dim).to(dtype).requires_grad_(),
+        "exclude": torch.arange(ROWS) % KEYS,
+        "negative_mask": torch.ones(ROWS, KEYS, dtype=torch.bool),
+        "labels": torch.arange(ROWS) % 7,
+    }
+    views = {view: torch.randn(ROWS, dim).to(dtype).requires_grad_() for view in ("z1", "z2")}
+    given = views | {key: everything[key] for key in names}
+    notes = launches(hn.InfoNCE(**options, backend="fused"), given)
+    assert len(notes) >= 4
+    for program, arguments, warps, stages in notes:
+        made = compiled(program, arguments, warps, stages)
+        assert made.metadata.shared <= 227 * 1024, f"{program.__name__} does not fit"
