@@ -22,7 +22,7 @@ DIGIT = tl.constexpr(128)
 
 # Numbers from 2²³ on have an integer in the lowest bits of their float, which are these beside the integer.
 FROM, FROM_BITS = tl.constexpr(8388608.0), tl.constexpr(0x4B000000)
-NOWHERE = tl.constexpr(1048576.0)  # added to a slot, beyond the end of every list
+NOWHERE = tl.constexpr(1 << 20)  # added to a slot, beyond the end of every list
 
 # Counters of an anchor: how many candidates are below the pivots of the lower edge, below those of the upper edge,
 # listed, and eligible. They have a sector of memory of their own, lest additions to those of others wait for them.
@@ -274,7 +274,7 @@ def collect(
     triangle = (k[:, None] <= k[None, :]).to(tl.float16)
     # Of factors that it knows the compiler would make choices, which take longer than products.
     second, third = deferred(part * 0 + DIGIT).to(tl.float32), deferred(part * 0 + DIGIT * DIGIT).to(tl.float32)
-    nowhere = deferred(part * 0 + 1048576).to(tl.float32)
+    nowhere = deferred(part * 0 + NOWHERE).to(tl.float32)
     last_scores = tl.zeros((OUTER_BLOCK, INNER_BLOCK), tl.float32)
     last_order = tl.full((OUTER_BLOCK, INNER_BLOCK), NOWHERE, tl.float32)
     last_first = tl.zeros((OUTER_BLOCK,), tl.int32)
