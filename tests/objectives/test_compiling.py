@@ -130,3 +130,18 @@ def test_programs_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int) -> 
     for program, arguments, warps, stages in notes:
         made = compiled(program, arguments, warps, stages)
         assert made.metadata.shared <= 227 * 1024, f"{program.__name__} does not fit"
+
+
+def test_of_measured_tiles_one_that_triton_cannot_compile_is_passed_over() -> None:
+    from hardneg.objectives.kernels import tuning
+
+    def failing(message: str) -> Any:
+        def attempt(tile: tuning.Tile) -> None:
+            raise RuntimeError(message)
+
+        return attempt
+
+    tile = tuning.Tile(64, 64, 4, 2)
+    assert tuning._milliseconds(failing("PassManager::run failed"), tile) == float("inf")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        tuning._milliseconds(failing("CUDA error: an illegal memory access"), tile)

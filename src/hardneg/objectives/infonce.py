@@ -160,13 +160,13 @@ class InfoNCE(nn.Module):
             )
         if self._moves:
             self.set_progress(self.progress)
-        arguments = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
         device = z1.device if isinstance(z1, Tensor) else torch.device("cpu")
         with _plainly(device), _current(device):  # float32 arithmetic inside, always
             kernel = self._kernel(device)
-            if kernel.pair_loss is not None and settings.is_plain(self, *arguments):
+            given = (negatives, exclude, negative_labels, negative_mask, positive_mask)
+            if kernel.pair_loss is not None and settings.is_plain(self, z1, z2, *given):
                 return self._pair_loss(kernel.pair_loss, z1, z2, negatives, exclude, negative_mask)  # type: ignore[arg-type]
-            loss = self._loss(read(*arguments, normalize=self.normalize, kernel=kernel), kernel)
+            loss = self._loss(read(z1, z2, labels, *given, normalize=self.normalize, kernel=kernel), kernel)
         if negatives is not None and loss.requires_grad and not torch.compiler.is_compiling():
             loss = _Guard.apply(loss, negatives)  # type: ignore[no-untyped-call]
         return loss

@@ -62,7 +62,6 @@ def is_plain(
     loss: "InfoNCE",
     z1: Tensor,
     z2: Tensor | None,
-    labels: Tensor | None,
     negatives: Tensor | None,
     exclude: Tensor | None,
     negative_labels: Tensor | None,

@@ -62,23 +62,12 @@ def method(settings: Recipe, train_set: Samples, processes: int = 1) -> Method:
         )
     torch.manual_seed(randomness.mix(settings.seed))
     encoder = encoder_of(settings, channels, side)
-    chosen, epochs = settings.optimizer, settings.trainer.epochs
     module = METHODS[settings.method](
         encoder,
         head_of(settings, encoder, channels, side),
         objective_of(settings, gather=processes > 1),
         views_of(settings, side),
-        lambda module: optimizers.build(
-            chosen.name,
-            [module],
-            chosen.lr,
-            chosen.weight_decay,
-            chosen.momentum,
-            scaled_and_clipped=settings.trainer.precision == "16-mixed" and chosen.clip is not None,
-        ),
-        optimizers.learning_rate(
-            chosen.schedule, chosen.warmup / epochs, tuple(drop / epochs for drop in chosen.drops)
-        ),
+        *optimizers.of_recipe(settings),
         settings.seed,
         settings.trainer.channels_last,
         **_memory_of(settings, len(train_set), processes),

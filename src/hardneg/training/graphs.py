@@ -37,22 +37,8 @@ def method(settings: Recipe, graphs: GraphSet, processes: int = 1) -> GraphMetho
         raise ValueError(f"trainer.devices={processes}: graphs are trained on one device")
     torch.manual_seed(randomness.mix(settings.seed))
     encoder = encoder_of(settings, graphs.node_features)
-    chosen, epochs = settings.optimizer, settings.trainer.epochs
     objective = recipe.objective(settings)
-
-    def optimizer(module: nn.Module) -> torch.optim.Optimizer:
-        return optimizers.build(
-            chosen.name,
-            [module],
-            chosen.lr,
-            chosen.weight_decay,
-            chosen.momentum,
-            scaled_and_clipped=settings.trainer.precision == "16-mixed" and chosen.clip is not None,
-        )
-
-    rate = optimizers.learning_rate(
-        chosen.schedule, chosen.warmup / epochs, tuple(drop / epochs for drop in chosen.drops)
-    )
+    optimizer, rate = optimizers.of_recipe(settings)
     width = getattr(encoder, "features", None)
     if not isinstance(width, int):
         raise ValueError("a graph encoder must say how many features it gives: set its attribute features")

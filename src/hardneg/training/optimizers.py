@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hardneg import checks
+
+if TYPE_CHECKING:
+    from hardneg.training.recipe import Recipe
 
 
 class LARS(Optimizer):
@@ -134,3 +137,15 @@ def learning_rate(
         return 1.0
 
     return at
+
+
+def of_recipe(settings: "Recipe") -> tuple[Callable[[nn.Module], Optimizer], Callable[[float], float]]:
+    """What makes the optimiser of a method, and the factor of its learning rate, as a recipe has them."""
+    chosen, epochs = settings.optimizer, settings.trainer.epochs
+    clipped = settings.trainer.precision == "16-mixed" and chosen.clip is not None
+
+    def optimizer(module: nn.Module) -> Optimizer:
+        return build(chosen.name, [module], chosen.lr, chosen.weight_decay, chosen.momentum, scaled_and_clipped=clipped)
+
+    drops = tuple(drop / epochs for drop in chosen.drops)
+    return optimizer, learning_rate(chosen.schedule, chosen.warmup / epochs, drops)

@@ -2,7 +2,7 @@
 
 Candidates are ranked by score and then by index, so no two of an anchor's are equal, and all that is said of pairs
 (score, index) holds whether or not scores tie. Scores are in base 2, −inf where an anchor may not meet a candidate;
-such *hidden* ones rank before all others. Compared are integer *keys* in the order of the scores.
+such *hidden* ones rank before all others.
 
 Atomics add integers only: sums, which no order changes, and places in a list whose order no result depends on.
 """
@@ -12,9 +12,8 @@ Atomics add integers only: sums, which no order changes, and places in a list wh
 import triton
 import triton.language as tl
 
+from hardneg.objectives.kernels.searching import HIDDEN, between, narrowed, ordered, parted, score_of
 from hardneg.objectives.kernels.tiles import LAST, LOG2E, PLAIN, deferred, hidden, rows_of, scored
-
-HIDDEN = tl.constexpr(-0x7F800001)  # the key of −inf
 
 # Most candidates of a tile of `collect`, and what it counts them in: digits of one number, each of which holds a GRAIN.
 GRAIN = tl.constexpr(64)
@@ -27,91 +26,6 @@ NOWHERE = tl.constexpr(1 << 20)  # added to a slot, beyond the end of every list
 # Counters of an anchor: how many candidates are below the pivots of the lower edge, below those of the upper edge,
 # listed, and eligible. They have a sector of memory of their own, lest additions to those of others wait for them.
 BELOW_LOW, BELOW_HIGH, LISTED, ELIGIBLE, COUNTERS = (tl.constexpr(which) for which in (0, 1, 2, 3, 8))
-
-
-@triton.jit
-def ordered(score):
-    """Keys of float32 scores."""
-    bits = (score + 0.0).to(tl.int32, bitcast=True)  # −0.0 equals 0.0, and so must its key
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def score_of(key):
-    """Scores of keys."""
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def between(low, high):
-    """⌊(low + high) / 2⌋, where the sum may overflow."""
-    return (low >> 1) + (high >> 1) + (low & high & 1)
-
-
-@triton.jit
-def added(one, other, one_more, other_more):
-    """Sums of pairs."""
-    return one + one_more, other + other_more
-
-
-@triton.jit
-def upto(scores, key):
-    """1 where a score is no higher than a key, else 0."""
-    # Between the keys of 0 and of the next score below lies that of −0, which is not lower than 0. Numbers, because
-    # the hardware makes them by the comparison itself; float32 counts to 2²⁴.
-    return tl.where(scores <= score_of(tl.where(key == -1, -2, key)), 1.0, 0.0)
-
-
-@triton.jit
-def counted(scores, key_0, key_1):
-    """How many scores (n,) are no higher than each of two keys."""
-    if PLAIN:
-        count_0, count_1 = tl.sum(upto(scores, key_0), axis=0), tl.sum(upto(scores, key_1), axis=0)
-    else:  # in one go, so that threads wait for each other once
-        count_0, count_1 = tl.reduce((upto(scores, key_0), upto(scores, key_1)), 0, added)
-    return count_0.to(tl.int32), count_1.to(tl.int32)
-
-
-@triton.jit
-def halved(low, high, below, upto, middle, count, rank):
-    """That half of a range of keys which holds the key of this rank, and how many are below it and up to it."""
-    enough = count > rank
-    return (
-        tl.where(enough, low, middle + 1),
-        tl.where(enough, middle, high),
-        tl.where(enough, below, count),
-        tl.where(enough, count, upto),
-    )
-
-
-@triton.jit
-def narrowed(
-    scores, low_0, high_0, below_0, upto_0, rank_0, slack_0, low_1, high_1, below_1, upto_1, rank_1, slack_1
-):  # fmt: skip
-    """Bounds of the keys of two ranks (from 0), each drawn together until at most ``slack`` others lie within them.
-
-    scores: (n,) · low, high: keys to begin with · below, upto: how many scores are below and how many up to them ·
-    returns these four for each rank. Equal scores cannot be parted: then low is high.
-    """
-    while ((low_0 < high_0) & (upto_0 - below_0 > slack_0 + 1)) | ((low_1 < high_1) & (upto_1 - below_1 > slack_1 + 1)):
-        middle_0, middle_1 = between(low_0, high_0), between(low_1, high_1)
-        count_0, count_1 = counted(scores, middle_0, middle_1)
-        low_0, high_0, below_0, upto_0 = halved(low_0, high_0, below_0, upto_0, middle_0, count_0, rank_0)
-        low_1, high_1, below_1, upto_1 = halved(low_1, high_1, below_1, upto_1, middle_1, count_1, rank_1)
-    return low_0, high_0, below_0, upto_0, low_1, high_1, below_1, upto_1
-
-
-@triton.jit
-def parted(indices, rank, slack, low, high):
-    """Bounds of the index of this rank, as `narrowed` draws those of keys; indices: (n,), LAST where there is none."""
-    low, high = rank * 0 + low, rank * 0 + high  # tensors, because a loop changes them
-    below = tl.sum((indices < low).to(tl.int32), axis=0)
-    upto = tl.sum((indices <= high).to(tl.int32), axis=0)
-    while (low < high) & (upto - below > slack + 1):
-        middle = between(low, high)
-        count = tl.sum((indices <= middle).to(tl.int32), axis=0)
-        low, high, below, upto = halved(low, high, below, upto, middle, count, rank)
-    return low, high
 
 
 @triton.jit
