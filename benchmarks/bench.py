@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -105,7 +106,10 @@ class Bench:
     def contest(
         self, settings: dict[str, Any], contestants: dict[str, Make], turns: int, timer: Callable[[Run], float]
     ) -> None:
-        """Contestants take turns; ratios to the first are medians of the ratios within each turn."""
+        """Contestants take turns, each time in another order, because a chip is slower after a hard one.
+
+        Ratios to the first are medians of the ratios within each turn.
+        """
         runs: dict[str, Run] = {}
         for name, make in contestants.items():
             print(f"{'':9}{name}", flush=True)
@@ -118,9 +122,11 @@ class Bench:
             if name not in runs:
                 self.tidy()
         times: dict[str, list[float]] = {name: [] for name in runs}
+        order, draws = list(runs), random.Random(0)
         for _ in range(turns):
-            for name, run in runs.items():
-                times[name].append(timer(run))
+            draws.shuffle(order)
+            for name in order:
+                times[name].append(timer(runs[name]))
         base = times.get(next(iter(contestants)))
         for name, taken in times.items():
             ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True)) if base else None

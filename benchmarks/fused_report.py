@@ -85,12 +85,7 @@ def claims(sections: dict[str, Any]) -> list[tuple[str, str]]:
     for dim, least in ((128, 0.40), (256, 0.45), (768, 0.55)):
         share = values(rows("limit", **tower, dim=dim, peer="hardneg"), "limit_share")
         answers.append((f"65,536 rows, d = {dim}: T*/T ≥ {least:.2f}", at_least(share, least)))
-    for peer, least in (
-        ("published HCL", 40),
-        ("published HCL bfloat16", 40),
-        ("published HCL compiled", 25),
-        ("filled HCL compiled", 25),
-    ):
+    for peer, least in (("published HCL", 40), ("published HCL compiled", 25)):
         times = values(rows("limit", **tower, dim=128, peer=peer), "times_hardneg")
         answers.append((f"65,536 rows, d = 128: at least {least} times faster than {peer}", at_least(times, least)))
     memory = [

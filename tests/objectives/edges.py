@@ -15,18 +15,25 @@ from hardneg.objectives.kernels import Eligibility, Rule
 class Found:
     """What was found, and how.
 
-    edges: low, first, high, last, (A,) each · scores: (A, N) that they are the edges of · marks: of each strip of
-    anchors, the edges that took more than one walk · largest: elements of the largest tensor made
+    edges: low, first, high, last, (A,) each · scores: (A, N) that they are the edges of · sums: of e^{(β+1)s} and
+    e^{βs} over the band, (A,) each, if asked for · marks: of each strip of anchors, the edges that took many walks ·
+    twice: the same, the anchors that took a second one · largest: elements of the largest tensor made
     """
 
     edges: tuple[Tensor, ...]
     scores: Tensor
+    sums: tuple[Tensor, Tensor] | None
     marks: list[Tensor]
+    twice: list[Tensor]
     largest: int
 
     @property
     def missed(self) -> int:
         return sum(int(part.sum()) for part in self.marks)
+
+    @property
+    def again(self) -> int:
+        return sum(int(part.sum()) for part in self.twice)
 
     @property
     def strips(self) -> int:
@@ -51,20 +58,23 @@ def find_edges(
     who: Eligibility,
     rings: tuple[tuple[float, float], ...],
     constants: dict[str, Any],
+    tilt: float | None = None,
 ) -> Found:
     """The edges of the bands of anchors (A, d) among candidates (N, d).
 
-    constants: of the module `selection`, instead of its own
+    constants: of the module `selection`, instead of its own · tilt: sum over the bands, too; scores may be up to 8
     """
-    from hardneg.objectives.kernels import questions, selection, tuning, walks
+    from hardneg.objectives.kernels import questions, selecting, selection, tuning, walks
 
-    rule, scale = Rule(rings=rings), torch.full((), 2.0, device=anchors.device)
+    rule, scale = Rule(rings=rings, tilt=tilt or 0.0, largest=8.0), torch.full((), 2.0, device=anchors.device)
     walk = walks.Walk(questions.Negatives(who, rule), scale, anchors, candidates, 0, walks.Band(), False)
-    launch, missed = tuning.launch, []
+    launch, missed, twice = tuning.launch, [], []
 
     def watched(program: Any, arguments: dict[str, Any], *given: Any) -> Any:
         if "missed_" in arguments:
             missed.append(arguments["missed_"])
+        if "cut_" in arguments:
+            twice.append(arguments["counters"][:, selecting.AGAIN.value].clone())
         return launch(program, arguments, *given)
 
     with pytest.MonkeyPatch.context() as patch, Watch() as watch:
@@ -72,6 +82,8 @@ def find_edges(
         for name, value in constants.items():
             patch.setattr(selection, name, value)
         selection.planned.cache_clear()
-        edges = selection.edges(walk, rule)
+        edges = selection.edges(walk, rule, summed=tilt is not None)
         selection.planned.cache_clear()
-    return Found(edges, walk.scores(), missed, watch.largest)
+    sums = None if edges.sums is None else (edges.sums[0].sum(dim=0), edges.sums[1].sum(dim=0))
+    found = edges.low, edges.first, edges.high, edges.last
+    return Found(found, walk.scores(), sums, missed, twice, watch.largest)

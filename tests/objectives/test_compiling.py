@@ -51,7 +51,6 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
         tile = tuning.candidates(name, width, matrix.element_size(), whole)[0]
         sizes = {"OUTER_BLOCK": tile.outer, "INNER_BLOCK": tile.inner, "WHOLE": tile.chunk is None, "DESCRIBED": False,
                  "WIDTH": tile.chunk or max(16, 1 << (width - 1).bit_length())}  # fmt: skip
-        program = selecting.collect.program if name == "collect" and "pivot_" in arguments else program
         program = getattr(program, "program", program)
         notes.append((program, {**arguments, **sizes}, tile.warps, tile.stages))
         return tile
@@ -62,7 +61,7 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
         for module in (pairs, rowwise):
             patch.setattr(module, "launch", launch)
         for module, names in (
-            (selecting, ["bracket", "collect", "select", "bisect"]),
+            (selecting, ["bracket", "select"]),
             (programs, ["finish"]),
             (gradients, ["slopes"]),
         ):

@@ -80,7 +80,7 @@ def test_of_equal_scores_those_with_lower_indices_rank_lower(find: Callable[...,
     check(find(integers(2), torch.ones(333, 8), Eligibility(333), rings, SMALL), rings)  # all equal
 
 
-def test_equal_scores_need_no_more_than_one_walk(find: Callable[..., Found]) -> None:
+def test_equal_scores_need_no_more_than_two_walks(find: Callable[..., Found]) -> None:
     rings = ((0.3, 0.6),)
     constants = {"SHORTEST_ROW": 64, "STEP": 4, "SPREAD": 5.0}
     anchors = torch.stack([torch.zeros(8), torch.ones(8), -torch.ones(8)])
@@ -88,7 +88,47 @@ def test_equal_scores_need_no_more_than_one_walk(find: Callable[..., Found]) -> 
     candidates[torch.randperm(6000)[:2000]] = 0.0  # of the second anchor 2000 score 0, of the third they score highest
     found = find(anchors, candidates, Eligibility(6000), rings, constants)
     assert found.missed == 0
+    assert found.again > 0
     check(found, rings)
+
+
+def test_wherever_the_similar_are_one_walk_is_enough(find: Callable[..., Found]) -> None:
+    rings, constants = ((0.6, 0.9),), {"SHORTEST_ROW": 64, "STEP": 4, "SPREAD": 4.0}
+    for similar in (
+        torch.arange(6000) // 200 % 4,  # together
+        torch.arange(6000) % 4,  # in step
+        torch.arange(6000) % 32,
+        torch.arange(6000) // 64 % 5,
+    ):
+        candidates = torch.randn(6000, 8) * 0.3
+        candidates[:, 0] += similar == 0
+        found = find(torch.eye(8)[:3] + 0.1, candidates, Eligibility(6000), rings, constants)
+        assert found.missed == found.again == 0
+        check(found, rings)
+
+
+@pytest.mark.parametrize("tilt", [0.0, 0.5, 1.0, 2.0, 1.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_sums_over_the_band_come_with_its_edges(find: Callable[..., Found], tilt: float, dtype: torch.dtype) -> None:
+    for few, candidates, constants in (
+        ("none", torch.randn(333, 8) / 4, {}),
+        ("none", torch.randn(50, 8) / 4, {}),  # all listed
+        ("tied", integers(333) / 4, {}),
+        ("again", torch.ones(600, 8) / 4, {}),
+        ("missed", torch.randn(333, 8) / 4, {"SPREAD": 0.0}),
+    ):
+        anchors, rings = (integers(5) / 4).to(dtype), ((0.4, 0.8),)
+        columns = len(candidates)
+        found = find(anchors, candidates.to(dtype), Eligibility(columns), rings, SMALL | constants, tilt)
+        assert (found.again > 0) == (few == "again"), few
+        assert (found.missed > 0) == (few == "missed"), few
+        assert found.sums is not None
+        check(found, rings)
+        scores = found.scores.double()
+        kept = within(found.scores, *found.edges)
+        for total, power in zip(found.sums, (tilt + 1, tilt), strict=True):
+            if power > 0:
+                assert_close(total.double(), torch.where(kept, 2 ** (power * scores), 0).sum(dim=1), rtol=2e-6, atol=0)
 
 
 def test_zeros_of_both_signs_are_equal(find: Callable[..., Found]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from hardneg.objectives.kernels import gradients, programs, rowwise, tiled, tiles, walks
 from hardneg.objectives.kernels.problem import Eligibility, LogSums, Lowered, PairRecord, Places, Rule
 from hardneg.objectives.kernels.questions import Negatives, Positives, numbered
-from hardneg.objectives.kernels.walks import Band, Pulls, Walk, band, partial_sums, tilt
+from hardneg.objectives.kernels.walks import Pulls, Sums, Walk, bands_and_sums, tilt
 
 KEPT = 4  # tensors that `_forward` keeps for the backward pass
 
@@ -87,8 +87,8 @@ class _Fused(torch.autograd.Function):
         low = lowered(anchors)
         others = [low if block is None else lowered(block) for block in blocks]
         scale = scale.float()
-        edges = band(question, low, others, scale)
-        results, kept = _forward(question, scale, low, others, edges)
+        edges, sums = bands_and_sums(question, scale, low, others)
+        results, kept = _forward(question, len(low), sums)
         ctx.question, ctx.mine, ctx.band = question, mine, edges
         # Saved, not merely kept: autograd then refuses a backward pass over what was overwritten meanwhile.
         watched = [] if question.who.allowed is None else [question.who.allowed]
@@ -123,15 +123,13 @@ class _Fused(torch.autograd.Function):
         return None, d_scale, d_anchors if for_anchors else None, *d_blocks
 
 
-def _forward(
-    question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor], edges: Band
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _forward(question: Negatives | Positives, rows: int, sums: Sums) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The three results of each anchor, and what the backward pass needs of them."""
-    heavy, light, count, peak, slots = partial_sums(question, scale, anchors, blocks, edges)
+    heavy, light, count, peak, slots = sums
     if isinstance(question, Positives):
         found = tuple(part[0] if slots == 1 else part.sum(dim=0) for part in (heavy, light, count))
         return found, (found[0],) * KEPT
-    rows, block_size = len(anchors), 128
+    block_size = 128
     mean, weight, number, heavy_sum, light_sum, top = heavy.new_empty(6, rows).unbind()
     programs.finish[(math.ceil(rows / block_size),)](
         heavy, light, count, peak, tilt(question.rule, heavy.device), mean, weight, number, heavy_sum, light_sum, top,

@@ -112,8 +112,7 @@ class Whole(torch.autograd.Function):
         if negatives is not None:
             low = low[:batch]
             block, _ = rowwise.normalised(rowwise.by_rows(negatives), None, smallest, precision, dtype, "negatives")
-        band = walks.band(question, low, [block], scale)
-        heavy, light, count, peak, slots = walks.partial_sums(question, scale, low, [block], band)
+        band, (heavy, light, count, peak, slots) = walks.bands_and_sums(question, scale, low, [block])
         anchors = low.shape[0]
         blocks = math.ceil(anchors / BLOCK)
         shape = () if blocks == 1 else (blocks,)

@@ -35,21 +35,23 @@ from hardneg.objectives.kernels.tiles import (
 def sums(
     anchors_, candidates_, scale_, tilt_, lower_, upper_, first_, last_, level_,
     excluded, anchor_groups, candidate_groups, allowed,
-    heavy_, light_, count_, peak_,
+    heavy_, light_, count_, peak_, again_,
     anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
     allowed_rows, allowed_columns, slot, span,
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr, OWN: tl.constexpr,
     EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
-    RING: tl.constexpr, EXACT: tl.constexpr, DESCRIBED: tl.constexpr,
+    RING: tl.constexpr, SOME: tl.constexpr, EXACT: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Sums over one stretch of ``span`` candidates, for each of a block of anchors; slot by slot.
 
     LOWER, UPPER: 0 none, 1 one bound for all, 2 one per anchor · EXACT: make good what rounding takes from exponents ·
-    outputs: (slots, anchors) each
+    SOME: only where the block holds an anchor that is summed again · outputs: (slots, anchors) each
     """
     row, part = tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
+    if SOME and tl.max(tl.load(again_ + i, mask=i < anchors, other=0), axis=0) == 0:
+        return
     tilt = tl.load(tilt_)
     step = unit(tilt, KIND, BOUNDED, RING)
     scale = tl.load(scale_) * LOG2E * step

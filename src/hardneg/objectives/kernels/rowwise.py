@@ -23,6 +23,8 @@ from hardneg.objectives.kernels.launching import launch
 from hardneg.objectives.kernels.problem import constant
 from hardneg.objectives.kernels.tiles import PLAIN, log
 
+NUMBERS = 1024  # that a program holds of each matrix
+
 ROUNDINGS: dict[torch.dtype | None, int] = {torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -55,36 +57,40 @@ def rounded(x, ROUNDING: tl.constexpr):
 
 
 @triton.jit
-def unit(pointer, row, width, stride, smallest, WIDTH: tl.constexpr):
-    """A row of unit length and one over its length before, both 0 if no entry reaches ``smallest``; is it finite?"""
-    k = tl.arange(0, WIDTH)
-    x = tl.load(pointer + row.to(tl.int64) * stride + k, mask=k < width, other=0.0).to(tl.float32)
-    finite = tl.min((tl.abs(x) < float("inf")).to(tl.int32), axis=0) == 1
+def unit(pointer, i, rows, width, stride, smallest, WIDTH: tl.constexpr):
+    """Rows i of unit length, and one over their length before, both 0 if no entry reaches ``smallest``; all finite?"""
+    k = tl.arange(0, WIDTH)[None, :]
+    inside = (i < rows)[:, None] & (k < width)
+    x = tl.load(pointer + i.to(tl.int64)[:, None] * stride + k, mask=inside, other=0.0).to(tl.float32)
     # Dividing by the largest entry first keeps the squares from overflowing or vanishing.
-    largest = tl.max(tl.abs(x), axis=0)
+    largest = tl.max(tl.abs(x), axis=1)
+    finite = tl.min(tl.min((tl.abs(x) < float("inf")).to(tl.int32), axis=1), axis=0) == 1
     zero = largest < smallest
-    x = x / tl.where(zero, 1.0, largest)
-    length = tl.sqrt(tl.sum(x * x, axis=0))
+    x = x / tl.where(zero, 1.0, largest)[:, None]
+    length = tl.sqrt(tl.sum(x * x, axis=1))
     length = tl.where(zero, 1.0, length)
-    return tl.where(zero, 0.0, x / length), tl.where(zero, 0.0, 1 / (largest * length)), finite
+    shrink = tl.where(zero, 0.0, 1 / (largest * length))
+    return tl.where(zero[:, None], 0.0, x / length[:, None]), shrink, finite
 
 
 @triton.jit
 def normalise(
     z1, z2, out, similarity, finite, rows, width, stride1, stride2, smallest,
-    WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """Unit vectors of a row of z1 and of z2, rounded, into rows i and i + rows of out; and their inner product."""
-    i, k = tl.program_id(0), tl.arange(0, WIDTH)
-    first, _, good = unit(z1, i, width, stride1, smallest, WIDTH)
+    """Unit vectors of some rows of z1 and of z2, rounded, into rows i and i + rows of out; and their inner products."""
+    i, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
+    inside = (i < rows)[:, None] & (k < width)
+    place = out + i.to(tl.int64)[:, None] * width + k
+    first, _, good = unit(z1, i, rows, width, stride1, smallest, WIDTH)
     first = rounded(first, ROUNDING)
-    tl.store(out + i.to(tl.int64) * width + k, first.to(out.dtype.element_ty), mask=k < width)
+    tl.store(place, first.to(out.dtype.element_ty), mask=inside)
     if PAIRED:
-        second, _, fine = unit(z2, i, width, stride2, smallest, WIDTH)
+        second, _, fine = unit(z2, i, rows, width, stride2, smallest, WIDTH)
         second = rounded(second, ROUNDING)
         good = good & fine
-        tl.store(out + (rows + i).to(tl.int64) * width + k, second.to(out.dtype.element_ty), mask=k < width)
-        tl.store(similarity + i, tl.sum(first * second, axis=0))
+        tl.store(place + (tl.full((), 0, tl.int64) + rows) * width, second.to(out.dtype.element_ty), mask=inside)
+        tl.store(similarity + i, tl.sum(first * second, axis=1), mask=i < rows)
     if not good:
         tl.store(finite, 0)
 
@@ -92,36 +98,38 @@ def normalise(
 @triton.jit
 def normalise_backward(
     z1, z2, for_out, for_similarity, grad_, number_, d1, d2, rows, width, stride1, stride2, smallest,
-    WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr, VIEWS: tl.constexpr, SECOND: tl.constexpr,
-    TIMES: tl.constexpr, OVER: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr, VIEWS: tl.constexpr,
+    SECOND: tl.constexpr, TIMES: tl.constexpr, OVER: tl.constexpr,
 ):  # fmt: skip
     """Gradients of z1 and z2 from those of their unit vectors (z1's only, if not SECOND) and of the inner products.
 
     for_similarity: (VIEWS, rows), to be added · TIMES, OVER: multiply with ``grad_``, divide by ``number_``
     """
-    i, k = tl.program_id(0), tl.arange(0, WIDTH)
+    i, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
+    inside = (i < rows)[:, None] & (k < width)
+    place = i.to(tl.int64)[:, None] * width + k
     amount = 1.0
     if TIMES:
         amount = tl.load(grad_)
     if OVER:
         amount /= tl.maximum(tl.load(number_), 1.0)
-    first, shrink, _ = unit(z1, i, width, stride1, smallest, WIDTH)
-    grad = tl.load(for_out + i.to(tl.int64) * width + k, mask=k < width, other=0.0)
+    first, shrink, _ = unit(z1, i, rows, width, stride1, smallest, WIDTH)
+    grad = tl.load(for_out + place, mask=inside, other=0.0)
     if PAIRED:
-        second, shrink2, _ = unit(z2, i, width, stride2, smallest, WIDTH)
-        grad2 = tl.zeros((WIDTH,), tl.float32)
+        second, shrink2, _ = unit(z2, i, rows, width, stride2, smallest, WIDTH)
+        grad2 = tl.zeros((ROWS, WIDTH), tl.float32)
         if SECOND:
-            grad2 += tl.load(for_out + (rows + i).to(tl.int64) * width + k, mask=k < width, other=0.0)
+            grad2 += tl.load(for_out + (tl.full((), 0, tl.int64) + rows) * width + place, mask=inside, other=0.0)
         if VIEWS > 0:
-            pull = tl.load(for_similarity + i)
+            pull = tl.load(for_similarity + i, mask=i < rows, other=0.0)
             if VIEWS == 2:
-                pull += tl.load(for_similarity + rows + i)
-            grad += pull * rounded(second, ROUNDING)
-            grad2 += pull * rounded(first, ROUNDING)
-        grad2 = (grad2 - second * tl.sum(second * grad2, axis=0)) * (shrink2 * amount)
-        tl.store(d2 + i.to(tl.int64) * width + k, grad2.to(d2.dtype.element_ty), mask=k < width)
-    grad = (grad - first * tl.sum(first * grad, axis=0)) * (shrink * amount)
-    tl.store(d1 + i.to(tl.int64) * width + k, grad.to(d1.dtype.element_ty), mask=k < width)
+                pull += tl.load(for_similarity + rows + i, mask=i < rows, other=0.0)
+            grad += pull[:, None] * rounded(second, ROUNDING)
+            grad2 += pull[:, None] * rounded(first, ROUNDING)
+        grad2 = (grad2 - second * tl.sum(second * grad2, axis=1)[:, None]) * (shrink2 * amount)[:, None]
+        tl.store(d2 + place, grad2.to(d2.dtype.element_ty), mask=inside)
+    grad = (grad - first * tl.sum(first * grad, axis=1)[:, None]) * (shrink * amount)[:, None]
+    tl.store(d1 + place, grad.to(d1.dtype.element_ty), mask=inside)
 
 
 def normalised(
@@ -131,13 +139,13 @@ def normalised(
     rows, width = z1.shape
     out = z1.new_empty(rows if z2 is None else 2 * rows, width, dtype=dtype)
     similarity = z1.new_empty(rows, dtype=torch.float32)
-    finite = _flag(z1.device)
+    finite, block = _flag(z1.device), _block(width)
     arguments = {
         "z1": z1, "z2": z2, "out": out, "similarity": similarity, "finite": finite, "rows": rows, "width": width,
         "stride1": z1.stride(0), "stride2": 0 if z2 is None else z2.stride(0), "smallest": smallest,
-        "WIDTH": _wide(width), "PAIRED": z2 is not None, "ROUNDING": ROUNDINGS.get(precision, 0),
+        "PAIRED": z2 is not None, "ROUNDING": ROUNDINGS.get(precision, 0), **block,
     }  # fmt: skip
-    launch(normalise, (rows,), arguments, warps=_warps(width))
+    launch(normalise, (math.ceil(rows / block["ROWS"]),), arguments)
     checks.flag(finite, f"{names} holds NaN or inf: look for a diverged model or a division by zero before the loss")
     return out, similarity
 
@@ -165,15 +173,16 @@ def normalised_backward(
     rows, width = z1.shape
     d1, d2 = z1.new_empty(rows, width), None if z2 is None else z2.new_empty(rows, width)
     grad, number = amount or (None, None)
+    block = _block(width)
     arguments = {
         "z1": z1, "z2": z2, "for_out": for_out, "for_similarity": for_similarity, "grad_": grad, "number_": number,
         "d1": d1, "d2": d2, "rows": rows, "width": width,
         "stride1": z1.stride(0), "stride2": 0 if z2 is None else z2.stride(0), "smallest": smallest,
-        "WIDTH": _wide(width), "PAIRED": z2 is not None, "ROUNDING": ROUNDINGS.get(precision, 0),
+        "PAIRED": z2 is not None, "ROUNDING": ROUNDINGS.get(precision, 0), **block,
         "VIEWS": 0 if for_similarity is None else for_similarity.shape[0] // rows, "SECOND": for_out.shape[0] > rows,
         "TIMES": grad is not None, "OVER": number is not None,
     }  # fmt: skip
-    launch(normalise_backward, (rows,), arguments, warps=_warps(width))
+    launch(normalise_backward, (math.ceil(rows / block["ROWS"]),), arguments)
     return d1, d2
 
 
@@ -378,9 +387,7 @@ class Losses(torch.autograd.Function):
         return for_mean, for_similarity, for_scale, None, None, None, None, None
 
 
-def _wide(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
-
-
-def _warps(width: int) -> int:
-    return 1 if width <= 256 else 4
+def _block(width: int) -> dict[str, int]:
+    """How many rows a program takes, and the power of two that holds one."""
+    wide = max(16, 1 << (width - 1).bit_length())
+    return {"ROWS": max(1, NUMBERS // wide), "WIDTH": wide}

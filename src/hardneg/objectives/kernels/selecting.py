@@ -1,4 +1,4 @@
-"""The Triton programs that find the edges of percentile bands: sample, bracket, collect, select.
+"""The Triton programs that find the edges of percentile bands: sample, bracket, deal, select.
 
 Candidates are ranked by score and then by index, so no two of an anchor's are equal, and all that is said of pairs
 (score, index) holds whether or not scores tie. Scores are in base 2, −inf where an anchor may not meet a candidate;
@@ -12,26 +12,86 @@ Atomics add integers only: sums, which no order changes, and places in a list wh
 import triton
 import triton.language as tl
 
-from hardneg.objectives.kernels.searching import HIDDEN, between, narrowed, ordered, parted, score_of
-from hardneg.objectives.kernels.tiles import LAST, LOG2E, PLAIN, deferred, hidden, rows_of, scored
+from hardneg.objectives.kernels.searching import HIDDEN, between, least, narrowed, ordered, parted, score_of, surveyed
+from hardneg.objectives.kernels.tiles import (
+    LAST,
+    LEAST,
+    LOG2E,
+    NONE,
+    PLAIN,
+    deferred,
+    exponentials,
+    hidden,
+    rows_of,
+    scored,
+)
 
-# Most candidates of a tile of `collect`, and what it counts them in: digits of one number, each of which holds a GRAIN.
+# Cuts of `bracket` are multiples of it: no fewer candidates than a tile of `collect` holds.
 GRAIN = tl.constexpr(64)
-DIGIT = tl.constexpr(128)
+
+# Counters of an anchor, for `collect`: is it for it to do, how many candidates are below the pivots of the lower edge,
+# below those of the upper edge, and listed.
+AGAIN, BELOW_LOW, BELOW_HIGH, LISTED, COUNTERS = (tl.constexpr(which) for which in range(5))
+
+# What `deal` tells of each part of an anchor's candidates: how many are listed, not below the first pivot, between the
+# second and the third, and eligible.
+DEALT, ABOVE, BETWEEN, ELIGIBLE, TALLIES = (tl.constexpr(which) for which in range(5))
+DECK = tl.constexpr(64)  # deals between two turns; no fewer than a tile holds
+DIGIT = tl.constexpr(4096)  # a tally is two numbers in one, and a part no more tiles
 
 # Numbers from 2²³ on have an integer in the lowest bits of their float, which are these beside the integer.
 FROM, FROM_BITS = tl.constexpr(8388608.0), tl.constexpr(0x4B000000)
 NOWHERE = tl.constexpr(1 << 20)  # added to a slot, beyond the end of every list
-
-# Counters of an anchor: how many candidates are below the pivots of the lower edge, below those of the upper edge,
-# listed, and eligible. They have a sector of memory of their own, lest additions to those of others wait for them.
-BELOW_LOW, BELOW_HIGH, LISTED, ELIGIBLE, COUNTERS = (tl.constexpr(which) for which in (0, 1, 2, 3, 8))
 
 
 @triton.jit
 def sampled(sample, STEP: tl.constexpr):
     """Which candidates are sampled: one of each STEP, not always the same, lest candidates come in the same rhythm."""
     return sample * STEP + (((sample & 0x7FFF) * 40503) >> 12) % STEP
+
+
+@triton.jit
+def turned(part, deck, PARTS: tl.constexpr):
+    """Which candidate of every PARTS is dealt to a part: another one in each deck, turned by the golden ratio."""
+    return (part + ((deck & 0x7FFF) * 40503 % 65536) * PARTS // 65536) % PARTS
+
+
+@triton.jit
+def dealt(deal, part, PARTS: tl.constexpr):
+    """Which candidate is dealt to a part in a deal."""
+    return deal * PARTS + turned(part, deal // DECK, PARTS)
+
+
+@triton.jit
+def scored_at(
+    tile, anchors_, pointer, i, j, row, near, group, candidate_groups, excluded, allowed, scale,
+    anchors, candidates, width, anchor_stride, column, columns, batch, offset, whole, named,
+    allowed_rows, allowed_columns,
+    OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
+):  # fmt: skip
+    """Scores of anchors i, from ``row`` on, with candidates j, wherever these are.
+
+    pointer: where each candidate begins · near: may some not meet?
+    """
+    k, pointer, there = tl.arange(0, WIDTH), pointer[:, None], (j < candidates)[:, None]
+    if WHOLE:
+        theirs = tl.load(pointer + k[None, :], mask=there & (k < width)[None, :], other=0.0)
+        found = tl.dot(tile, tl.trans(theirs), input_precision=PRECISION)
+    else:
+        found = tl.zeros((OUTER_BLOCK, INNER_BLOCK), tl.float32)
+        for first in range(0, width, WIDTH):
+            mine = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, first)
+            theirs = tl.load(pointer + (first + k)[None, :], mask=there & (first + k < width)[None, :], other=0.0)
+            found = tl.dot(mine, tl.trans(theirs), found, input_precision=PRECISION)
+    other = 0
+    if GROUPS > 0:
+        other = tl.load(candidate_groups + j, mask=j < candidates, other=0)[None, :]
+    return hidden(
+        found * scale, i[:, None], j[None, :], anchors, candidates, near, column, columns, batch, offset, whole,
+        excluded, named, group, other, allowed, allowed_rows, allowed_columns, OWN, EXCLUDED, GROUPS, ALLOWED,
+        tile.dtype != tl.float32,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -45,34 +105,27 @@ def sample(
     """Scores of a sample of ``size`` candidates, (anchors − base, size)."""
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
+    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
     scale, group = tl.load(scale_) * LOG2E, 0
     if GROUPS > 0:
         group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
     for start in range(part * span, min(part * span + span, size), INNER_BLOCK):
         drawn = start + tl.arange(0, INNER_BLOCK)
         j = tl.where(drawn < size, sampled(drawn, STEP), candidates)
-        found = tl.zeros((OUTER_BLOCK, INNER_BLOCK), tl.float32)
-        for first in range(0, width, WIDTH):
-            mine = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, first)
-            k = first + tl.arange(0, WIDTH)
-            pointer = candidates_ + j.to(tl.int64)[:, None] * candidate_stride + k[None, :]
-            theirs = tl.load(pointer, mask=(j < candidates)[:, None] & (k < width)[None, :], other=0.0)
-            found = tl.dot(mine, tl.trans(theirs), found, input_precision=PRECISION)
-        other = 0
-        if GROUPS > 0:
-            other = tl.load(candidate_groups + j, mask=j < candidates, other=0)[None, :]
-        found = hidden(
-            found * scale, i[:, None], j[None, :], anchors, candidates, True, column, columns, batch, offset, whole,
-            excluded, named, group, other, allowed, allowed_rows, allowed_columns, OWN, EXCLUDED, GROUPS, ALLOWED,
-            False,
+        pointer = candidates_ + j.to(tl.int64) * candidate_stride
+        scores = scored_at(
+            tile, anchors_, pointer, i, j, row, True, group, candidate_groups, excluded, allowed, scale,
+            anchors, candidates, width, anchor_stride, column, columns, batch, offset, whole, named,
+            allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
+            OWN, EXCLUDED, GROUPS, ALLOWED,
         )  # fmt: skip
         pointer = result + (i - base).to(tl.int64)[:, None] * size + drawn[None, :]
-        tl.store(pointer, found, mask=(i < anchors)[:, None] & (drawn < size)[None, :])
+        tl.store(pointer, scores, mask=(i < anchors)[:, None] & (drawn < size)[None, :])
 
 
 @triton.jit
 def bracket(
-    sample_, pivot_, cut_, size, low_share, high_share, spread, STEP: tl.constexpr, SIZE: tl.constexpr,
+    sample_, pivot_, cut_, counters, size, low_share, high_share, spread, STEP: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The two pivots of an anchor between which an edge of its band lies, by the ranks of a sample.
 
@@ -80,14 +133,21 @@ def bracket(
     its score is lower than ``pivot``, or equal and its index lower than ``cut``. Cuts are multiples of GRAIN: the
     candidates of a tile are either all before one or all behind it.
     low_share, high_share: where the edges should be, as shares of the eligible · spread: half the distance of an
-    edge's pivots, in standard deviations of a sampled rank · outputs: (anchors, 4)
+    edge's pivots, in standard deviations of a sampled rank · outputs: (anchors, 4), and counters set to zero
     """
     row, edge = tl.program_id(0), tl.program_id(1)
+    counter = counters + row * COUNTERS
+    if edge == 0:
+        tl.store(counter + AGAIN, 0)
+        tl.store(counter + BELOW_LOW, 0)
+    else:
+        tl.store(counter + BELOW_HIGH, 0)
+        tl.store(counter + LISTED, 0)
     place = tl.arange(0, SIZE)
     pointer = sample_ + row.to(tl.int64) * size + place
     scores = tl.load(pointer, mask=place < size, other=float("-inf"))
     met = scores > float("-inf")
-    eligible = tl.sum(met.to(tl.int32), axis=0)
+    eligible, lowest, highest = surveyed(tl.where(met, scores, float("inf")), met, float("inf"))
     share = tl.where(edge == 0, low_share, high_share)
     # The binomial law of a sampled rank is skewed towards the middle; spread²/6 makes up for it (Cornish and Fisher).
     margin = spread * tl.sqrt(eligible * share * (1 - share)) + spread * spread / 6
@@ -98,8 +158,7 @@ def bracket(
     # Where nobody is beyond a pivot, no round is needed.
     all_above, all_below = lower <= 0, upper >= eligible
     lower, upper = lower + SIZE - eligible, upper + SIZE - eligible
-    lowest = ordered(tl.min(tl.where(met, scores, float("inf")), axis=0))
-    highest = ordered(tl.max(scores, axis=0))
+    lowest, highest = ordered(lowest), ordered(highest)
     low, low_end, under, _, high_begin, high, over, _ = narrowed(
         scores, lowest, highest, SIZE - eligible, SIZE + 0 * eligible, lower, tl.where(all_above, SIZE, slack),
         lowest, highest, SIZE - eligible, SIZE + 0 * eligible, upper, tl.where(all_below, SIZE, slack),
@@ -120,25 +179,30 @@ def bracket(
 
 
 @triton.jit
-def pivot_of(pivot_, cut_, place, inside):
-    """A pivot of each row, the next score above it, and its cut; beyond the last anchor everything is below."""
-    pivot = tl.load(pivot_ + place, mask=inside, other=float("inf"))
-    cut = tl.load(cut_ + place, mask=inside, other=0)
-    return pivot, tl.where(pivot == float("inf"), pivot, score_of(ordered(pivot) + 1)), cut
+def above(score):
+    """The next score above; infinity stays."""
+    return tl.where(score == float("inf"), score, score_of(ordered(score) + 1))
 
 
 @triton.jit
-def put(list_, slot, capacity, scores, candidate):
-    """Write scores and their candidates into lists of ``capacity`` entries, where their slot is within.
+def pivot_of(pivot_, cut_, place, inside):
+    """A pivot of each row, the next score above it, and its cut; where not ``inside`` everything is below."""
+    pivot = tl.load(pivot_ + place, mask=inside, other=float("inf"))
+    return pivot, above(pivot), tl.load(cut_ + place, mask=inside, other=0)
 
-    list_: pointers to the lists, along the anchors' side of the tile · slot: floats, FROM for the first
+
+@triton.jit
+def put(lists, slot, capacity, scores, which):
+    """Write scores, and which they are, into lists of ``capacity`` entries, where their slot is within.
+
+    lists: pointers, along the anchors' side of the tile · slot: floats, FROM for the first
     """
     bits = slot.to(tl.int32, bitcast=True)
     if PLAIN:
-        entry = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | candidate.to(tl.int64)
-        tl.store(list_ + (bits - FROM_BITS), entry, mask=bits < FROM_BITS + capacity)
+        pair = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | which.to(tl.int64)
+        tl.store(lists + (bits - FROM_BITS), pair, mask=bits < FROM_BITS + capacity)
     else:  # by hand, because Triton would move the whole tile between threads before it stores
-        begin = list_.to(tl.int64, bitcast=True) - FROM_BITS * 8
+        begin = lists.to(tl.int64, bitcast=True) - FROM_BITS * 8
         tl.inline_asm_elementwise(
             """{
             .reg .pred p;
@@ -148,9 +212,105 @@ def put(list_, slot, capacity, scores, candidate):
             @p st.global.v2.b32 [place], {$5, $4};
             mov.u32 $0, 0;
             }""",
-            "=r,r,r,l,f,r", [bits, FROM_BITS + capacity, begin, scores, candidate],
+            "=r,r,r,l,f,r", [bits, FROM_BITS + capacity, begin, scores, which],
             dtype=tl.uint32, is_pure=False, pack=1,
         )  # fmt: skip
+
+
+@triton.jit
+def folded(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of those columns of a tile that a thread holds of the same row, (ROWS, 8)."""
+    return tl.sum(tl.reshape(x, (ROWS, COLUMNS // 8, 8)), axis=1)
+
+
+@triton.jit
+def deal(
+    anchors_, candidates_, scale_, tilt_, excluded, anchor_groups, candidate_groups, allowed, pivot_, counters, tally_,
+    list_, heavy_, light_,
+    anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
+    allowed_rows, allowed_columns, base, capacity, stride,
+    OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, PARTS: tl.constexpr, COUNTED: tl.constexpr, SUMMED: tl.constexpr, KIND: tl.constexpr,
+    OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
+):  # fmt: skip
+    """Lists the candidates between the pivots of an edge, of one part of them, and counts the others.
+
+    Candidates are dealt to the parts as cards are, so that every part lists about as many, wherever the similar are.
+    list_: (anchors − base, PARTS, capacity) int64, a score's bits above the number of the deal · tally_: (TALLIES,
+    anchors − base, PARTS) · heavy_, light_: if SUMMED, (PARTS, stride), sums of exponentials over those between the
+    edges' pivots · counters: AGAIN is set of anchors that have a list without room
+    """
+    tl.static_assert(INNER_BLOCK <= DECK)
+    row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
+    i = row + tl.arange(0, OUTER_BLOCK)
+    inside, place, rows = i < anchors, i - base, anchors - base
+    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
+    scale, tilt, group = tl.load(scale_) * LOG2E, 0.0, 0
+    if SUMMED:
+        tilt = tl.load(tilt_)
+    if GROUPS > 0:
+        group = tl.load(anchor_groups + i, mask=inside, other=0)[:, None]
+    bound_0 = tl.maximum(tl.load(pivot_ + place * 4, mask=inside, other=float("inf")), LEAST)
+    bound_1 = tl.maximum(bound_0, above(tl.load(pivot_ + place * 4 + 1, mask=inside, other=float("inf"))))
+    bound_2 = tl.maximum(bound_1, tl.load(pivot_ + place * 4 + 2, mask=inside, other=float("inf")))
+    bound_3 = tl.maximum(bound_2, above(tl.load(pivot_ + place * 4 + 3, mask=inside, other=float("inf"))))
+    k = tl.arange(0, INNER_BLOCK)
+    triangle = (k[:, None] <= k[None, :]).to(tl.float16)
+    ones = tl.full((INNER_BLOCK, 16), 1.0, tl.float16)
+    # Of a factor that it knows the compiler would make a choice, which takes longer than a product.
+    nowhere = deferred(part * 0 + NOWHERE).to(tl.float32)
+    lists = (list_ + (place.to(tl.int64) * PARTS + part) * capacity)[:, None]
+    before = tl.zeros((OUTER_BLOCK, 16), tl.float32)
+    tally = tl.zeros((OUTER_BLOCK, 8), tl.float32)
+    eligible = tl.zeros((OUTER_BLOCK, 8), tl.float32)
+    heavy = tl.zeros((OUTER_BLOCK, 8), tl.float32)
+    light = tl.zeros((OUTER_BLOCK, 8), tl.float32)
+    deals = tl.cdiv(candidates, PARTS)
+    for start in range(0, deals, INNER_BLOCK):
+        lead = start * PARTS + turned(part, start // DECK, PARTS)
+        j = lead + k * PARTS
+        pointer = candidates_ + lead.to(tl.int64) * candidate_stride + k * (PARTS * candidate_stride)
+        scores = scored_at(
+            tile, anchors_, pointer, i, j, row, OWN or (start + INNER_BLOCK >= deals), group, candidate_groups,
+            excluded, allowed, scale,
+            anchors, candidates, width, anchor_stride, column, columns, batch, offset, whole, named,
+            allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
+            OWN, EXCLUDED, GROUPS, ALLOWED,
+        )  # fmt: skip
+        if COUNTED:
+            eligible += folded(tl.where(scores > float("-inf"), 1.0, 0.0), OUTER_BLOCK, INNER_BLOCK)
+        # Numbers, because the hardware makes them by the comparison itself.
+        over_0, over_1 = tl.where(scores >= bound_0[:, None], 1.0, 0.0), tl.where(scores >= bound_1[:, None], 1.0, 0.0)
+        over_2, over_3 = tl.where(scores >= bound_2[:, None], 1.0, 0.0), tl.where(scores >= bound_3[:, None], 1.0, 0.0)
+        between = over_1 - over_2
+        listed = (over_0 - over_3) - between
+        tally += folded(over_0 + between * DIGIT, OUTER_BLOCK, INNER_BLOCK)
+        if SUMMED:
+            steep, flat = exponentials(scores, tilt, KIND, False)
+            heavy += folded(steep * between, OUTER_BLOCK, INNER_BLOCK)
+            if KIND != NONE:
+                light += folded(flat * between, OUTER_BLOCK, INNER_BLOCK)
+        # The place of each in its list, from 1, by a product, because tensor cores add faster than a scan does.
+        marks = listed.to(tl.float16)
+        order = tl.dot(marks, triangle)
+        begun = (before + (FROM - 1 + NOWHERE))[:, None, :]
+        begun = tl.reshape(tl.broadcast_to(begun, (OUTER_BLOCK, INNER_BLOCK // 16, 16)), (OUTER_BLOCK, INNER_BLOCK))
+        slot = order + (begun - listed * nowhere)
+        before = tl.dot(marks, ones, before)
+        put(lists, slot, capacity, scores, (start + k)[None, :])
+    number = tl.max(before, axis=1).to(tl.int32)
+    tl.store(counters + place * COUNTERS + AGAIN, 1, mask=inside & (number > capacity))
+    tallies = tally_ + place * PARTS + part
+    digits = tally.to(tl.int32)
+    tl.store(tallies + DEALT * rows * PARTS, number, mask=inside)
+    tl.store(tallies + ABOVE * rows * PARTS, tl.sum(digits % DIGIT, axis=1), mask=inside)
+    tl.store(tallies + BETWEEN * rows * PARTS, tl.sum(digits // DIGIT, axis=1), mask=inside)
+    if COUNTED:
+        tl.store(tallies + ELIGIBLE * rows * PARTS, tl.sum(eligible, axis=1).to(tl.int32), mask=inside)
+    if SUMMED:
+        tl.store(heavy_ + part * stride + i, tl.sum(heavy, axis=1), mask=inside)
+        if KIND != NONE:
+            tl.store(light_ + part * stride + i, tl.sum(light, axis=1), mask=inside)
 
 
 @triton.jit
@@ -159,86 +319,59 @@ def collect(
     anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
     allowed_rows, allowed_columns, base, capacity, span,
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    PRECISION: tl.constexpr, COUNTED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr,
-    GROUPS: tl.constexpr, ALLOWED: tl.constexpr, DESCRIBED: tl.constexpr,
+    PRECISION: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """Lists the candidates between pivots, of one stretch of ``span`` candidates, and counts those below.
+    """As `deal`, for anchors that had lists without room: one list for all parts, and equals parted by cuts.
 
-    list_: (anchors − base, capacity) int64, a score's bits above its candidate's index · counters: (anchors − base,
-    COUNTERS), zero to begin with; the eligible are counted if COUNTED, the listed even if there is no room for them.
-    Where the pivots of both edges overlap, those of the upper edge begin where those of the lower end.
+    Without such an anchor it returns at once. list_: (anchors − base, capacity) · of one stretch of ``span`` candidates
     """
     tl.static_assert(INNER_BLOCK <= GRAIN)
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
-    inside, place = i < anchors, i - base
-    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
-    scale, group = tl.load(scale_) * LOG2E, 0
-    if GROUPS > 0:
-        group = tl.load(anchor_groups + i, mask=inside, other=0)[:, None]
-    pivot_0, above_0, cut_0 = pivot_of(pivot_, cut_, place * 4, inside)
-    pivot_1, above_1, cut_1 = pivot_of(pivot_, cut_, place * 4 + 1, inside)
-    pivot_2, above_2, cut_2 = pivot_of(pivot_, cut_, place * 4 + 2, inside)
-    pivot_3, above_3, cut_3 = pivot_of(pivot_, cut_, place * 4 + 3, inside)
-    below_low = tl.zeros((OUTER_BLOCK,), tl.int32)
-    below_high = tl.zeros((OUTER_BLOCK,), tl.int32)
-    eligible = tl.zeros((OUTER_BLOCK,), tl.int32)
-    counter, lists = counters + place * COUNTERS, list_ + place.to(tl.int64) * capacity
-    k = tl.arange(0, INNER_BLOCK)
-    triangle = (k[:, None] <= k[None, :]).to(tl.float16)
-    # Of factors that it knows the compiler would make choices, which take longer than products.
-    second, third = deferred(part * 0 + DIGIT).to(tl.float32), deferred(part * 0 + DIGIT * DIGIT).to(tl.float32)
-    nowhere = deferred(part * 0 + NOWHERE).to(tl.float32)
-    last_scores = tl.zeros((OUTER_BLOCK, INNER_BLOCK), tl.float32)
-    last_order = tl.full((OUTER_BLOCK, INNER_BLOCK), NOWHERE, tl.float32)
-    last_first = tl.zeros((OUTER_BLOCK,), tl.int32)
-    stop = min(part * span + span, candidates)
-    for start in range(part * span, stop, INNER_BLOCK):
-        _, _, scores = scored(
-            tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
-            anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
-            allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
-            OWN, EXCLUDED, GROUPS, ALLOWED, DESCRIBED,
-        )  # fmt: skip
-        if COUNTED:
-            eligible += tl.sum((scores > float("-inf")).to(tl.int32), axis=1)
-        bound_0 = tl.where(start < cut_0, above_0, pivot_0)
-        bound_1 = tl.maximum(bound_0, tl.where(start < cut_1, above_1, pivot_1))
-        bound_2 = tl.maximum(bound_1, tl.where(start < cut_2, above_2, pivot_2))
-        bound_3 = tl.maximum(bound_2, tl.where(start < cut_3, above_3, pivot_3))
-        under_0, under_1 = tl.where(scores < bound_0[:, None], 1.0, 0.0), tl.where(scores < bound_1[:, None], 1.0, 0.0)
-        under_2, under_3 = tl.where(scores < bound_2[:, None], 1.0, 0.0), tl.where(scores < bound_3[:, None], 1.0, 0.0)
-        listed = (under_1 - under_0) + (under_3 - under_2)
-        total = tl.sum(under_0 + under_2 * second + listed * third, axis=1).to(tl.int32)
-        below_low += total % DIGIT
-        below_high += total // DIGIT % DIGIT
-        number = total // (DIGIT * DIGIT)
-        first = tl.atomic_add(counter + LISTED, number, mask=number > 0, sem="relaxed")
-        # The place of each in the list, from 1, by a product, because tensor cores add faster than a scan does.
-        order = tl.dot(listed.to(tl.float16), triangle) + (nowhere - listed * nowhere)
-        # The tile before is written now, because it takes long to hear where it begins.
-        candidate = (start - INNER_BLOCK + k)[None, :]
-        put(lists[:, None], last_order + (last_first + (FROM - 1))[:, None], capacity, last_scores, candidate)
-        last_order, last_first, last_scores = order, first, scores
-    tiles = tl.cdiv(stop - part * span, INNER_BLOCK)
-    candidate = (part * span + (tiles - 1) * INNER_BLOCK + k)[None, :]
-    put(lists[:, None], last_order + (last_first + (FROM - 1))[:, None], capacity, last_scores, candidate)
-    # What a tile holds beyond the last candidate is hidden, and was counted as below.
-    beyond = tiles * INNER_BLOCK - (stop - part * span)
-    tl.atomic_add(counter + BELOW_LOW, below_low - beyond, mask=inside, sem="relaxed")
-    tl.atomic_add(counter + BELOW_HIGH, below_high - beyond, mask=inside, sem="relaxed")
-    if COUNTED:
-        tl.atomic_add(counter + ELIGIBLE, eligible, mask=inside, sem="relaxed")
+    place = i - base
+    counter, lists = counters + place * COUNTERS, (list_ + place.to(tl.int64) * capacity)[:, None]
+    again = tl.load(counter + AGAIN, mask=i < anchors, other=0) != 0
+    if tl.max(again.to(tl.int32), axis=0) > 0:
+        tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
+        scale, group = tl.load(scale_) * LOG2E, 0
+        if GROUPS > 0:
+            group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
+        pivot_0, above_0, cut_0 = pivot_of(pivot_, cut_, place * 4, again)
+        pivot_1, above_1, cut_1 = pivot_of(pivot_, cut_, place * 4 + 1, again)
+        pivot_2, above_2, cut_2 = pivot_of(pivot_, cut_, place * 4 + 2, again)
+        pivot_3, above_3, cut_3 = pivot_of(pivot_, cut_, place * 4 + 3, again)
+        for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
+            j, _, scores = scored(
+                tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
+                anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole,
+                named, allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
+                OWN, EXCLUDED, GROUPS, ALLOWED,
+            )  # fmt: skip
+            # Where the pivots of both edges overlap, those of the upper edge begin where those of the lower end.
+            bound_0 = tl.where(start < cut_0, above_0, pivot_0)
+            bound_1 = tl.maximum(bound_0, tl.where(start < cut_1, above_1, pivot_1))
+            bound_2 = tl.maximum(bound_1, tl.where(start < cut_2, above_2, pivot_2))
+            bound_3 = tl.maximum(bound_2, tl.where(start < cut_3, above_3, pivot_3))
+            there = (j < candidates)[None, :]
+            under_0, under_2 = there & (scores < bound_0[:, None]), there & (scores < bound_2[:, None])
+            listed = (there & (scores < bound_1[:, None]) & ~under_0).to(tl.int32)
+            listed += (there & (scores < bound_3[:, None]) & ~under_2).to(tl.int32)
+            tl.atomic_add(counter + BELOW_LOW, tl.sum(under_0.to(tl.int32), axis=1), mask=again, sem="relaxed")
+            tl.atomic_add(counter + BELOW_HIGH, tl.sum(under_2.to(tl.int32), axis=1), mask=again, sem="relaxed")
+            first = tl.atomic_add(counter + LISTED, tl.sum(listed, axis=1), mask=again, sem="relaxed")
+            slot = first[:, None] + tl.cumsum(listed, axis=1) - 1
+            entry = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | j.to(tl.int64)[None, :]
+            tl.store(lists + slot, entry, mask=(listed > 0) & (slot < capacity))
 
 
 @triton.jit
-def ranked(row, edge, counters, first_, end_, candidates, known, COUNTED: tl.constexpr):
+def ranked(row, edge, eligible_, first_, end_, candidates, known, COUNTED: tl.constexpr):
     """Rank of a row's edge among all candidates, the hidden ones included, and whether the band is empty.
 
     first_, end_: the ranks of the band among the eligible, numbers or, if COUNTED, one per row
     """
     if COUNTED:
-        eligible = tl.load(counters + row * COUNTERS + ELIGIBLE)
+        eligible = tl.load(eligible_ + row).to(tl.int32)
         first, end = tl.load(first_ + row).to(tl.int32), tl.load(end_ + row).to(tl.int32)
     else:
         eligible = row * 0 + known
@@ -247,69 +380,99 @@ def ranked(row, edge, counters, first_, end_, candidates, known, COUNTED: tl.con
 
 
 @triton.jit
-def tie(word, scores, score, alone, rank, otherwise):
+def listed_at(words, begin, place, mask, again, capacity, PARTS: tl.constexpr, SIZE: tl.constexpr):
+    """Indices of the candidates in these places of the lists of `select`, LAST where not in ``mask``."""
+    part = place // SIZE
+    # Deferred, lest every address be kept from when the scores were read.
+    pointer = words + deferred(begin) + (part * capacity + place % SIZE) * 2
+    found = tl.load(pointer, mask=mask, other=0)
+    return tl.where(mask, tl.where(again, found, dealt(found, part, PARTS)), LAST)
+
+
+@triton.jit
+def tie(
+    words, lists, place, scores, score, alone, rank, otherwise, again, capacity, PARTS: tl.constexpr, SIZE: tl.constexpr
+):
     """The index of the candidate of this rank among those in a list that score the same; ``otherwise`` if ``alone``."""
     index = rank * 0 + otherwise
     if ~alone:
-        indices = tl.load(word, mask=scores == score, other=LAST)
+        indices = listed_at(words, lists, place, scores == score, again, capacity, PARTS, SIZE)
         lowest, highest = tl.min(indices, axis=0), tl.max(tl.where(indices < LAST, indices, -1), axis=0)
-        least, _ = parted(indices, rank, 0, lowest, highest)
-        index = tl.min(tl.where(indices >= least, indices, LAST), axis=0)
+        begin, _ = parted(indices, rank, 0, lowest, highest)
+        index = tl.min(tl.where(indices >= begin, indices, LAST), axis=0)
     return index
 
 
 # Ranks change as a band is annealed: the same program must do.
 @triton.jit(do_not_specialize=["first_", "end_"])
 def select(
-    words, pivot_, cut_, counters, first_, end_, score_, index_, missed_,
-    rows, candidates, base, capacity, known, stride, COUNTED: tl.constexpr, SIZE: tl.constexpr,
+    words, pivot_, cut_, counters, tally_, eligible_, first_, end_, tilt_, score_, index_, missed_, again_,
+    heavy_, light_, rows, candidates, base, capacity, known, stride,
+    PARTS: tl.constexpr, SIZE: tl.constexpr, COUNTED: tl.constexpr, SUMMED: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The edges of an anchor's band, from its list.
+    """The edges of an anchor's band, from its lists.
 
-    words: the lists, as pairs of words: the index and the score · outputs: scores (2, stride); indices (2, stride), 0
-    and LAST where no other candidate ties with the edge; and whether the list did not hold them (2, rows)
+    words: the lists, as pairs of words: candidate and score · outputs: scores (2, stride); indices (2, stride), 0 and
+    LAST where no other candidate ties with the edge; and whether the lists did not hold them (2, rows) · if SUMMED:
+    heavy_, light_: (PARTS + 1, stride), the last are for sums of exponentials over those listed that are in the band ·
+    again_: (stride,), whether an anchor must be summed otherwise
     """
     row = tl.program_id(0)
-    rank_0, empty = ranked(row, 0, counters, first_, end_, candidates, known, COUNTED)
-    rank_1, _ = ranked(row, 1, counters, first_, end_, candidates, known, COUNTED)
-    counter = counters + row * COUNTERS
-    below_low, below_high = tl.load(counter + BELOW_LOW), tl.load(counter + BELOW_HIGH)
-    length = tl.load(counter + LISTED)
-    slot = tl.arange(0, SIZE)
-    held = slot < tl.minimum(length, capacity)
-    word = words + row.to(tl.int64) * capacity * 2 + slot * 2
-    scores = tl.load(word + 1, mask=held, other=0).to(tl.float32, bitcast=True)
+    rank_0, empty = ranked(row, 0, eligible_, first_, end_, candidates, known, COUNTED)
+    rank_1, _ = ranked(row, 1, eligible_, first_, end_, candidates, known, COUNTED)
+    counter, tallies = counters + row * COUNTERS, tally_ + row * PARTS + tl.arange(0, PARTS)
+    again = tl.load(counter + AGAIN) != 0
+    below_low = candidates - tl.sum(tl.load(tallies + ABOVE * rows * PARTS), axis=0)
+    length, room = tl.sum(tl.load(tallies + DEALT * rows * PARTS), axis=0), PARTS * capacity
+    place = tl.arange(0, PARTS * SIZE)
+    part, slot = place // SIZE, place % SIZE
+    begin = row * room * 2  # all lists together have room in 32 bits
+    number = tl.load(tally_ + (DEALT * rows + row) * PARTS + part)
+    if again:  # there is one list
+        length, below_low = tl.load(counter + LISTED), tl.load(counter + BELOW_LOW)
+    held = slot < tl.where(again, tl.minimum(length - part * capacity, capacity), number)
+    # What is not held is read too: so nothing waits to hear what is.
+    word = words + begin + 1 + (part * capacity + slot) * 2
+    scores = tl.load(word, mask=slot < capacity, other=0).to(tl.float32, bitcast=True)
     scores = tl.where(held, scores, float("inf"))
-    # The list holds two stretches of the ranks: from below_low on up to pivot 1, and from below_high on.
+    # The lists hold two stretches of the ranks: from below_low on up to pivot 1, and from below_high on.
     pivot_0, pivot_1 = tl.load(pivot_ + row * 4), tl.load(pivot_ + row * 4 + 1)
     pivot_2, pivot_3 = tl.load(pivot_ + row * 4 + 2), tl.load(pivot_ + row * 4 + 3)
-    tied = tl.load(word, mask=held & (scores == pivot_1), other=LAST)
-    first_stretch = tl.sum((held & ((scores < pivot_1) | (tied < tl.load(cut_ + row * 4 + 1)))).to(tl.int32), axis=0)
+    first_stretch, lowest, highest = surveyed(scores, held, pivot_1)
     gap = below_low + first_stretch
-    missed_0 = (length > capacity) | (rank_0 < below_low) | ((rank_0 >= gap) & (rank_0 < below_high))
-    missed_1 = (length > capacity) | (rank_1 < below_low) | ((rank_1 >= gap) & (rank_1 < below_high))
+    below_high = gap + tl.sum(tl.load(tallies + BETWEEN * rows * PARTS), axis=0)
+    if again:
+        tied = listed_at(words, begin, place, held & (scores == pivot_1), again, capacity, PARTS, SIZE)
+        cut = tl.load(cut_ + row * 4 + 1)
+        first_stretch = tl.sum((held & ((scores < pivot_1) | (tied < cut))).to(tl.int32), axis=0)
+        gap, below_high = below_low + first_stretch, tl.load(counter + BELOW_HIGH)
+    missed_0 = (length > room) | (rank_0 < below_low) | ((rank_0 >= gap) & (rank_0 < below_high))
+    missed_1 = (length > room) | (rank_1 < below_low) | ((rank_1 >= gap) & (rank_1 < below_high))
     rank_0 = tl.where(rank_0 < gap, rank_0 - below_low, rank_0 - below_high + first_stretch)
     rank_1 = tl.where(rank_1 < gap, rank_1 - below_low, rank_1 - below_high + first_stretch)
     missed_0, missed_1 = missed_0 | (rank_0 >= length), missed_1 | (rank_1 >= length)
     # The stretches are apart, unless pivots of both edges overlap; pivots may be infinite.
-    lowest = ordered(tl.maximum(pivot_0, tl.min(scores, axis=0)))
-    highest = ordered(tl.minimum(pivot_3, tl.max(tl.where(held, scores, float("-inf")), axis=0)))
+    lowest, highest = ordered(tl.maximum(pivot_0, lowest)), ordered(tl.minimum(pivot_3, highest))
     apart_0, apart_1 = (rank_0 < first_stretch) & (pivot_1 < pivot_2), (rank_1 >= first_stretch) & (pivot_1 < pivot_2)
     # Nothing is looked for where nothing will be found.
     key_0, _, below_0, upto_0, key_1, _, below_1, upto_1 = narrowed(
         scores, lowest, tl.where(apart_0, ordered(pivot_1), highest), length * 0,
-        tl.where(apart_0, first_stretch, length), rank_0, tl.where(missed_0 | empty, SIZE, 0),
+        tl.where(apart_0, first_stretch, length), rank_0, tl.where(missed_0 | empty, room, 0),
         tl.where(apart_1, ordered(pivot_2), lowest), highest, tl.where(apart_1, first_stretch, 0),
-        length, rank_1, tl.where(missed_1 | empty, SIZE, 0),
+        length, rank_1, tl.where(missed_1 | empty, room, 0),
     )  # fmt: skip
     # Within bounds that differ there is but one.
-    low = tl.min(tl.where(scores >= score_of(key_0), scores, float("inf")), axis=0)
-    high = tl.min(tl.where(scores >= score_of(key_1), scores, float("inf")), axis=0)
+    low, high = least(scores, key_0, key_1)
     # Beyond a pivot others may tie that are not listed.
     alone_0 = (upto_0 == below_0 + 1) & (low != pivot_0) & (low != pivot_1) & (low != pivot_2) & (low != pivot_3)
     alone_1 = (upto_1 == below_1 + 1) & (high != pivot_0) & (high != pivot_1) & (high != pivot_2) & (high != pivot_3)
-    first = tie(word, scores, low, alone_0 | missed_0 | empty, rank_0 - below_0, 0)
-    last = tie(word, scores, high, alone_1 | missed_1 | empty, rank_1 - below_1, LAST)
+    first = tie(
+        words, begin, place, scores, low, alone_0 | missed_0 | empty, rank_0 - below_0, 0, again, capacity, PARTS, SIZE
+    )
+    last = tie(
+        words, begin, place, scores, high, alone_1 | missed_1 | empty, rank_1 - below_1, LAST, again, capacity, PARTS,
+        SIZE,
+    )  # fmt: skip
     score, index = score_ + base + row, index_ + base + row
     tl.store(score, tl.where(empty, float("inf"), low))
     tl.store(score + stride, tl.where(empty, float("-inf"), high))
@@ -317,12 +480,25 @@ def select(
     tl.store(index + stride, last)
     tl.store(missed_ + row, (missed_0 & ~empty).to(tl.int32))
     tl.store(missed_ + rows + row, (missed_1 & ~empty).to(tl.int32))
+    if SUMMED:
+        tl.store(again_ + base + row, (again | ((missed_0 | missed_1) & ~empty)).to(tl.int32))
+        scores = tl.where((scores >= low) & (scores <= high) & ~empty, scores, float("-inf"))
+        if ~((alone_0 & alone_1) | again | missed_0 | missed_1 | empty):
+            edged = (scores == low) | (scores == high)
+            indices = listed_at(words, begin, place, edged, again, capacity, PARTS, SIZE)
+            scores = tl.where((scores == low) & (indices < first), float("-inf"), scores)
+            scores = tl.where((scores == high) & (indices > last), float("-inf"), scores)
+        steep, flat = exponentials(scores, tl.load(tilt_), KIND, False)
+        last_slot = PARTS * stride + base + row
+        tl.store(heavy_ + last_slot, tl.sum(steep, axis=0))
+        if KIND != NONE:
+            tl.store(light_ + last_slot, tl.sum(flat, axis=0))
 
 
 @triton.jit(do_not_specialize=["first_", "end_"])
 def bisect(
     anchors_, candidates_, scale_, excluded, anchor_groups, candidate_groups, allowed,
-    counters, first_, end_, score_, index_, missed_,
+    eligible_, first_, end_, score_, index_, missed_,
     anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
     allowed_rows, allowed_columns, base, known, stride,
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
@@ -339,7 +515,7 @@ def bisect(
     missed = tl.load(missed_ + edge * rows + place, mask=i < anchors, other=0) != 0
     if tl.max(missed.to(tl.int32), axis=0) > 0:
         within = tl.where(i < anchors, place, 0)
-        rank, _empty = ranked(within, edge, counters, first_, end_, candidates, known, COUNTED)
+        rank, _empty = ranked(within, edge, eligible_, first_, end_, candidates, known, COUNTED)
         tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
         scale, group = tl.load(scale_) * LOG2E, 0
         if GROUPS > 0:

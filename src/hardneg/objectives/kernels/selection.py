@@ -1,9 +1,10 @@
 """Percentile bands on a GPU: the first and the last candidate of each anchor's band, exactly, in one walk of products.
 
 A sample of the candidates says between which two scores each edge lies (Floyd and Rivest 1975). One walk over all
-candidates lists the few between them and counts those below; the edge is found in the list. Should the sample mislead,
-or too many fall between, more walks halve the range until the edge is alone in it: never a wrong answer, only a slower
-one. The host waits for nothing, and no matrix of scores is ever stored.
+candidates lists the few between them, counts the others and, if wanted, sums over those that are certainly in the band;
+the edge is found in the lists, and what they add to the sums. Should a list have no room, a second walk makes one list
+for all; should the sample mislead, more walks halve the range until the edge is alone in it: never a wrong answer, only
+a slower one. The host waits for nothing, and no matrix of scores is ever stored.
 """
 
 import math
@@ -26,11 +27,17 @@ STEP = 16
 # edge in 500 million lies outside, and its tile of anchors then takes fifty walks where others take one.
 SPREAD = 6.0
 
+# So many more than expected a list has room for, in standard deviations: one in three hundred thousand has none.
+ROOM = 4.5
+
 # Up to here all candidates are listed, which is quicker than to sample them first.
 SHORTEST_ROW = 4096
 
-# Longest list, and largest sample, that a program holds in registers.
+# Longest lists of an anchor, and largest sample, that a program holds in registers.
 LONGEST_LIST = 32768
+
+# Parts that candidates are dealt to, each of so many at least. Were there more, their lists would vary more in length.
+PARTS, SHORTEST_PART = 32, 128
 
 # Bytes of lists and samples; more anchors than they suffice for are taken in strips.
 STRIP = 128 << 20
@@ -39,39 +46,66 @@ STRIP = 128 << 20
 HAS_ATOMICS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 5)
 
 
-def edges(walk: Any, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@dataclass(frozen=True)
+class Edges:
+    """The score in base 2 and the index of the first and of the last candidate in each anchor's band, (A,) each.
+
+    +inf and −inf are the scores of an empty band. An index may also be 0 or beyond all where no other candidate has the
+    score of an edge. sums: of exponentials over the band, part by part, (parts, A) each, if they were asked for
+    """
+
+    low: Tensor
+    first: Tensor
+    high: Tensor
+    last: Tensor
+    sums: tuple[Tensor, Tensor] | None = None
+
+
+def edges(walk: Any, rule: Rule, summed: bool = False) -> Edges:
     """The edges of the band that the rings of ``rule`` cut from each anchor's candidates, by score and then by index.
 
-    walk: anchors (A, d) and candidates (N, d) of the fused kernel, and who may meet whom · returns for each anchor the
-    score in base 2 and the index of the first and of the last candidate in its band, (A,) each; +inf and −inf are the
-    scores of an empty band. An index may also be 0 or beyond all where no other candidate has the score of an edge.
+    walk: anchors (A, d) and candidates (N, d) of the fused kernel, and who may meet whom · summed: sum exponentials,
+    too, which must not be too large for float32
     """
     if not HAS_ATOMICS:
         band = ranks.sorted_edges(walk.scores(), rule)
-        return band.low, band.low_index, band.high, band.high_index
-    anchors, columns = len(walk.anchors), len(walk.block)
-    score = torch.empty(2, anchors, dtype=torch.float32, device=walk.anchors.device)
-    index = torch.empty(2, anchors, dtype=torch.int32, device=walk.anchors.device)
-    plan = planned(columns, rule.rings)
-    height = max(1, STRIP // (8 * plan.capacity + 4 * plan.size))
+        return Edges(band.low, band.low_index, band.high, band.high_index)
+    anchors, device = len(walk.anchors), walk.anchors.device
+    plan = planned(len(walk.block), rule.rings)
+    score = torch.empty(2, anchors, dtype=torch.float32, device=device)
+    index = torch.empty(2, anchors, dtype=torch.int32, device=device)
+    sums = torch.empty(2, plan.parts + 1, anchors, dtype=torch.float32, device=device) if summed else None
+    again = torch.empty(anchors, dtype=torch.int32, device=device) if summed else None
+    height = max(1, STRIP // (8 * plan.parts * plan.capacity + 4 * plan.size))
     for base in range(0, anchors, height):
-        _strip(walk, rule, plan, base, min(base + height, anchors), score, index)
-    return score[0], index[0], score[1], index[1]
+        _strip(walk, rule, plan, base, min(base + height, anchors), score, index, sums, again)
+    found = Edges(score[0], index[0], score[1], index[1])
+    if sums is None:
+        return found
+    heavy, light = sums.unbind()
+    walk.banded(found).sums(heavy, light, None, None, 0, plan.parts + 1, plan.span(len(walk.block)), again)
+    return replace(found, sums=(heavy, light))
 
 
 @dataclass(frozen=True)
 class Plan:
     """How a row of candidates is searched.
 
-    step, size: one in ``step`` is sampled, ``size`` in all · capacity: so many are listed at most · low, high: where
-    the edges are expected, as shares of the eligible
+    step, size: one in ``step`` is sampled, ``size`` in all · parts, capacity: candidates are dealt to so many parts, a
+    power of two, and of each so many are listed at most · low, high: where the edges are expected, as shares of the
+    eligible
     """
 
     step: int
     size: int
+    parts: int
     capacity: int
     low: float
     high: float
+
+    def span(self, columns: int) -> int:
+        """The length of stretches of which there are no more than parts."""
+        return math.ceil(columns / (self.parts * tuning.UNIT)) * tuning.UNIT
 
 
 @lru_cache(maxsize=256)
@@ -80,20 +114,23 @@ def planned(columns: int, rings: tuple[tuple[float, float], ...]) -> Plan:
 
     Examples:
         >>> plan = planned(65536, ((0.9, 0.99),))
-        >>> plan.size, plan.capacity < 65536 / 8
-        (4096, True)
+        >>> plan.size, plan.parts, plan.capacity
+        (4096, 32, 256)
     """
     low, high = max(lower for lower, _ in rings), min(upper for _, upper in rings)
+    parts = 1 << (min(PARTS, max(1, columns // SHORTEST_PART)).bit_length() - 1)
+    most = math.ceil(columns / parts)
     if columns <= SHORTEST_ROW:
-        return Plan(STEP, 0, columns, low, high)
+        return Plan(STEP, 0, parts, most, low, high)
     step = max(STEP, math.ceil(columns / LONGEST_LIST))
     size = columns // step
     # As the program chooses pivots: up to an eighth further out.
     margins = [SPREAD * math.sqrt(size * share * (1 - share)) + SPREAD**2 / 6 for share in (low, high)]
     between = 2 * sum(margins) * 17 / 16 + 4
-    # By the normal law sampled ranks so far apart enclose no more; besides, up to a grain of equals at each pivot.
-    capacity = math.ceil(step * (between + SPREAD * math.sqrt(between))) + 4 * selecting.GRAIN.value
-    return Plan(step, size, min(columns, capacity, LONGEST_LIST), low, high)
+    # Gaps between sampled ranks vary, and so does what of them is dealt to a part.
+    each = step * between / parts
+    capacity = math.ceil(each + ROOM * math.sqrt(each + step**2 * between / parts**2))
+    return Plan(step, size, parts, min(most, math.ceil(capacity / 16) * 16, LONGEST_LIST // parts), low, high)
 
 
 @lru_cache(maxsize=256)
@@ -103,68 +140,80 @@ def known_ranks(eligible: int, rings: tuple[tuple[float, float], ...]) -> tuple[
     return int(start), int(end)
 
 
-class _FromZero:
-    """The program `collect` on counters set to zero, however often it is run to find the best tile."""
+def _strip(
+    walk: Any,
+    rule: Rule,
+    plan: Plan,
+    base: int,
+    end: int,
+    score: Tensor,
+    index: Tensor,
+    sums: Tensor | None,
+    again: Tensor | None,
+) -> None:
+    """Fill in the edges, (2, A), of the anchors from ``base`` to ``end``, and sums (2, parts + 1, A) if wanted.
 
-    arg_names = getattr(selecting.collect, "arg_names", ())
-
-    def __getitem__(self, grid: tuple[int, int]) -> Any:
-        def run(**arguments: Any) -> None:
-            arguments["counters"].zero_()
-            selecting.collect[grid](**arguments)
-
-        return run
-
-
-def _strip(walk: Any, rule: Rule, plan: Plan, base: int, end: int, score: Tensor, index: Tensor) -> None:
-    """Fill in the edges of the anchors from ``base`` to ``end``; score, index: (2, A)."""
+    again: (A,) of which anchors they must be made otherwise
+    """
     rows, width, columns, device = end - base, walk.anchors.shape[1], len(walk.block), score.device
     counted = walk.question.who.excluded is not None or not walk.question.who.is_plain
     anchor_groups, candidate_groups = walk.groups()
+    given = walk.common()
     common = {
         **walk.eligibility(),
         "anchors_": walk.anchors, "candidates_": walk.block, "scale_": walk.scale,
         "anchor_groups": anchor_groups, "candidate_groups": candidate_groups,
         "anchors": end, "candidates": columns, "width": width, "base": base,
         "anchor_stride": walk.anchors.stride(0), "candidate_stride": walk.block.stride(0),
-        "PRECISION": walk.common()["PRECISION"],
+        "PRECISION": given["PRECISION"],
+    }  # fmt: skip
+    heavy, light = (None, None) if sums is None else sums.unbind()
+    summing = {
+        "heavy_": heavy, "light_": light, "tilt_": given["tilt_"], "SUMMED": sums is not None, "KIND": given["KIND"],
     }  # fmt: skip
 
-    sample = torch.empty(rows, plan.size, dtype=torch.float32, device=device)
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    sample = empty(rows, plan.size, dtype=torch.float32)
     if plan.size > 0:
         arguments = common | {"result": sample, "size": plan.size, "span": tuning.UNIT, "STEP": plan.step}
         parts = math.ceil(plan.size / tuning.UNIT)
         tuning.launch(selecting.sample, arguments, rows, parts, width, walk.whole, "sample")
-    pivot = torch.empty(rows, 4, dtype=torch.float32, device=device)
-    cut = torch.empty(rows, 4, dtype=torch.int32, device=device)
+    pivot, cut = empty(rows, 4, dtype=torch.float32), empty(rows, 4)
+    counters = empty(rows, selecting.COUNTERS.value)
     selecting.bracket[(rows, 2)](
-        sample, pivot, cut, plan.size, plan.low, plan.high, SPREAD,
+        sample, pivot, cut, counters, plan.size, plan.low, plan.high, SPREAD,
         STEP=plan.step, SIZE=_power(plan.size), num_warps=_warps(plan.size, 2048),
     )  # fmt: skip
 
-    counters = torch.empty(rows, selecting.COUNTERS.value, dtype=torch.int32, device=device)
-    listed = torch.empty(rows, plan.capacity, dtype=torch.int64, device=device)
-    parts, span = replace(walk, anchors=walk.anchors[base:end]).stretches(outer=True)
-    arguments = common | {
-        "pivot_": pivot, "cut_": cut, "counters": counters, "list_": listed, "capacity": plan.capacity, "span": span,
-        "COUNTED": counted,
+    tally = empty(selecting.TALLIES.value, rows, plan.parts)
+    listed = empty(rows, plan.parts * plan.capacity, dtype=torch.int64)
+    lists = {"pivot_": pivot, "counters": counters, "list_": listed}
+    dealing = {
+        "tally_": tally, "capacity": plan.capacity, "stride": score.shape[1], "PARTS": plan.parts, "COUNTED": counted,
     }  # fmt: skip
-    tuning.launch(_FromZero(), arguments, rows, parts, width, walk.whole, "collect")
+    tuning.launch(selecting.deal, common | lists | summing | dealing, rows, plan.parts, width, walk.whole, "deal")
+    if plan.size > 0:
+        arguments = common | lists | {"cut_": cut, "capacity": listed.shape[1], "span": plan.span(columns)}
+        tuning.launch(selecting.collect, arguments, rows, plan.parts, width, walk.whole, "collect")
 
     known = 0 if counted else walk.question.eligible()
-    eligible = counters[:, selecting.ELIGIBLE.value]
-    first, stop = rule.ranks(eligible) if counted else known_ranks(known, rule.rings)
-    missed = torch.empty(2, rows, dtype=torch.int32, device=device)
+    eligible = tally[selecting.ELIGIBLE.value].sum(dim=1) if counted else None
+    first, stop = known_ranks(known, rule.rings) if eligible is None else rule.ranks(eligible)
+    missed = empty(2, rows)
     found = {
-        "counters": counters, "first_": first, "end_": stop, "score_": score, "index_": index, "missed_": missed,
+        "eligible_": eligible, "first_": first, "end_": stop, "score_": score, "index_": index, "missed_": missed,
         "known": known, "stride": score.shape[1], "COUNTED": counted,
     }  # fmt: skip
+    size = _power(plan.capacity)
+    warps = _warps(plan.parts * size, 2048)
     selecting.select[(rows,)](
-        **found, words=listed.view(torch.int32), pivot_=pivot, cut_=cut, rows=rows, candidates=columns, base=base,
-        capacity=plan.capacity, SIZE=_power(plan.capacity), num_warps=_warps(plan.capacity, 1024), maxnreg=128,
+        **found, **summing, words=listed.view(torch.int32), pivot_=pivot, cut_=cut, counters=counters, tally_=tally,
+        again_=again, rows=rows, candidates=columns, base=base, capacity=plan.capacity,
+        PARTS=plan.parts, SIZE=size, num_warps=warps, maxnreg=min(255, 2048 // warps),
     )  # fmt: skip
     if plan.size > 0:
-        # In the tile found best for `collect`: most often it has nothing to do by which it could be measured.
         tuning.launch(selecting.bisect, common | found, rows, 2, width, walk.whole, "collect")
 
 

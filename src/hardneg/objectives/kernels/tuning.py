@@ -1,7 +1,7 @@
 """How Triton programs are cut into tiles: for large problems measured once, for small ones a good guess."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -49,6 +49,10 @@ class Tile:
 @lru_cache
 def candidates(name: str, width: int, bytes_each: int, whole: bool) -> list[Tile]:
     """Tiles to try, the one for small problems first; the best of two dozen on an H200."""
+    if name == "again":  # what most often has nothing to do cannot be measured
+        return candidates("sums", width, bytes_each, whole)[:1]
+    if name == "collect":
+        return candidates("deal", width, bytes_each, whole)[:1]
     if bytes_each == 4:  # float32 products run beside the tensor cores, where large tiles spill
         if width <= 128 and name == "gradient":
             return [Tile(32, 32, 4, 2), Tile(32, 64, 4, 2)]
@@ -56,10 +60,13 @@ def candidates(name: str, width: int, bytes_each: int, whole: bool) -> list[Tile
             return [Tile(32, 64, 4, 2), Tile(64, 64, 4, 2)]
         chunk = None if whole else 64
         return [Tile(32, 32, 4, 1, chunk), Tile(32, 64, 4, 1, chunk)]
-    if name == "collect":  # inner rows: a GRAIN at most
+    if name == "deal":
         if not whole:
             return [Tile(64, 32, 4, 3, 64), Tile(64, 64, 4, 2, 64)]
-        return [Tile(64, 32, 4, 3), Tile(64, 32, 4, 3, described=True, registers=128), Tile(64, 64, 4, 2)]
+        few = Tile(64, 32, 4, 3, registers=128)
+        return [few, replace(few, outer=128, warps=8)] if width <= 128 else [few]
+    if name == "sample":
+        return [Tile(64, 64, 4, 3 if width <= 128 else 2, None if whole else 64)]
     if not whole and name == "strip":
         return [Tile(64, 64, 4, 3, 64), Tile(128, 128, 4, 3, 64, True), Tile(128, 256, 8, 4, 64, True)]
     if not whole:
@@ -69,7 +76,8 @@ def candidates(name: str, width: int, bytes_each: int, whole: bool) -> list[Tile
             return [Tile(64, 64, 4, 2), Tile(64, 128, 4, 2, described=True), Tile(64, 128, 4, 2)]
         return [Tile(64, 64, 4, 2), Tile(64, 64, 4, 2, described=True), Tile(128, 64, 8, 3)]
     if width <= 128:
-        return [Tile(64, 64, 4, 3), Tile(128, 64, 4, 3), Tile(64, 128, 4, 3, described=True)]
+        wide = Tile(64, 128, 4, 3, described=True)
+        return [Tile(64, 64, 4, 3), Tile(128, 64, 4, 3), wide, replace(wide, registers=128)]
     return [Tile(64, 64, 4, 2), Tile(128, 64, 8, 3, described=True), Tile(128, 256, 8, 3, 64, True)]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,16 @@ class Pulls(NamedTuple):
     largest: Tensor | None
 
 
+class Sums(NamedTuple):
+    """What was summed slot by slot, (slots, A) each, and the number of slots."""
+
+    heavy: Tensor
+    light: Tensor
+    number: Tensor
+    peak: Tensor
+    slots: int
+
+
 @dataclass(frozen=True)
 class Band:
     """Bounds of the scores kept, each a number, one per anchor (A,) in base 2, or None; ring: are they a ring's edges?
@@ -63,16 +73,34 @@ def _form(bound: float | Tensor | None) -> int:
     return 0 if bound is None else 2 if isinstance(bound, Tensor) else 1
 
 
-def band(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Tensor], scale: Tensor) -> Band:
-    """The bands of a question."""
+def bands_and_sums(
+    question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor]
+) -> tuple[Band, Sums]:
+    """The bands of a question, and what is summed over them."""
+    edges, sums = band(question, scale, anchors, blocks)
+    return edges, sums or partial_sums(question, scale, anchors, blocks, edges)
+
+
+def band(
+    question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor]
+) -> tuple[Band, Sums | None]:
+    """The bands of a question, and the sums over them where they are found on the way."""
     rule = question.rule
     lower, upper = (
         (bound * tiles.LOG2E.value).contiguous() if isinstance(bound, Tensor) else bound
         for bound in (rule.lower, rule.upper)
     )
     if not rule.rings:
-        return Band(lower, upper)
-    low, first, high, last = selection.edges(Walk(question, scale, anchors, blocks[0], 0, Band(), False), rule)
+        return Band(lower, upper), None
+    walk = Walk(question, scale, anchors, blocks[0], 0, Band(), False)
+    # Not where more is to be done than to add exponentials: in float32, for instance, they are corrected.
+    alone = lower is None and upper is None and not question.counted
+    summed = alone and question.bounded and anchors.dtype != torch.float32
+    found = selection.edges(walk, rule, summed)
+    low, first, high, last = found.low, found.first, found.high, found.last
+    if found.sums is not None:
+        heavy, light = found.sums
+        return Band(low, high, first, last), Sums(heavy, light, heavy, heavy, len(heavy))
     # Where another bound is tighter than the ring's edge, no index matters.
     if lower is not None:
         lower = lower * tiles.LOG2E.value if isinstance(lower, float) else lower
@@ -82,7 +110,7 @@ def band(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Tens
         upper = upper * tiles.LOG2E.value if isinstance(upper, float) else upper
         last = torch.where(high > upper, question.who.columns, last)
         high = torch.minimum(high, torch.as_tensor(upper, device=high.device, dtype=high.dtype))
-    return Band(low, high, first, last)
+    return Band(low, high, first, last), None
 
 
 @dataclass(frozen=True)
@@ -158,8 +186,22 @@ class Walk:
             **self.eligibility(),
         }
 
-    def sums(self, heavy: Tensor, light: Tensor, count: Tensor, peak: Tensor, slot: int, parts: int, span: int) -> None:
-        """Fill this block's slots, (slots, A) each."""
+    def banded(self, edges: selection.Edges) -> "Walk":
+        """The same within the edges of a ring."""
+        return replace(self, band=Band(edges.low, edges.high, edges.first, edges.last))
+
+    def sums(
+        self,
+        heavy: Tensor,
+        light: Tensor,
+        count: Tensor | None,
+        peak: Tensor | None,
+        slot: int,
+        parts: int,
+        span: int,
+        again: Tensor | None = None,
+    ) -> None:
+        """Fill this block's slots, (slots, A) each; again: (A,) of tiles without such an anchor they stay."""
         rows, width = self.anchors.shape
         anchor_groups, candidate_groups = self.groups()
         arguments = {
@@ -167,11 +209,12 @@ class Walk:
             "anchors_": self.anchors, "candidates_": self.block,
             "anchor_groups": anchor_groups, "candidate_groups": candidate_groups,
             "heavy_": heavy, "light_": light, "count_": count, "peak_": peak,
+            "again_": again, "SOME": again is not None,
             "anchors": rows, "candidates": self.block.shape[0], "width": width,
             "anchor_stride": self.anchors.stride(0), "candidate_stride": self.block.stride(0),
             "slot": slot, "span": span, "COUNTED": self.question.counted,
         }  # fmt: skip
-        tuning.launch(programs.sums, arguments, rows, parts, width, self.whole, "sums")
+        tuning.launch(programs.sums, arguments, rows, parts, width, self.whole, "sums" if again is None else "again")
 
     def scores(self) -> Tensor:
         """Scores in base 2 of all anchors with the block, −inf where they may not meet, (A, N)."""
@@ -259,8 +302,8 @@ class Walk:
 
 def partial_sums(
     question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor], edges: Band
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """What was summed slot by slot, (slots, A) each, and the number of slots."""
+) -> Sums:
+    """The sums over all blocks."""
     walks, column = [], 0
     for block in blocks:
         walks.append(Walk(question, scale, anchors, block, column, edges, False))
@@ -274,7 +317,7 @@ def partial_sums(
     for walk, (parts, span) in zip(walks, stretches, strict=True):
         walk.sums(heavy, light, count, peak, slot, parts, span)
         slot += parts
-    return heavy, light, count, peak, slots
+    return Sums(heavy, light, count, peak, slots)
 
 
 def stretches_of(rows: int, others: int, device: torch.device) -> tuple[int, int]:
