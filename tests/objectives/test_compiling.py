@@ -131,16 +131,21 @@ def test_programs_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int) -> 
         assert made.metadata.shared <= 227 * 1024, f"{program.__name__} does not fit"
 
 
-def test_of_measured_tiles_one_that_triton_cannot_compile_is_passed_over() -> None:
+def test_the_fastest_tile_is_taken_of_those_that_triton_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     from hardneg.objectives.kernels import tuning
 
-    def failing(message: str) -> Any:
-        def attempt(tile: tuning.Tile) -> None:
-            raise RuntimeError(message)
+    slow, fast, failing = (tuning.Tile(64, 64, 4, stages) for stages in (1, 2, 3))
+    monkeypatch.setattr(tuning, "_milliseconds", lambda attempt, tile: float(tile is slow))
 
-        return attempt
+    def attempt(tile: tuning.Tile) -> None:
+        if tile is failing:
+            raise RuntimeError("PassManager::run failed")
 
-    tile = tuning.Tile(64, 64, 4, 2)
-    assert tuning._milliseconds(failing("PassManager::run failed"), tile) == float("inf")
+    assert tuning._fastest(attempt, [failing, slow, fast]) is fast
+    assert tuning._fastest(attempt, [failing]) is failing  # whose launch then says why
+
+    def broken(tile: tuning.Tile) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        tuning._milliseconds(failing("CUDA error: an illegal memory access"), tile)
+        tuning._fastest(broken, [slow, fast])

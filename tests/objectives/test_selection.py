@@ -107,8 +107,11 @@ def test_wherever_the_similar_are_one_walk_is_enough(find: Callable[..., Found])
         check(found, rings)
 
 
-@pytest.mark.parametrize("tilt", [0.0, 0.5, 1.0, 2.0, 1.3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("tilt", "dtype"),
+    [(1.3, torch.float32), *((tilt, torch.float16) for tilt in (0.0, 0.5, 1.0, 2.0, 1.3))],
+    ids=str,
+)
 def test_sums_over_the_band_come_with_its_edges(find: Callable[..., Found], tilt: float, dtype: torch.dtype) -> None:
     for few, candidates, constants in (
         ("none", torch.randn(333, 8) / 4, {}),

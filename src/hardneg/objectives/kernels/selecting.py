@@ -125,57 +125,58 @@ def sample(
 
 @triton.jit
 def bracket(
-    sample_, pivot_, cut_, counters, size, low_share, high_share, spread, STEP: tl.constexpr, SIZE: tl.constexpr,
+    sample_, pivot_, cut_, counters, size, low_share, high_share, spread,
+    STEP: tl.constexpr, SIZE: tl.constexpr, OPEN: tl.constexpr,
 ):  # fmt: skip
-    """The two pivots of an anchor between which an edge of its band lies, by the ranks of a sample.
+    """The pivots of an anchor between which the edges of its band lie, by the ranks of a sample.
 
     Of pivots 0 … 3 the first two enclose the lower edge, the last two the upper one; a candidate is below a pivot if
     its score is lower than ``pivot``, or equal and its index lower than ``cut``. Cuts are multiples of GRAIN: the
     candidates of a tile are either all before one or all behind it.
     low_share, high_share: where the edges should be, as shares of the eligible · spread: half the distance of an
-    edge's pivots, in standard deviations of a sampled rank · outputs: (anchors, 4), and counters set to zero
+    edge's pivots, in standard deviations of a sampled rank · OPEN: the upper edge has no upper pivot · outputs:
+    (anchors, 4), and counters set to zero
     """
-    row, edge = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(0)
     counter = counters + row * COUNTERS
-    if edge == 0:
-        tl.store(counter + AGAIN, 0)
-        tl.store(counter + BELOW_LOW, 0)
-    else:
-        tl.store(counter + BELOW_HIGH, 0)
-        tl.store(counter + LISTED, 0)
+    tl.store(counter + AGAIN, 0)
+    tl.store(counter + BELOW_LOW, 0)
+    tl.store(counter + BELOW_HIGH, 0)
+    tl.store(counter + LISTED, 0)
     place = tl.arange(0, SIZE)
     pointer = sample_ + row.to(tl.int64) * size + place
     scores = tl.load(pointer, mask=place < size, other=float("-inf"))
     met = scores > float("-inf")
     eligible, lowest, highest = surveyed(tl.where(met, scores, float("inf")), met, float("inf"))
-    share = tl.where(edge == 0, low_share, high_share)
-    # The binomial law of a sampled rank is skewed towards the middle; spread²/6 makes up for it (Cornish and Fisher).
-    margin = spread * tl.sqrt(eligible * share * (1 - share)) + spread * spread / 6
-    # A pivot may lie further out than asked, if that saves some rounds.
-    slack = (margin / 8).to(tl.int32)
-    lower = tl.floor(share * eligible - margin).to(tl.int32)
-    upper = tl.ceil(share * eligible + margin).to(tl.int32)
-    # Where nobody is beyond a pivot, no round is needed.
-    all_above, all_below = lower <= 0, upper >= eligible
-    lower, upper = lower + SIZE - eligible, upper + SIZE - eligible
-    lowest, highest = ordered(lowest), ordered(highest)
-    low, low_end, under, _, high_begin, high, over, _ = narrowed(
-        scores, lowest, highest, SIZE - eligible, SIZE + 0 * eligible, lower, tl.where(all_above, SIZE, slack),
-        lowest, highest, SIZE - eligible, SIZE + 0 * eligible, upper, tl.where(all_below, SIZE, slack),
-    )  # fmt: skip
-    # Many equals at a pivot are parted by index.
-    first, last = tl.zeros((), tl.int32), tl.full((), SIZE - 1, tl.int32)
-    if (low == low_end) & ~all_above:
-        first, _ = parted(tl.where(scores == score_of(low), place, LAST), lower - under, slack, 0, SIZE - 1)
-    if (high_begin == high) & ~all_below:
-        _, last = parted(tl.where(scores == score_of(high), place, LAST), upper - over, slack, 0, SIZE - 1)
-    first_cut = first * STEP // GRAIN * GRAIN
-    last_cut = tl.where(last == SIZE - 1, LAST, ((last + 1) * STEP + GRAIN - 1) // GRAIN * GRAIN)
-    pivot, cut = pivot_ + row * 4 + edge * 2, cut_ + row * 4 + edge * 2
-    tl.store(pivot, tl.where(all_above, float("-inf"), score_of(low)))
-    tl.store(cut, tl.where(all_above, LAST, first_cut))
-    tl.store(pivot + 1, tl.where(all_below, float("inf"), score_of(high)))
-    tl.store(cut + 1, tl.where(all_below, LAST, last_cut))
+    hidden_ones, begin, end = SIZE - eligible, ordered(lowest), ordered(highest)
+    for edge in range(2):
+        share = tl.where(edge == 0, low_share, high_share)
+        # The binomial law of a sampled rank is skewed towards the middle; spread²/6 makes up for it (Cornish, Fisher).
+        margin = spread * tl.sqrt(eligible * share * (1 - share)) + spread * spread / 6
+        # A pivot may lie further out than asked, if that saves some rounds.
+        slack = (margin / 8).to(tl.int32)
+        lower = tl.floor(share * eligible - margin).to(tl.int32)
+        upper = tl.ceil(share * eligible + margin).to(tl.int32)
+        # Where nobody is beyond a pivot, no round is needed.
+        all_above, all_below = lower <= 0, (upper >= eligible) | (OPEN & (edge == 1))
+        lower, upper = lower + hidden_ones, upper + hidden_ones
+        low, low_end, under, _, high_begin, high, over, _ = narrowed(
+            scores, begin, end, hidden_ones, SIZE + 0 * eligible, lower, tl.where(all_above, SIZE, slack),
+            begin, end, hidden_ones, SIZE + 0 * eligible, upper, tl.where(all_below, SIZE, slack),
+        )  # fmt: skip
+        # Many equals at a pivot are parted by index.
+        first, last = tl.zeros((), tl.int32), tl.full((), SIZE - 1, tl.int32)
+        if (low == low_end) & ~all_above:
+            first, _ = parted(tl.where(scores == score_of(low), place, LAST), lower - under, slack, 0, SIZE - 1)
+        if (high_begin == high) & ~all_below:
+            _, last = parted(tl.where(scores == score_of(high), place, LAST), upper - over, slack, 0, SIZE - 1)
+        first_cut = first * STEP // GRAIN * GRAIN
+        last_cut = tl.where(last == SIZE - 1, LAST, ((last + 1) * STEP + GRAIN - 1) // GRAIN * GRAIN)
+        pivot, cut = pivot_ + row * 4 + edge * 2, cut_ + row * 4 + edge * 2
+        tl.store(pivot, tl.where(all_above, float("-inf"), score_of(low)))
+        tl.store(cut, tl.where(all_above, LAST, first_cut))
+        tl.store(pivot + 1, tl.where(all_below, float("inf"), score_of(high)))
+        tl.store(cut + 1, tl.where(all_below, LAST, last_cut))
 
 
 @triton.jit
@@ -231,7 +232,7 @@ def deal(
     allowed_rows, allowed_columns, base, capacity, stride,
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, PARTS: tl.constexpr, COUNTED: tl.constexpr, SUMMED: tl.constexpr, KIND: tl.constexpr,
-    OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
+    OPEN: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
     """Lists the candidates between the pivots of an edge, of one part of them, and counts the others.
 
@@ -281,9 +282,10 @@ def deal(
             eligible += folded(tl.where(scores > float("-inf"), 1.0, 0.0), OUTER_BLOCK, INNER_BLOCK)
         # Numbers, because the hardware makes them by the comparison itself.
         over_0, over_1 = tl.where(scores >= bound_0[:, None], 1.0, 0.0), tl.where(scores >= bound_1[:, None], 1.0, 0.0)
-        over_2, over_3 = tl.where(scores >= bound_2[:, None], 1.0, 0.0), tl.where(scores >= bound_3[:, None], 1.0, 0.0)
-        between = over_1 - over_2
-        listed = (over_0 - over_3) - between
+        between = over_1 - tl.where(scores >= bound_2[:, None], 1.0, 0.0)
+        listed = over_0 - between
+        if not OPEN:
+            listed -= tl.where(scores >= bound_3[:, None], 1.0, 0.0)
         tally += folded(over_0 + between * DIGIT, OUTER_BLOCK, INNER_BLOCK)
         if SUMMED:
             steep, flat = exponentials(scores, tilt, KIND, False)

@@ -93,7 +93,7 @@ class Plan:
 
     step, size: one in ``step`` is sampled, ``size`` in all · parts, capacity: candidates are dealt to so many parts, a
     power of two, and of each so many are listed at most · low, high: where the edges are expected, as shares of the
-    eligible
+    eligible · open: are so few above the upper edge that all of them are listed?
     """
 
     step: int
@@ -102,6 +102,7 @@ class Plan:
     capacity: int
     low: float
     high: float
+    open: bool
 
     def span(self, columns: int) -> int:
         """The length of stretches of which there are no more than parts."""
@@ -121,7 +122,7 @@ def planned(columns: int, rings: tuple[tuple[float, float], ...]) -> Plan:
     parts = 1 << (min(PARTS, max(1, columns // SHORTEST_PART)).bit_length() - 1)
     most = math.ceil(columns / parts)
     if columns <= SHORTEST_ROW:
-        return Plan(STEP, 0, parts, most, low, high)
+        return Plan(STEP, 0, parts, most, low, high, True)
     step = max(STEP, math.ceil(columns / LONGEST_LIST))
     size = columns // step
     # As the program chooses pivots: up to an eighth further out.
@@ -130,7 +131,8 @@ def planned(columns: int, rings: tuple[tuple[float, float], ...]) -> Plan:
     # Gaps between sampled ranks vary, and so does what of them is dealt to a part.
     each = step * between / parts
     capacity = math.ceil(each + ROOM * math.sqrt(each + step**2 * between / parts**2))
-    return Plan(step, size, parts, min(most, math.ceil(capacity / 16) * 16, LONGEST_LIST // parts), low, high)
+    capacity = min(most, math.ceil(capacity / 16) * 16, LONGEST_LIST // parts)
+    return Plan(step, size, parts, capacity, low, high, (1 - high) * size <= margins[1])
 
 
 @lru_cache(maxsize=256)
@@ -182,9 +184,9 @@ def _strip(
         tuning.launch(selecting.sample, arguments, rows, parts, width, walk.whole, "sample")
     pivot, cut = empty(rows, 4, dtype=torch.float32), empty(rows, 4)
     counters = empty(rows, selecting.COUNTERS.value)
-    selecting.bracket[(rows, 2)](
+    selecting.bracket[(rows,)](
         sample, pivot, cut, counters, plan.size, plan.low, plan.high, SPREAD,
-        STEP=plan.step, SIZE=_power(plan.size), num_warps=_warps(plan.size, 2048),
+        STEP=plan.step, SIZE=_power(plan.size), OPEN=plan.open, num_warps=_warps(plan.size, 2048),
     )  # fmt: skip
 
     tally = empty(selecting.TALLIES.value, rows, plan.parts)
@@ -192,6 +194,7 @@ def _strip(
     lists = {"pivot_": pivot, "counters": counters, "list_": listed}
     dealing = {
         "tally_": tally, "capacity": plan.capacity, "stride": score.shape[1], "PARTS": plan.parts, "COUNTED": counted,
+        "OPEN": plan.open,
     }  # fmt: skip
     tuning.launch(selecting.deal, common | lists | summing | dealing, rows, plan.parts, width, walk.whole, "deal")
     if plan.size > 0:
