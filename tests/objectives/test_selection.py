@@ -220,6 +220,19 @@ def test_wide_rows_are_multiplied_in_pieces(find: Callable[..., Found]) -> None:
     check(find(torch.randn(5, 300), torch.randn(200, 300), Eligibility(200), ((0.5, 0.9),), SMALL), ((0.5, 0.9),))
 
 
+@pytest.mark.parametrize("columns", [1, 100, 4096, 4097, 65_536, 10**6, 1 << 20, 10**7])
+def test_every_part_is_short_enough_to_be_counted(columns: int) -> None:
+    from hardneg.objectives.kernels import selecting, selection
+
+    for rings in RINGS.values():
+        plan = selection.planned(columns, rings)
+        each = math.ceil(columns / plan.parts)
+        assert math.ceil(each / 8 + selecting.DECK.value / 8) < selecting.DIGIT.value
+        assert plan.parts & (plan.parts - 1) == 0
+        assert 0 < plan.capacity <= each
+        assert plan.parts * plan.span(columns) >= columns
+
+
 def test_no_matrix_of_scores_is_stored(find: Callable[..., Found]) -> None:
     found = find(torch.randn(3, 1), torch.randn(4000, 1), Eligibility(4000), ((0.9, 0.99),), SMALL)
     assert found.largest < 3 * 4000 / 2

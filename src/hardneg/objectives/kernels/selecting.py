@@ -37,7 +37,8 @@ AGAIN, BELOW_LOW, BELOW_HIGH, LISTED, COUNTERS = (tl.constexpr(which) for which 
 # second and the third, and eligible.
 DEALT, ABOVE, BETWEEN, ELIGIBLE, TALLIES = (tl.constexpr(which) for which in range(5))
 DECK = tl.constexpr(64)  # deals between two turns; no fewer than a tile holds
-DIGIT = tl.constexpr(4096)  # a tally is two numbers in one, and a part no more tiles
+DIGIT = tl.constexpr(4096)  # a tally is two numbers in one, of an eighth of a part
+LONGEST_PART = tl.constexpr(8 * 4000)
 
 # Numbers from 2²³ on have an integer in the lowest bits of their float, which are these beside the integer.
 FROM, FROM_BITS = tl.constexpr(8388608.0), tl.constexpr(0x4B000000)
@@ -220,7 +221,7 @@ def put(lists, slot, capacity, scores, which):
 
 @triton.jit
 def folded(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums of those columns of a tile that a thread holds of the same row, (ROWS, 8)."""
+    """Sums over every eighth column of a tile, (ROWS, 8): on tensor cores' tiles each thread adds what it holds."""
     return tl.sum(tl.reshape(x, (ROWS, COLUMNS // 8, 8)), axis=1)
 
 

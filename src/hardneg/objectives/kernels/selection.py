@@ -83,7 +83,8 @@ def edges(walk: Any, rule: Rule, summed: bool = False) -> Edges:
     if sums is None:
         return found
     heavy, light = sums.unbind()
-    walk.banded(found).sums(heavy, light, None, None, 0, plan.parts + 1, plan.span(len(walk.block)), again)
+    if plan.size > 0:
+        walk.banded(found).sums(heavy, light, None, None, 0, plan.parts + 1, plan.span(len(walk.block)), again)
     return replace(found, sums=(heavy, light))
 
 
@@ -120,6 +121,8 @@ def planned(columns: int, rings: tuple[tuple[float, float], ...]) -> Plan:
     """
     low, high = max(lower for lower, _ in rings), min(upper for _, upper in rings)
     parts = 1 << (min(PARTS, max(1, columns // SHORTEST_PART)).bit_length() - 1)
+    while math.ceil(columns / parts) > selecting.LONGEST_PART.value:
+        parts *= 2
     most = math.ceil(columns / parts)
     if columns <= SHORTEST_ROW:
         return Plan(STEP, 0, parts, most, low, high, True)
