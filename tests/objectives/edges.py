@@ -16,8 +16,8 @@ class Found:
     """What was found, and how.
 
     edges: low, first, high, last, (A,) each · scores: (A, N) that they are the edges of · sums: of e^{(β+1)s} and
-    e^{βs} over the band, (A,) each, if asked for · marks: of each strip of anchors, the edges that took many walks ·
-    twice: the same, the anchors that took a second one · largest: elements of the largest tensor made
+    e^{βs} over the band, (A,) each, if asked for, the second if β > 0 · marks: of each strip of anchors, the edges that
+    took many walks · twice: the same, the anchors that took a second one · largest: elements of the largest tensor made
     """
 
     edges: tuple[Tensor, ...]

@@ -220,6 +220,41 @@ def test_wide_rows_are_multiplied_in_pieces(find: Callable[..., Found]) -> None:
     check(find(torch.randn(5, 300), torch.randn(200, 300), Eligibility(200), ((0.5, 0.9),), SMALL), ((0.5, 0.9),))
 
 
+def sampled(size: int, step: int) -> Tensor:
+    """Which candidates `selecting.sampled` draws."""
+    places = torch.arange(size)
+    return places * step + ((places & 0x7FFF) * 40503 >> 12) % step
+
+
+def test_sums_are_made_again_where_a_sample_puts_both_edges_on_one_side(find: Callable[..., Found]) -> None:
+    """All that was sampled is spread evenly, the others lie so that the whole band is below the middle."""
+    rings, drawn = ((0.5, 0.8),), torch.zeros(8192, dtype=torch.bool)
+    drawn[sampled(512, 16)] = True
+    others = torch.cat([torch.rand(3800) * 0.3, 0.4 + torch.rand(3300) * 0.2, 0.665 + torch.rand(580) * 0.005])
+    candidates = torch.empty(8192, 1)
+    candidates[drawn, 0], candidates[~drawn, 0] = torch.rand(512), others[torch.randperm(len(others))]
+    found = find(torch.ones(1, 1), candidates, Eligibility(8192), rings, {}, 1.0)
+    assert found.missed == found.again == 0
+    check(found, rings)
+    kept = within(found.scores, *found.edges)
+    assert found.sums is not None
+    assert_close(found.sums[0].double(), torch.where(kept, 4 ** found.scores.double(), 0).sum(dim=1), rtol=2e-6, atol=0)
+
+
+def test_pivots_of_a_narrow_band_may_lie_in_any_order(find: Callable[..., Found]) -> None:
+    """The upper pivot of the lower edge is 0.6614, that of the upper edge 0.6608, and the band lies between."""
+    torch.manual_seed(23)
+    rings, drawn = ((0.5, 0.502),), torch.zeros(8192, dtype=torch.bool)
+    drawn[sampled(512, 16)] = True
+    sample = torch.rand(512)
+    end = math.floor(0.502 * 8192)
+    below = end - 201 - int((sample <= 0.6608).sum())
+    others = torch.cat([torch.rand(below) * 0.3, 0.661 + torch.rand(400) * 3e-4, 0.7 + torch.rand(7280 - below) * 0.1])
+    candidates = torch.empty(8192, 1)
+    candidates[drawn, 0], candidates[~drawn, 0] = sample, others[torch.randperm(len(others))]
+    check(find(torch.ones(1, 1), candidates, Eligibility(8192), rings, {}), rings)
+
+
 @pytest.mark.parametrize("columns", [1, 100, 4096, 4097, 65_536, 10**6, 1 << 20, 10**7])
 def test_every_part_is_short_enough_to_be_counted(columns: int) -> None:
     from hardneg.objectives.kernels import selecting, selection

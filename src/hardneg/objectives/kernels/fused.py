@@ -3,7 +3,7 @@
 Forward keeps a few numbers per anchor, backward makes the tiles again: memory grows with A + N, not with A·N, and what
 is beside the products costs little more than one exponential per pair. Matrix products are in the precision of the
 embeddings given (bfloat16 and float16 on tensor cores; float32 exactly, or as tf32 where
-``torch.set_float32_matmul_precision`` allows it); everything else is float32. Nothing is added by atomics, so the same
+``torch.set_float32_matmul_precision`` allows it); everything else is float32. Atomics add integers only, so the same
 input gives the same bits.
 
 What it cannot run it hands to the tiled kernel: float64, candidates per anchor, draws (``num_negatives``).

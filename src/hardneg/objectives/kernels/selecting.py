@@ -454,15 +454,15 @@ def select(
     rank_0 = tl.where(rank_0 < gap, rank_0 - below_low, rank_0 - below_high + first_stretch)
     rank_1 = tl.where(rank_1 < gap, rank_1 - below_low, rank_1 - below_high + first_stretch)
     missed_0, missed_1 = missed_0 | (rank_0 >= length), missed_1 | (rank_1 >= length)
-    # The stretches are apart, unless pivots of both edges overlap; pivots may be infinite.
-    lowest, highest = ordered(tl.maximum(pivot_0, lowest)), ordered(tl.minimum(pivot_3, highest))
+    # The stretches are apart, unless pivots of both edges overlap.
+    lowest, highest = ordered(lowest), ordered(highest)
     apart_0, apart_1 = (rank_0 < first_stretch) & (pivot_1 < pivot_2), (rank_1 >= first_stretch) & (pivot_1 < pivot_2)
     # Nothing is looked for where nothing will be found.
     key_0, _, below_0, upto_0, key_1, _, below_1, upto_1 = narrowed(
         scores, lowest, tl.where(apart_0, ordered(pivot_1), highest), length * 0,
-        tl.where(apart_0, first_stretch, length), rank_0, tl.where(missed_0 | empty, room, 0),
+        tl.where(apart_0, first_stretch, length), rank_0, tl.where(missed_0 | empty, LAST - 1, 0),
         tl.where(apart_1, ordered(pivot_2), lowest), highest, tl.where(apart_1, first_stretch, 0),
-        length, rank_1, tl.where(missed_1 | empty, room, 0),
+        length, rank_1, tl.where(missed_1 | empty, LAST - 1, 0),
     )  # fmt: skip
     # Within bounds that differ there is but one.
     low, high = least(scores, key_0, key_1)
@@ -484,7 +484,9 @@ def select(
     tl.store(missed_ + row, (missed_0 & ~empty).to(tl.int32))
     tl.store(missed_ + rows + row, (missed_1 & ~empty).to(tl.int32))
     if SUMMED:
-        tl.store(again_ + base + row, (again | ((missed_0 | missed_1) & ~empty)).to(tl.int32))
+        # What was summed between the stretches is in the band only if each edge is in its own.
+        astray = (below_high > gap) & ((rank_0 >= first_stretch) | (rank_1 < first_stretch))
+        tl.store(again_ + base + row, (again | ((missed_0 | missed_1 | astray) & ~empty)).to(tl.int32))
         scores = tl.where((scores >= low) & (scores <= high) & ~empty, scores, float("-inf"))
         if ~((alone_0 & alone_1) | again | missed_0 | missed_1 | empty):
             edged = (scores == low) | (scores == high)

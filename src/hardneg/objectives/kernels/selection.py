@@ -24,8 +24,9 @@ from hardneg.objectives.kernels.problem import Rule
 STEP = 16
 
 # Half the distance between the two bounds of an edge, in standard deviations of a sampled rank. By the normal law one
-# edge in 500 million lies outside, and its tile of anchors then takes fifty walks where others take one.
-SPREAD = 6.0
+# edge in 500 million lies outside, and its tile of anchors then takes fifty walks where others take one. Of more than
+# half a million candidates lists would be too long: there the bounds are drawn closer, but no closer than the second.
+SPREAD, LEAST_SPREAD = 6.0, 4.0
 
 # So many more than expected a list has room for, in standard deviations: one in three hundred thousand has none.
 ROOM = 4.5
@@ -51,7 +52,7 @@ class Edges:
     """The score in base 2 and the index of the first and of the last candidate in each anchor's band, (A,) each.
 
     +inf and −inf are the scores of an empty band. An index may also be 0 or beyond all where no other candidate has the
-    score of an edge. sums: of exponentials over the band, part by part, (parts, A) each, if they were asked for
+    score of an edge. sums: of exponentials over the band, part by part, (parts + 1, A) each, if they were asked for
     """
 
     low: Tensor
@@ -92,13 +93,14 @@ def edges(walk: Any, rule: Rule, summed: bool = False) -> Edges:
 class Plan:
     """How a row of candidates is searched.
 
-    step, size: one in ``step`` is sampled, ``size`` in all · parts, capacity: candidates are dealt to so many parts, a
-    power of two, and of each so many are listed at most · low, high: where the edges are expected, as shares of the
-    eligible · open: are so few above the upper edge that all of them are listed?
+    step, size: one in ``step`` is sampled, ``size`` in all · spread: see SPREAD · parts, capacity: candidates are dealt
+    to so many parts, a power of two, and of each so many are listed at most · low, high: where the edges are expected,
+    as shares of the eligible · open: are so few above the upper edge that all of them are listed?
     """
 
     step: int
     size: int
+    spread: float
     parts: int
     capacity: int
     low: float
@@ -125,17 +127,26 @@ def planned(columns: int, rings: tuple[tuple[float, float], ...]) -> Plan:
         parts *= 2
     most = math.ceil(columns / parts)
     if columns <= SHORTEST_ROW:
-        return Plan(STEP, 0, parts, most, low, high, True)
+        return Plan(STEP, 0, SPREAD, parts, most, low, high, True)
     step = max(STEP, math.ceil(columns / LONGEST_LIST))
     size = columns // step
-    # As the program chooses pivots: up to an eighth further out.
-    margins = [SPREAD * math.sqrt(size * share * (1 - share)) + SPREAD**2 / 6 for share in (low, high)]
-    between = 2 * sum(margins) * 17 / 16 + 4
-    # Gaps between sampled ranks vary, and so does what of them is dealt to a part.
-    each = step * between / parts
-    capacity = math.ceil(each + ROOM * math.sqrt(each + step**2 * between / parts**2))
-    capacity = min(most, math.ceil(capacity / 16) * 16, LONGEST_LIST // parts)
-    return Plan(step, size, parts, capacity, low, high, (1 - high) * size <= margins[1])
+    spread = SPREAD
+    while True:
+        # As the program chooses pivots: up to an eighth further out.
+        margins = [spread * math.sqrt(size * share * (1 - share)) + spread**2 / 6 for share in (low, high)]
+        between = 2 * sum(margins) * 17 / 16 + 4
+        # Gaps between sampled ranks vary, and so does what of them is dealt to a part.
+        each = step * between / parts
+        deviation = math.sqrt(each + step**2 * between / parts**2)
+        capacity = math.ceil((each + ROOM * deviation) / 16) * 16
+        # A program holds powers of two: rather a little less room than half of them empty.
+        power = 1 << (capacity.bit_length() - 1)
+        capacity = power if power >= each + (ROOM - 1) * deviation else capacity
+        if capacity * parts <= LONGEST_LIST or spread <= LEAST_SPREAD:
+            break
+        spread -= 0.25
+    capacity = min(most, capacity, LONGEST_LIST // parts)
+    return Plan(step, size, spread, parts, capacity, low, high, (1 - high) * size <= margins[1])
 
 
 @lru_cache(maxsize=256)
@@ -188,7 +199,7 @@ def _strip(
     pivot, cut = empty(rows, 4, dtype=torch.float32), empty(rows, 4)
     counters = empty(rows, selecting.COUNTERS.value)
     selecting.bracket[(rows,)](
-        sample, pivot, cut, counters, plan.size, plan.low, plan.high, SPREAD,
+        sample, pivot, cut, counters, plan.size, plan.low, plan.high, plan.spread,
         STEP=plan.step, SIZE=_power(plan.size), OPEN=plan.open, num_warps=_warps(plan.size, 2048),
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ STRIP = 48 << 20
 
 
 class Pulls(NamedTuple):
-    """What each anchor multiplies its exponentials with in ∂L/∂s, (A,) each, as `programs.slopes` makes it.
+    """What each anchor multiplies its exponentials with in ∂L/∂s, (A,) each, as `gradients.slopes` makes it.
 
     level: what scores are compared with first · largest: no |∂L/∂s| exceeds it, ()
     """
