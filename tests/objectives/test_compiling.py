@@ -36,7 +36,10 @@ class Recorder:
 
 
 def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[str, Any], int, int]]:
-    """Programs that a forward and backward pass would start on a GPU, in its first tile, with their arguments."""
+    """Programs that a forward and backward pass would start on a GPU, with their arguments.
+
+    In the first tile of each; `deal` in all of its tiles, because its products must suit both sizes.
+    """
     from hardneg.objectives.kernels import fused, gradients, pairs, programs, rowwise, selecting, tuning
 
     notes: list[tuple[Any, dict[str, Any], int, int]] = []
@@ -48,12 +51,13 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
         program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str
     ) -> tuning.Tile:
         matrix = arguments["anchors_" if "anchors_" in arguments else "outer"]
-        tile = tuning.candidates(name, width, matrix.element_size(), whole)[0]
-        sizes = {"OUTER_BLOCK": tile.outer, "INNER_BLOCK": tile.inner, "WHOLE": tile.chunk is None, "DESCRIBED": False,
-                 "WIDTH": tile.chunk or max(16, 1 << (width - 1).bit_length())}  # fmt: skip
+        tiles = tuning.candidates(name, width, matrix.element_size(), whole)
         program = getattr(program, "program", program)
-        notes.append((program, {**arguments, **sizes}, tile.warps, tile.stages))
-        return tile
+        for tile in tiles if name == "deal" else tiles[:1]:
+            sizes = {"OUTER_BLOCK": tile.outer, "INNER_BLOCK": tile.inner, "WHOLE": tile.chunk is None,
+                     "DESCRIBED": False, "WIDTH": tile.chunk or max(16, 1 << (width - 1).bit_length())}  # fmt: skip
+            notes.append((program, {**arguments, **sizes}, tile.warps, tile.stages))
+        return tiles[0]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "available", lambda device: True)
