@@ -125,8 +125,10 @@ class _Fused(torch.autograd.Function):
 
 def _forward(question: Negatives | Positives, rows: int, sums: Sums) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The three results of each anchor, and what the backward pass needs of them."""
-    heavy, light, count, peak, slots = sums
+    heavy, light, count, peak = sums
+    slots = len(heavy)
     if isinstance(question, Positives):
+        assert count is not None
         found = tuple(part[0] if slots == 1 else part.sum(dim=0) for part in (heavy, light, count))
         return found, (found[0],) * KEPT
     block_size = 128

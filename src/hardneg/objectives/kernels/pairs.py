@@ -112,7 +112,7 @@ class Whole(torch.autograd.Function):
         if negatives is not None:
             low = low[:batch]
             block, _ = rowwise.normalised(rowwise.by_rows(negatives), None, smallest, precision, dtype, "negatives")
-        band, (heavy, light, count, peak, slots) = walks.bands_and_sums(question, scale, low, [block])
+        band, (heavy, light, count, peak) = walks.bands_and_sums(question, scale, low, [block])
         anchors = low.shape[0]
         blocks = math.ceil(anchors / BLOCK)
         shape = () if blocks == 1 else (blocks,)
@@ -122,7 +122,7 @@ class Whole(torch.autograd.Function):
             "heavy_": heavy, "light_": light, "count_": count, "peak_": peak,
             "tilt_": walks.tilt(question.rule, low.device), "scale_": scale, "similarity": similarity,
             "kept": kept, "result": result, "numbers": numbers,
-            "anchors": anchors, "batch": batch, "slots": slots, "known": float(question.known_count()),
+            "anchors": anchors, "batch": batch, "slots": len(heavy), "known": float(question.known_count()),
             "log_number": form.log_number or 0.0, "log_prior": log_prior, "log_rest": log_rest,
             "BLOCK": BLOCK, "KIND": question.kind, "BOUNDED": question.bounded, "COUNTED": question.counted,
             "SUPPORT": form.log_number is None, "DEBIASED": form.prior is not None, "DECOUPLED": form.decoupled,

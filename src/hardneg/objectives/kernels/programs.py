@@ -19,6 +19,7 @@ from hardneg.objectives.kernels.tiles import (
     LOG2E,
     NONE,
     POSITIVES,
+    begun,
     exponentials,
     in_bands,
     log,
@@ -209,10 +210,9 @@ def scores(
     """The scores themselves, (anchors, candidates), in base 2."""
     row, part = tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
-    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
-    scale, group = tl.load(scale_) * LOG2E, 0
-    if GROUPS > 0:
-        group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
+    tile, scale, group = begun(
+        anchors_, anchor_groups, scale_, i, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, GROUPS, DESCRIBED
+    )
     for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
         j, _, found = scored(
             tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,

@@ -9,7 +9,7 @@ scores where the rank is to be expected, then, should they be spread oddly, by h
 import triton
 import triton.language as tl
 
-from hardneg.objectives.kernels.tiles import PLAIN, deferred
+from hardneg.objectives.kernels.tiles import ASSEMBLY, PLAIN, deferred
 
 HIDDEN = tl.constexpr(-0x7F800001)  # the key of −inf
 
@@ -47,7 +47,7 @@ def upto(scores, key):
     """1 where a score is no higher than a key, else 0."""
     # Between the keys of 0 and of the next score below lies that of −0, which is not lower than 0.
     bound = score_of(tl.where(key == -1, -2, key))
-    if PLAIN:
+    if not ASSEMBLY:
         return tl.where(scores <= bound, 1.0, 0.0)
     else:  # numbers made by the comparison itself, which the compiler does not always think of; float32 counts to 2²⁴
         return tl.inline_asm_elementwise(

@@ -2,9 +2,7 @@
 
 Candidates are ranked by score and then by index, so no two of an anchor's are equal, and all that is said of pairs
 (score, index) holds whether or not scores tie. Scores are in base 2, −inf where an anchor may not meet a candidate;
-such *hidden* ones rank before all others.
-
-Atomics add integers only: sums, which no order changes, and places in a list whose order no result depends on.
+such *hidden* ones rank before all others. For anchors of whom these programs do not find all see `retrying`.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -12,25 +10,24 @@ Atomics add integers only: sums, which no order changes, and places in a list wh
 import triton
 import triton.language as tl
 
-from hardneg.objectives.kernels.searching import HIDDEN, between, least, narrowed, ordered, parted, score_of, surveyed
+from hardneg.objectives.kernels.searching import least, narrowed, ordered, parted, score_of, surveyed
 from hardneg.objectives.kernels.tiles import (
+    ASSEMBLY,
     LAST,
     LEAST,
-    LOG2E,
     NONE,
-    PLAIN,
+    begun,
     deferred,
     exponentials,
     hidden,
     rows_of,
-    scored,
 )
 
-# Cuts of `bracket` are multiples of it: no fewer candidates than a tile of `collect` holds.
+# Cuts of `bracket` are multiples of it: no fewer candidates than a tile of `retrying.collect` holds.
 GRAIN = tl.constexpr(64)
 
-# Counters of an anchor, for `collect`: is it for it to do, how many candidates are below the pivots of the lower edge,
-# below those of the upper edge, and listed.
+# Counters of an anchor, for `retrying.collect`: is it for it to do, how many candidates are below the pivots of the
+# lower edge, below those of the upper edge, and listed.
 AGAIN, BELOW_LOW, BELOW_HIGH, LISTED, COUNTERS = (tl.constexpr(which) for which in range(5))
 
 # What `deal` tells of each part of an anchor's candidates: how many are listed, not below the first pivot, between the
@@ -106,10 +103,9 @@ def sample(
     """Scores of a sample of ``size`` candidates, (anchors − base, size)."""
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
-    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
-    scale, group = tl.load(scale_) * LOG2E, 0
-    if GROUPS > 0:
-        group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
+    tile, scale, group = begun(
+        anchors_, anchor_groups, scale_, i, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, GROUPS
+    )
     for start in range(part * span, min(part * span + span, size), INNER_BLOCK):
         drawn = start + tl.arange(0, INNER_BLOCK)
         j = tl.where(drawn < size, sampled(drawn, STEP), candidates)
@@ -187,20 +183,13 @@ def above(score):
 
 
 @triton.jit
-def pivot_of(pivot_, cut_, place, inside):
-    """A pivot of each row, the next score above it, and its cut; where not ``inside`` everything is below."""
-    pivot = tl.load(pivot_ + place, mask=inside, other=float("inf"))
-    return pivot, above(pivot), tl.load(cut_ + place, mask=inside, other=0)
-
-
-@triton.jit
 def put(lists, slot, capacity, scores, which):
     """Write scores, and which they are, into lists of ``capacity`` entries, where their slot is within.
 
     lists: pointers, along the anchors' side of the tile · slot: floats, FROM for the first
     """
     bits = slot.to(tl.int32, bitcast=True)
-    if PLAIN:
+    if not ASSEMBLY:
         pair = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | which.to(tl.int64)
         tl.store(lists + (bits - FROM_BITS), pair, mask=bits < FROM_BITS + capacity)
     else:  # by hand, because Triton would move the whole tile between threads before it stores
@@ -246,12 +235,12 @@ def deal(
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
     inside, place, rows = i < anchors, i - base, anchors - base
-    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
-    scale, tilt, group = tl.load(scale_) * LOG2E, 0.0, 0
+    tile, scale, group = begun(
+        anchors_, anchor_groups, scale_, i, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, GROUPS
+    )
+    tilt = 0.0
     if SUMMED:
         tilt = tl.load(tilt_)
-    if GROUPS > 0:
-        group = tl.load(anchor_groups + i, mask=inside, other=0)[:, None]
     bound_0 = tl.maximum(tl.load(pivot_ + place * 4, mask=inside, other=float("inf")), LEAST)
     bound_1 = tl.maximum(bound_0, above(tl.load(pivot_ + place * 4 + 1, mask=inside, other=float("inf"))))
     bound_2 = tl.maximum(bound_1, tl.load(pivot_ + place * 4 + 2, mask=inside, other=float("inf")))
@@ -296,9 +285,9 @@ def deal(
         # The place of each in its list, from 1, by a product, because tensor cores add faster than a scan does.
         marks = listed.to(tl.float16)
         order = tl.dot(marks, triangle)
-        begun = (before + (FROM - 1 + NOWHERE))[:, None, :]
-        begun = tl.reshape(tl.broadcast_to(begun, (OUTER_BLOCK, INNER_BLOCK // 16, 16)), (OUTER_BLOCK, INNER_BLOCK))
-        slot = order + (begun - listed * nowhere)
+        first = (before + (FROM - 1 + NOWHERE))[:, None, :]
+        first = tl.reshape(tl.broadcast_to(first, (OUTER_BLOCK, INNER_BLOCK // 16, 16)), (OUTER_BLOCK, INNER_BLOCK))
+        slot = order + (first - listed * nowhere)
         before = tl.dot(marks, ones, before)
         put(lists, slot, capacity, scores, (start + k)[None, :])
     number = tl.max(before, axis=1).to(tl.int32)
@@ -314,57 +303,6 @@ def deal(
         tl.store(heavy_ + part * stride + i, tl.sum(heavy, axis=1), mask=inside)
         if KIND != NONE:
             tl.store(light_ + part * stride + i, tl.sum(light, axis=1), mask=inside)
-
-
-@triton.jit
-def collect(
-    anchors_, candidates_, scale_, excluded, anchor_groups, candidate_groups, allowed, pivot_, cut_, counters, list_,
-    anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
-    allowed_rows, allowed_columns, base, capacity, span,
-    OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    PRECISION: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
-):  # fmt: skip
-    """As `deal`, for anchors that had lists without room: one list for all parts, and equals parted by cuts.
-
-    Without such an anchor it returns at once. list_: (anchors − base, capacity) · of one stretch of ``span`` candidates
-    """
-    tl.static_assert(INNER_BLOCK <= GRAIN)
-    row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
-    i = row + tl.arange(0, OUTER_BLOCK)
-    place = i - base
-    counter, lists = counters + place * COUNTERS, (list_ + place.to(tl.int64) * capacity)[:, None]
-    again = tl.load(counter + AGAIN, mask=i < anchors, other=0) != 0
-    if tl.max(again.to(tl.int32), axis=0) > 0:
-        tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
-        scale, group = tl.load(scale_) * LOG2E, 0
-        if GROUPS > 0:
-            group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
-        pivot_0, above_0, cut_0 = pivot_of(pivot_, cut_, place * 4, again)
-        pivot_1, above_1, cut_1 = pivot_of(pivot_, cut_, place * 4 + 1, again)
-        pivot_2, above_2, cut_2 = pivot_of(pivot_, cut_, place * 4 + 2, again)
-        pivot_3, above_3, cut_3 = pivot_of(pivot_, cut_, place * 4 + 3, again)
-        for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
-            j, _, scores = scored(
-                tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
-                anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole,
-                named, allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
-                OWN, EXCLUDED, GROUPS, ALLOWED,
-            )  # fmt: skip
-            # Where the pivots of both edges overlap, those of the upper edge begin where those of the lower end.
-            bound_0 = tl.where(start < cut_0, above_0, pivot_0)
-            bound_1 = tl.maximum(bound_0, tl.where(start < cut_1, above_1, pivot_1))
-            bound_2 = tl.maximum(bound_1, tl.where(start < cut_2, above_2, pivot_2))
-            bound_3 = tl.maximum(bound_2, tl.where(start < cut_3, above_3, pivot_3))
-            there = (j < candidates)[None, :]
-            under_0, under_2 = there & (scores < bound_0[:, None]), there & (scores < bound_2[:, None])
-            listed = (there & (scores < bound_1[:, None]) & ~under_0).to(tl.int32)
-            listed += (there & (scores < bound_3[:, None]) & ~under_2).to(tl.int32)
-            tl.atomic_add(counter + BELOW_LOW, tl.sum(under_0.to(tl.int32), axis=1), mask=again, sem="relaxed")
-            tl.atomic_add(counter + BELOW_HIGH, tl.sum(under_2.to(tl.int32), axis=1), mask=again, sem="relaxed")
-            first = tl.atomic_add(counter + LISTED, tl.sum(listed, axis=1), mask=again, sem="relaxed")
-            slot = first[:, None] + tl.cumsum(listed, axis=1) - 1
-            entry = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | j.to(tl.int64)[None, :]
-            tl.store(lists + slot, entry, mask=(listed > 0) & (slot < capacity))
 
 
 @triton.jit
@@ -498,56 +436,3 @@ def select(
         tl.store(heavy_ + last_slot, tl.sum(steep, axis=0))
         if KIND != NONE:
             tl.store(light_ + last_slot, tl.sum(flat, axis=0))
-
-
-@triton.jit(do_not_specialize=["first_", "end_"])
-def bisect(
-    anchors_, candidates_, scale_, excluded, anchor_groups, candidate_groups, allowed,
-    eligible_, first_, end_, score_, index_, missed_,
-    anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
-    allowed_rows, allowed_columns, base, known, stride,
-    OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    PRECISION: tl.constexpr, COUNTED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr,
-    GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
-):  # fmt: skip
-    """The edges that were missed, by halving first the scores and then the indices in question, a walk for each half.
-
-    Fifty times the work of another program, for the rare anchor that a sample misled; without one it returns at once.
-    """
-    row, edge = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
-    i = row + tl.arange(0, OUTER_BLOCK)
-    place, rows = i - base, anchors - base
-    missed = tl.load(missed_ + edge * rows + place, mask=i < anchors, other=0) != 0
-    if tl.max(missed.to(tl.int32), axis=0) > 0:
-        within = tl.where(i < anchors, place, 0)
-        rank, _empty = ranked(within, edge, eligible_, first_, end_, candidates, known, COUNTED)
-        tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0)
-        scale, group = tl.load(scale_) * LOG2E, 0
-        if GROUPS > 0:
-            group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
-        low = tl.where(missed, HIDDEN, 0)
-        high = tl.where(missed, LAST - 1, 0)
-        first = tl.zeros((OUTER_BLOCK,), tl.int32)
-        last = tl.where(missed, candidates - 1, 0)
-        while tl.max(((low < high) | (first < last)).to(tl.int32), axis=0) > 0:
-            by_score = low < high
-            key = between(low, high)
-            index = tl.where(by_score, candidates, between(first, last))
-            count = tl.zeros((OUTER_BLOCK,), tl.int32)
-            for start in range(0, candidates, INNER_BLOCK):
-                j, _, found = scored(
-                    tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
-                    anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole,
-                    named, allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
-                    OWN, EXCLUDED, GROUPS, ALLOWED,
-                )  # fmt: skip
-                keys = ordered(found)
-                upto = (keys < key[:, None]) | ((keys == key[:, None]) & (j[None, :] <= index[:, None]))
-                count += tl.sum((upto & (j < candidates)[None, :]).to(tl.int32), axis=1)
-            enough = count > rank
-            high = tl.where(by_score & enough, key, high)
-            low = tl.where(by_score & ~enough, key + 1, low)
-            last = tl.where(~by_score & enough, index, last)
-            first = tl.where(~by_score & ~enough, index + 1, first)
-        tl.store(score_ + edge * stride + i, score_of(low), mask=missed)
-        tl.store(index_ + edge * stride + i, first, mask=missed)

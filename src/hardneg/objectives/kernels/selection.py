@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from hardneg.objectives.kernels import ranks, selecting, tuning
+from hardneg.objectives.kernels import ranks, retrying, selecting, tuning
 from hardneg.objectives.kernels.problem import Rule
 
 # One candidate of so many is sampled. Were it half as many, 1.4 times as many would be listed; were it twice as many,
@@ -213,7 +213,7 @@ def _strip(
     tuning.launch(selecting.deal, common | lists | summing | dealing, rows, plan.parts, width, walk.whole, "deal")
     if plan.size > 0:
         arguments = common | lists | {"cut_": cut, "capacity": listed.shape[1], "span": plan.span(columns)}
-        tuning.launch(selecting.collect, arguments, rows, plan.parts, width, walk.whole, "collect")
+        tuning.launch(retrying.collect, arguments, rows, plan.parts, width, walk.whole, "collect")
 
     known = 0 if counted else walk.question.eligible()
     eligible = tally[selecting.ELIGIBLE.value].sum(dim=1) if counted else None
@@ -231,7 +231,7 @@ def _strip(
         PARTS=plan.parts, SIZE=size, num_warps=warps, maxnreg=min(255, 2048 // warps),
     )  # fmt: skip
     if plan.size > 0:
-        tuning.launch(selecting.bisect, common | found, rows, 2, width, walk.whole, "collect")
+        tuning.launch(retrying.bisect, common | found, rows, 2, width, walk.whole, "collect")
 
 
 def _power(size: int) -> int:

@@ -9,6 +9,7 @@ whose exponential is exactly 0.
 
 import os
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
@@ -17,6 +18,7 @@ from triton.language.extra import libdevice
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 PLAIN = tl.constexpr(INTERPRETED)  # the interpreter has no other functions, and exact ones
+ASSEMBLY = tl.constexpr(not INTERPRETED and torch.version.hip is None)  # what is written in PTX only NVIDIA's GPUs read
 LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_REST = tl.constexpr(1.9259629911266175e-08)  # what float32 leaves out of it
 LN2 = tl.constexpr(0.6931471805599453)
@@ -70,7 +72,7 @@ def deferred(x, WORTH_IT: tl.constexpr = True):
     Not worth it where a branch does much, and harmful beside float32 products: there it makes the compiler keep
     everything in memory.
     """
-    if PLAIN or not WORTH_IT:
+    if not (ASSEMBLY and WORTH_IT):
         return x
     else:
         return tl.inline_asm_elementwise("", "=r,0", [x], dtype=tl.int32, is_pure=False, pack=1)
@@ -225,6 +227,19 @@ def softplus(x):
     left = more - 1
     rest = tl.where(left == 0, small * LOG2E, tl.log2(more) * (small / tl.where(left == 0, 1.0, left)))
     return tl.maximum(x, 0.0) + rest
+
+
+@triton.jit
+def begun(
+    anchors_, anchor_groups, scale_, i, row, anchors, width, anchor_stride,
+    OUTER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr, DESCRIBED: tl.constexpr = False,
+):  # fmt: skip
+    """What a walk of anchors i, from ``row`` on, begins with: these, the scale of scores in base 2, their groups."""
+    group = 0
+    if GROUPS > 0:
+        group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
+    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
+    return tile, tl.load(scale_) * LOG2E, group
 
 
 @triton.jit

@@ -35,13 +35,12 @@ class Pulls(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What was summed slot by slot, (slots, A) each, and the number of slots."""
+    """What was summed slot by slot, (slots, A) each; number, peak: where they are not known beforehand."""
 
     heavy: Tensor
     light: Tensor
-    number: Tensor
-    peak: Tensor
-    slots: int
+    number: Tensor | None = None
+    peak: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -97,10 +96,9 @@ def band(
     alone = lower is None and upper is None and not question.counted
     summed = alone and question.bounded and anchors.dtype != torch.float32
     found = selection.edges(walk, rule, summed)
-    low, first, high, last = found.low, found.first, found.high, found.last
     if found.sums is not None:
-        heavy, light = found.sums
-        return Band(low, high, first, last), Sums(heavy, light, heavy, heavy, len(heavy))
+        return walk.banded(found).band, Sums(*found.sums)
+    low, first, high, last = found.low, found.first, found.high, found.last
     # Where another bound is tighter than the ring's edge, no index matters.
     if lower is not None:
         lower = lower * tiles.LOG2E.value if isinstance(lower, float) else lower
@@ -317,7 +315,7 @@ def partial_sums(
     for walk, (parts, span) in zip(walks, stretches, strict=True):
         walk.sums(heavy, light, count, peak, slot, parts, span)
         slot += parts
-    return Sums(heavy, light, count, peak, slots)
+    return Sums(heavy, light, count, peak)
 
 
 def stretches_of(rows: int, others: int, device: torch.device) -> tuple[int, int]:
