@@ -154,14 +154,15 @@ def _pulls(
         beta = question.rule.tilt
         largest = first.abs().amax() * (2 * beta + 1) + (0.0 if second is None else second.abs().amax() * (beta + 1))
     if isinstance(question, Positives):
-        return Pulls(first, torch.zeros_like(first) if second is None else second, question.level, largest)
+        second = torch.zeros_like(first) if second is None else second
+        return Pulls(torch.stack((first, second), dim=1), question.level, largest)
     rows, block_size = len(first), 128
-    steep, flat = first.new_empty(2, rows).unbind()
+    factors = first.new_empty(rows, 2)
     gradients.slopes[(math.ceil(rows / block_size),)](
-        first, second, heavy_sum, light_sum, number, tilt(question.rule, first.device), steep, flat, rows,
+        first, second, heavy_sum, light_sum, number, tilt(question.rule, first.device), factors, rows,
         BLOCK=block_size, THROUGH=question.rule.grad_through_weights, WEIGHED=second is not None,
     )  # fmt: skip
-    return Pulls(steep, flat, None if question.bounded else top, largest)
+    return Pulls(factors, None if question.bounded else top, largest)
 
 
 def losses(

@@ -29,12 +29,12 @@ from hardneg.objectives.kernels.tiles import (
 
 @triton.jit
 def slopes(
-    for_mean, for_weight, heavy_sum, light_sum, number, tilt_, steep_, flat_, anchors,
+    for_mean, for_weight, heavy_sum, light_sum, number, tilt_, factors, anchors,
     BLOCK: tl.constexpr, THROUGH: tl.constexpr, WEIGHED: tl.constexpr,
 ):  # fmt: skip
     """What each anchor's exponentials are multiplied with in the derivative of a score, METHODS' gradient.
 
-    (β+1)·softmax_{β+1} and −β·softmax_β; with detached weights (not THROUGH) 1 and 0
+    (β+1)·softmax_{β+1} and −β·softmax_β; with detached weights (not THROUGH) 1 and 0 · factors: (anchors, 2)
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < anchors
@@ -52,8 +52,19 @@ def slopes(
     if THROUGH:
         steep = steep * (tilt + 1)
         flat = tl.where(some, weight - mean, 0.0) * tilt
-    tl.store(steep_ + i, steep / heavy, mask=inside)
-    tl.store(flat_ + i, flat / light, mask=inside)
+    tl.store(factors + 2 * i, steep / heavy, mask=inside)
+    tl.store(factors + 2 * i + 1, flat / light, mask=inside)
+
+
+@triton.jit
+def factors_of(pairs, i, rows, factor):
+    """What anchors i multiply their exponentials with, times a factor; pairs: float32 numbers, two in 64 bits.
+
+    In one load, because what a tile needs of its inner anchors goes through shared memory.
+    """
+    both = tl.load(pairs + i, mask=i < rows, other=0)
+    steep, flat = both.to(tl.int32), (both >> 32).to(tl.int32)
+    return steep.to(tl.float32, bitcast=True) * factor, flat.to(tl.float32, bitcast=True) * factor
 
 
 @triton.jit
@@ -96,7 +107,7 @@ def pulled(
 def weighed(
     found, i, j, row, start, outer_rows, inner_rows, natural, scale, step, tilt, factor,
     steep_i, flat_i, top_i, lowest_i, highest_i, first_i, last_i, until, since, group_i,
-    steep_, flat_, level_, lower_, upper_, first_, last_, inner_groups,
+    pairs, level_, lower_, upper_, first_, last_, inner_groups,
     excluded, allowed, column, columns, batch, offset, whole, named, allowed_rows, allowed_columns,
     OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
     KIND: tl.constexpr, BOUNDED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr,
@@ -112,8 +123,8 @@ def weighed(
         group_j = tl.load(inner_groups + j, mask=j < inner_rows, other=0)[None, :]
     steep_j, flat_j, top_j = 0.0, 0.0, 0.0
     if INNER:
-        steep_j = tl.load(steep_ + j, mask=j < inner_rows, other=0.0)[None, :] * factor
-        flat_j = tl.load(flat_ + j, mask=j < inner_rows, other=0.0)[None, :] * factor
+        steep_j, flat_j = factors_of(pairs, j, inner_rows, factor)
+        steep_j, flat_j = steep_j[None, :], flat_j[None, :]
         if KIND == POSITIVES:
             top_j = tl.load(level_ + j, mask=j < inner_rows, other=0.0)[None, :] * LOG2E
         elif not BOUNDED:
@@ -169,7 +180,7 @@ def weighed(
 @triton.jit
 def gradient(
     outer, inner, scale_, tilt_, factor_, lower_, upper_, first_, last_, level_,
-    steep_, flat_, excluded, outer_groups, inner_groups, allowed, result,
+    pairs, excluded, outer_groups, inner_groups, allowed, result,
     outer_rows, inner_rows, width, outer_stride, inner_stride, column, columns, batch, offset, whole, named,
     allowed_rows, allowed_columns, base, skip, result_stride, span,
     OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
@@ -209,8 +220,8 @@ def gradient(
             last = tl.load(last_ + i, mask=inside, other=LAST)
             until, since = tl.max(first, axis=0), tl.min(last, axis=0)
             first, last = first[:, None], last[:, None]
-        steep = tl.load(steep_ + i, mask=inside, other=0.0)[:, None] * factor
-        flat = tl.load(flat_ + i, mask=inside, other=0.0)[:, None] * factor
+        steep, flat = factors_of(pairs, i, outer_rows, factor)
+        steep, flat = steep[:, None], flat[:, None]
         if KIND == POSITIVES:
             top = tl.load(level_ + i, mask=inside, other=0.0)[:, None] * LOG2E
         elif not BOUNDED:
@@ -227,7 +238,7 @@ def gradient(
         weights = weighed(
             found, i, j, row, start, outer_rows, inner_rows, tl.load(scale_), scale, step, tilt, factor,
             steep, flat, top, lowest, highest, first, last, until, since, group,
-            steep_, flat_, level_, lower_, upper_, first_, last_, inner_groups,
+            pairs, level_, lower_, upper_, first_, last_, inner_groups,
             excluded, allowed, column, columns, batch, offset, whole, named, allowed_rows, allowed_columns,
             OUTER, INNER, OUTER_BLOCK, INNER_BLOCK, KIND, BOUNDED, OWN, EXCLUDED, GROUPS, ALLOWED, LOWER, UPPER, RING,
             EXACT, tile.dtype != tl.float32,

@@ -72,8 +72,9 @@ def conclude(
     tl.store(place + anchors, count, mask=inside)
     tl.store(place + 2 * anchors, floored.to(tl.float32), mask=inside)
     tl.store(place + 3 * anchors, tl.where(some, top, float("inf")), mask=inside)  # see `programs.finish`
-    tl.store(place + 4 * anchors, steep / tl.where(some, heavy, 1.0), mask=inside)
-    tl.store(place + 5 * anchors, flat / tl.where(some, light, 1.0), mask=inside)
+    factors = kept + 4 * anchors + 2 * i
+    tl.store(factors, steep / tl.where(some, heavy, 1.0), mask=inside)
+    tl.store(factors + 1, flat / tl.where(some, light, 1.0), mask=inside)
     tl.store(place + 6 * anchors, by_positive * scale, mask=inside)
     tl.store(place + 7 * anchors, by_scale, mask=inside)
     tl.store(place + 8 * anchors, tl.abs(by_mean) * (2 * tilt + 1), mask=inside)
@@ -89,7 +90,7 @@ class Whole(torch.autograd.Function):
 
     seen: gets what diagnostics want: unit vectors of anchors and candidates, similarity of the pairs, and what was kept
     of each anchor, (9, A): its loss, count, whether it is floored, its largest score, and what a gradient of 1 makes of
-    it: the factors of its exponentials, the gradients of its inner product with the positive and of the scale, and a
+    it: the factors of its exponentials (in two rows, anchor by anchor, see `walks.Pulls`), the gradients of its inner product with the positive and of the scale, and a
     bound of all ∂L/∂s
     """
 
@@ -145,12 +146,13 @@ class Whole(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z1, z2, negatives, scale, low, block, numbers, kept, *_watched = ctx.saved_tensors
         question, form = ctx.question, ctx.form
-        _, _, _, top, *made = kept.unbind()
+        top, factors, made = kept[3], kept[4:6].view(-1, 2), kept[6:].unbind()
         # Everything is linear in the gradient: if it is one number, multiplying comes last and costs no launch.
         amount = rowwise.Amount(grad, numbers if form.mean else None) if form.reduced else None
-        steep, flat, for_similarity, by_scale, bound = made if form.reduced else (part * grad for part in made)
+        for_similarity, by_scale, bound = made if form.reduced else (part * grad for part in made)
+        factors = factors if form.reduced else factors * grad[:, None]
         largest = bound.abs().amax() if low.dtype == torch.float16 else None
-        pulls = walks.Pulls(steep, flat, None if question.bounded else top, largest)
+        pulls = walks.Pulls(factors, None if question.bounded else top, largest)
         walk = walks.Walk(question, scale, low, block, 0, ctx.band, mine=negatives is None)
         for_low, for_scale = walk.anchors_gradient(pulls, ctx.needs_input_grad[3])
         back = partial(rowwise.normalised_backward, smallest=form.smallest, precision=form.precision, amount=amount)

@@ -159,7 +159,7 @@ def bracket(
         lower, upper = lower + hidden_ones, upper + hidden_ones
         low, low_end, under, _, high_begin, high, over, _ = narrowed(
             scores, begin, end, hidden_ones, SIZE + 0 * eligible, lower, tl.where(all_above, SIZE, slack),
-            begin, end, hidden_ones, SIZE + 0 * eligible, upper, tl.where(all_below, SIZE, slack),
+            begin, end, hidden_ones, SIZE + 0 * eligible, upper, tl.where(all_below, SIZE, slack), LAST, False,
         )  # fmt: skip
         # Many equals at a pivot are parted by index.
         first, last = tl.zeros((), tl.int32), tl.full((), SIZE - 1, tl.int32)
@@ -349,11 +349,13 @@ def tie(
 def select(
     words, pivot_, cut_, counters, tally_, eligible_, first_, end_, tilt_, score_, index_, missed_, again_,
     heavy_, light_, rows, candidates, base, capacity, known, stride,
-    PARTS: tl.constexpr, SIZE: tl.constexpr, COUNTED: tl.constexpr, SUMMED: tl.constexpr, KIND: tl.constexpr,
+    PARTS: tl.constexpr, SIZE: tl.constexpr, SAMPLED: tl.constexpr, COUNTED: tl.constexpr, SUMMED: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     """The edges of an anchor's band, from its lists.
 
-    words: the lists, as pairs of words: candidate and score · outputs: scores (2, stride); indices (2, stride), 0 and
+    words: the lists, as pairs of words: candidate and score · SAMPLED: are pivots a sample's, so that scores between
+    them are spread evenly? · outputs: scores (2, stride); indices (2, stride), 0 and
     LAST where no other candidate ties with the edge; and whether the lists did not hold them (2, rows) · if SUMMED:
     heavy_, light_: (PARTS + 1, stride), the last are for sums of exponentials over those listed that are in the band ·
     again_: (stride,), whether an anchor must be summed otherwise
@@ -401,6 +403,7 @@ def select(
         tl.where(apart_0, first_stretch, length), rank_0, tl.where(missed_0 | empty, LAST - 1, 0),
         tl.where(apart_1, ordered(pivot_2), lowest), highest, tl.where(apart_1, first_stretch, 0),
         length, rank_1, tl.where(missed_1 | empty, LAST - 1, 0),
+        tl.where(pivot_3 == float("inf"), highest, LAST), SAMPLED,
     )  # fmt: skip
     # Within bounds that differ there is but one.
     low, high = least(scores, key_0, key_1)

@@ -228,7 +228,7 @@ def _strip(
     selecting.select[(rows,)](
         **found, **summing, words=listed.view(torch.int32), pivot_=pivot, cut_=cut, counters=counters, tally_=tally,
         again_=again, rows=rows, candidates=columns, base=base, capacity=plan.capacity,
-        PARTS=plan.parts, SIZE=size, num_warps=warps, maxnreg=min(255, 2048 // warps),
+        PARTS=plan.parts, SIZE=size, SAMPLED=plan.size > 0, num_warps=warps, maxnreg=min(255, 2048 // warps),
     )  # fmt: skip
     if plan.size > 0:
         tuning.launch(retrying.bisect, common | found, rows, 2, width, walk.whole, "collect")

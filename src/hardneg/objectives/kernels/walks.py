@@ -23,13 +23,11 @@ STRIP = 48 << 20
 
 
 class Pulls(NamedTuple):
-    """What each anchor multiplies its exponentials with in ∂L/∂s, (A,) each, as `gradients.slopes` makes it.
-
-    level: what scores are compared with first · largest: no |∂L/∂s| exceeds it, ()
+    """How scores pull. factors: (A, 2), what anchors multiply exponentials with in ∂L/∂s, see `gradients.slopes` ·
+    level: (A,), what scores are compared with first · largest: no |∂L/∂s| exceeds it, ()
     """
 
-    steep: Tensor
-    flat: Tensor
+    factors: Tensor
     level: Tensor | None
     largest: Tensor | None
 
@@ -253,7 +251,7 @@ class Walk:
         arguments = {
             **self.common(),
             "outer": mine, "inner": others, "factor_": factor, "SCALED": factor is not None,
-            "steep_": pulls.steep, "flat_": pulls.flat, "level_": pulls.level,
+            "pairs": pulls.factors.view(torch.int64), "level_": pulls.level,
             "outer_groups": anchor_groups if outer else candidate_groups,
             "inner_groups": candidate_groups if outer else anchor_groups,
             "outer_rows": rows, "inner_rows": others.shape[0], "width": width,
