@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hardneg.objectives.kernels import Eligibility, Rule
 
+NO_ROOM, TIED = 1, 2  # as `selecting` marks anchors
+
 
 @dataclass
 class Found:
@@ -17,14 +19,15 @@ class Found:
 
     edges: low, first, high, last, (A,) each · scores: (A, N) that they are the edges of · sums: of e^{(β+1)s} and
     e^{βs} over the band, (A,) each, if asked for, the second if β > 0 · marks: of each strip of anchors, the edges that
-    took many walks · twice: the same, the anchors that took a second one · largest: elements of the largest tensor made
+    took many walks · looks: the same, why anchors were looked at again, if they were · largest: elements of the largest
+    tensor made
     """
 
     edges: tuple[Tensor, ...]
     scores: Tensor
     sums: tuple[Tensor, Tensor] | None
     marks: list[Tensor]
-    twice: list[Tensor]
+    looks: list[Tensor]
     largest: int
 
     @property
@@ -33,7 +36,11 @@ class Found:
 
     @property
     def again(self) -> int:
-        return sum(int(part.sum()) for part in self.twice)
+        return sum(int((part == NO_ROOM).sum()) for part in self.looks)
+
+    @property
+    def tied(self) -> int:
+        return sum(int((part == TIED).sum()) for part in self.looks)
 
     @property
     def strips(self) -> int:
@@ -68,13 +75,13 @@ def find_edges(
 
     rule, scale = Rule(rings=rings, tilt=tilt or 0.0, largest=8.0), torch.full((), 2.0, device=anchors.device)
     walk = walks.Walk(questions.Negatives(who, rule), scale, anchors, candidates, 0, walks.Band(), False)
-    launch, missed, twice = tuning.launch, [], []
+    launch, missed, looks = tuning.launch, [], []
 
     def watched(program: Any, arguments: dict[str, Any], *given: Any) -> Any:
         if "missed_" in arguments:
             missed.append(arguments["missed_"])
         if "cut_" in arguments:
-            twice.append(arguments["counters"][:, selecting.AGAIN.value].clone())
+            looks.append(arguments["counters"][:, selecting.AGAIN.value].clone())
         return launch(program, arguments, *given)
 
     with pytest.MonkeyPatch.context() as patch, Watch() as watch:
@@ -86,4 +93,4 @@ def find_edges(
         selection.planned.cache_clear()
     sums = None if edges.sums is None else (edges.sums[0].sum(dim=0), edges.sums[1].sum(dim=0))
     found = edges.low, edges.first, edges.high, edges.last
-    return Found(found, walk.scores(), sums, missed, twice, watch.largest)
+    return Found(found, walk.scores(), sums, missed, looks, watch.largest)

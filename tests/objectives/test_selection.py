@@ -78,6 +78,8 @@ def test_edges_are_those_of_a_stable_sort(find: Callable[..., Found], rings: Rin
 def test_of_equal_scores_those_with_lower_indices_rank_lower(find: Callable[..., Found], rings: Rings) -> None:
     check(find(integers(4), integers(333), Eligibility(333), rings, SMALL), rings)
     check(find(integers(2), torch.ones(333, 8), Eligibility(333), rings, SMALL), rings)  # all equal
+    twins = torch.randn(167, 8).repeat(2, 1)
+    check(find(torch.randn(3, 8), twins, Eligibility(334), rings, SMALL), rings)
 
 
 def test_equal_scores_need_no_more_than_two_walks(find: Callable[..., Found]) -> None:
@@ -117,6 +119,7 @@ def test_sums_over_the_band_come_with_its_edges(find: Callable[..., Found], tilt
         ("none", torch.randn(333, 8) / 4, {}),
         ("none", torch.randn(50, 8) / 4, {}),  # all listed
         ("tied", integers(333) / 4, {}),
+        ("none", torch.randn(167, 8).repeat(2, 1) / 4, {}),  # twins
         ("again", torch.ones(600, 8) / 4, {}),
         ("missed", torch.randn(333, 8) / 4, {"SPREAD": 0.0}),
     ):
@@ -124,6 +127,7 @@ def test_sums_over_the_band_come_with_its_edges(find: Callable[..., Found], tilt
         columns = len(candidates)
         found = find(anchors, candidates.to(dtype), Eligibility(columns), rings, SMALL | constants, tilt)
         assert (found.again > 0) == (few == "again"), few
+        assert (found.tied > 0) == (few == "tied"), few
         assert (found.missed > 0) == (few == "missed"), few
         assert found.sums is not None
         check(found, rings)

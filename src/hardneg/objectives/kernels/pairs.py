@@ -90,8 +90,8 @@ class Whole(torch.autograd.Function):
 
     seen: gets what diagnostics want: unit vectors of anchors and candidates, similarity of the pairs, and what was kept
     of each anchor, (9, A): its loss, count, whether it is floored, its largest score, and what a gradient of 1 makes of
-    it: the factors of its exponentials (in two rows, anchor by anchor, see `walks.Pulls`), the gradients of its inner product with the positive and of the scale, and a
-    bound of all ∂L/∂s
+    it: the factors of its exponentials, in two rows that hold them anchor by anchor, (A, 2), the gradients of its inner
+    product with the positive and of the scale, and a bound of all ∂L/∂s
     """
 
     @staticmethod

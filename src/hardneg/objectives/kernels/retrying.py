@@ -17,6 +17,7 @@ from hardneg.objectives.kernels.selecting import (
     COUNTERS,
     GRAIN,
     LISTED,
+    NO_ROOM,
     above,
     ranked,
 )
@@ -47,7 +48,7 @@ def collect(
     i = row + tl.arange(0, OUTER_BLOCK)
     place = i - base
     counter, lists = counters + place * COUNTERS, (list_ + place.to(tl.int64) * capacity)[:, None]
-    again = tl.load(counter + AGAIN, mask=i < anchors, other=0) != 0
+    again = tl.load(counter + AGAIN, mask=i < anchors, other=0) == NO_ROOM
     if tl.max(again.to(tl.int32), axis=0) > 0:
         tile, scale, group = begun(
             anchors_, anchor_groups, scale_, i, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, GROUPS

@@ -13,8 +13,8 @@ from hardneg.objectives.kernels.tiles import ASSEMBLY, PLAIN, deferred
 
 HIDDEN = tl.constexpr(-0x7F800001)  # the key of −inf
 
-# Rounds that go by expectation, after which halving takes at most 32; and those that trust scores to be spread evenly.
-EXPECTING, TRUSTING = tl.constexpr(16), tl.constexpr(6)
+# Rounds that go by expectation: evenly spread scores need ten, and after these halving takes at most 32.
+EXPECTING = tl.constexpr(16)
 
 
 @triton.jit
@@ -101,18 +101,10 @@ def least(scores, key_0, key_1):
 
 
 @triton.jit
-def parting(low, high, below, upto, rank, rounds, top, EVEN: tl.constexpr):
+def parting(low, high, below, upto, rank, rounds):
     """A key at which to part a range in which the key of this rank lies; see `narrowed`."""
-    number, before = (upto - below).to(tl.float32), (rank - below) + 0.5
     # Where it is if scores are spread evenly, a little towards the middle: at the end of a long tail that errs less.
-    share = 0.8 * before / number + 0.1
-    if EVEN:
-        # Where it is but for chance, beyond which the longer side ends: most often that side is cut off.
-        chance = 0.8 * tl.sqrt(before * (number - before) / number)
-        trusted = (before + tl.where(2 * before < number, chance, -chance)) / number
-        # Up to the highest of all, scores thin out as exponential ones do.
-        thinning = -tl.log2(1 - trusted * (number / (number + 1))) / tl.log2(number + 1)
-        share = tl.where(rounds < TRUSTING, tl.where(high == top, thinning, trusted), share)
+    share = 0.8 * ((rank - below) + 0.5) / (upto - below) + 0.1
     begin, end = score_of(low), score_of(high)
     expected = ordered(begin + share * (end - begin))
     expected = tl.minimum(tl.maximum(expected, low), high - 1)
@@ -134,19 +126,17 @@ def halved(low, high, below, upto, middle, count, rank):
 
 @triton.jit
 def narrowed(
-    scores, low_0, high_0, below_0, upto_0, rank_0, slack_0, low_1, high_1, below_1, upto_1, rank_1, slack_1,
-    top, EVEN: tl.constexpr,
+    scores, low_0, high_0, below_0, upto_0, rank_0, slack_0, low_1, high_1, below_1, upto_1, rank_1, slack_1
 ):  # fmt: skip
     """Bounds of the keys of two ranks (from 0), each drawn together until at most ``slack`` others lie within them.
 
     scores: (n,) · low, high: keys to begin with · below, upto: how many scores are below and how many up to them ·
-    returns these four for each rank. Equal scores cannot be parted: then low is high. EVEN: are the scores within
-    bounds likely to be spread evenly, but for a tail up to the key ``top``?
+    returns these four for each rank. Equal scores cannot be parted: then low is high.
     """
     rounds = rank_0 * 0
     while ((low_0 < high_0) & (upto_0 - below_0 > slack_0 + 1)) | ((low_1 < high_1) & (upto_1 - below_1 > slack_1 + 1)):
-        middle_0 = parting(low_0, high_0, below_0, upto_0, rank_0, rounds, top, EVEN)
-        middle_1 = parting(low_1, high_1, below_1, upto_1, rank_1, rounds, top, EVEN)
+        middle_0 = parting(low_0, high_0, below_0, upto_0, rank_0, rounds)
+        middle_1 = parting(low_1, high_1, below_1, upto_1, rank_1, rounds)
         rounds += 1
         count_0, count_1 = counted(scores, middle_0, middle_1)
         low_0, high_0, below_0, upto_0 = halved(low_0, high_0, below_0, upto_0, middle_0, count_0, rank_0)

@@ -26,9 +26,10 @@ from hardneg.objectives.kernels.tiles import (
 # Cuts of `bracket` are multiples of it: no fewer candidates than a tile of `retrying.collect` holds.
 GRAIN = tl.constexpr(64)
 
-# Counters of an anchor, for `retrying.collect`: is it for it to do, how many candidates are below the pivots of the
-# lower edge, below those of the upper edge, and listed.
+# Counters of an anchor: has it a list without room, or more than two that tie with an edge? And, for
+# `retrying.collect`, how many candidates are below the pivots of the lower edge, below those of the upper edge, listed.
 AGAIN, BELOW_LOW, BELOW_HIGH, LISTED, COUNTERS = (tl.constexpr(which) for which in range(5))
+NO_ROOM, TIED = tl.constexpr(1), tl.constexpr(2)
 
 # What `deal` tells of each part of an anchor's candidates: how many are listed, not below the first pivot, between the
 # second and the third, and eligible.
@@ -159,7 +160,7 @@ def bracket(
         lower, upper = lower + hidden_ones, upper + hidden_ones
         low, low_end, under, _, high_begin, high, over, _ = narrowed(
             scores, begin, end, hidden_ones, SIZE + 0 * eligible, lower, tl.where(all_above, SIZE, slack),
-            begin, end, hidden_ones, SIZE + 0 * eligible, upper, tl.where(all_below, SIZE, slack), LAST, False,
+            begin, end, hidden_ones, SIZE + 0 * eligible, upper, tl.where(all_below, SIZE, slack),
         )  # fmt: skip
         # Many equals at a pivot are parted by index.
         first, last = tl.zeros((), tl.int32), tl.full((), SIZE - 1, tl.int32)
@@ -229,7 +230,7 @@ def deal(
     Candidates are dealt to the parts as cards are, so that every part lists about as many, wherever the similar are.
     list_: (anchors − base, PARTS, capacity) int64, a score's bits above the number of the deal · tally_: (TALLIES,
     anchors − base, PARTS) · heavy_, light_: if SUMMED, (PARTS, stride), sums of exponentials over those between the
-    edges' pivots · counters: AGAIN is set of anchors that have a list without room
+    edges' pivots · counters: AGAIN becomes NO_ROOM of anchors that have a list without
     """
     tl.static_assert(INNER_BLOCK <= DECK)
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
@@ -291,7 +292,7 @@ def deal(
         before = tl.dot(marks, ones, before)
         put(lists, slot, capacity, scores, (start + k)[None, :])
     number = tl.max(before, axis=1).to(tl.int32)
-    tl.store(counters + place * COUNTERS + AGAIN, 1, mask=inside & (number > capacity))
+    tl.store(counters + place * COUNTERS + AGAIN, NO_ROOM, mask=inside & (number > capacity))
     tallies = tally_ + place * PARTS + part
     digits = tally.to(tl.int32)
     tl.store(tallies + DEALT * rows * PARTS, number, mask=inside)
@@ -321,26 +322,37 @@ def ranked(row, edge, eligible_, first_, end_, candidates, known, COUNTED: tl.co
 
 
 @triton.jit
-def listed_at(words, begin, place, mask, again, capacity, PARTS: tl.constexpr, SIZE: tl.constexpr):
+def listed_at(words, begin, place, mask, single, capacity, PARTS: tl.constexpr, SIZE: tl.constexpr):
     """Indices of the candidates in these places of the lists of `select`, LAST where not in ``mask``."""
     part = place // SIZE
     # Deferred, lest every address be kept from when the scores were read.
     pointer = words + deferred(begin) + (part * capacity + place % SIZE) * 2
     found = tl.load(pointer, mask=mask, other=0)
-    return tl.where(mask, tl.where(again, found, dealt(found, part, PARTS)), LAST)
+    return tl.where(mask, tl.where(single, found, dealt(found, part, PARTS)), LAST)
 
 
 @triton.jit
 def tie(
-    words, lists, place, scores, score, alone, rank, otherwise, again, capacity, PARTS: tl.constexpr, SIZE: tl.constexpr
-):
-    """The index of the candidate of this rank among those in a list that score the same; ``otherwise`` if ``alone``."""
+    words, lists, place, scores, score, alone, rank, otherwise, single, capacity,
+    PARTS: tl.constexpr, SIZE: tl.constexpr, RARE: tl.constexpr,
+):  # fmt: skip
+    """The index of the candidate of this rank among those in a list that score the same; ``otherwise`` if ``alone``.
+
+    RARE: may they be more than two?
+    """
     index = rank * 0 + otherwise
     if ~alone:
-        indices = listed_at(words, lists, place, scores == score, again, capacity, PARTS, SIZE)
-        lowest, highest = tl.min(indices, axis=0), tl.max(tl.where(indices < LAST, indices, -1), axis=0)
-        begin, _ = parted(indices, rank, 0, lowest, highest)
-        index = tl.min(tl.where(indices >= begin, indices, LAST), axis=0)
+        if RARE:
+            indices = listed_at(words, lists, place, scores == score, single, capacity, PARTS, SIZE)
+            lowest, highest = tl.min(indices, axis=0), tl.max(tl.where(indices < LAST, indices, -1), axis=0)
+            begin, _ = parted(indices, rank, 0, lowest, highest)
+            index = tl.min(tl.where(indices >= begin, indices, LAST), axis=0)
+        else:
+            one = tl.min(tl.where(scores == score, place, LAST), axis=0)
+            other = tl.max(tl.where(scores == score, place, -1), axis=0)
+            one = listed_at(words, lists, one, other >= 0, single, capacity, PARTS, SIZE)
+            other = listed_at(words, lists, other, other >= 0, single, capacity, PARTS, SIZE)
+            index = tl.where(rank == 0, tl.minimum(one, other), tl.maximum(one, other))
     return index
 
 
@@ -349,31 +361,39 @@ def tie(
 def select(
     words, pivot_, cut_, counters, tally_, eligible_, first_, end_, tilt_, score_, index_, missed_, again_,
     heavy_, light_, rows, candidates, base, capacity, known, stride,
-    PARTS: tl.constexpr, SIZE: tl.constexpr, SAMPLED: tl.constexpr, COUNTED: tl.constexpr, SUMMED: tl.constexpr,
-    KIND: tl.constexpr,
+    PARTS: tl.constexpr, SIZE: tl.constexpr, COUNTED: tl.constexpr, SUMMED: tl.constexpr, KIND: tl.constexpr,
+    RARE: tl.constexpr,
 ):  # fmt: skip
     """The edges of an anchor's band, from its lists.
 
-    words: the lists, as pairs of words: candidate and score · SAMPLED: are pivots a sample's, so that scores between
-    them are spread evenly? · outputs: scores (2, stride); indices (2, stride), 0 and
-    LAST where no other candidate ties with the edge; and whether the lists did not hold them (2, rows) · if SUMMED:
-    heavy_, light_: (PARTS + 1, stride), the last are for sums of exponentials over those listed that are in the band ·
-    again_: (stride,), whether an anchor must be summed otherwise
+    words: the lists, as pairs of words: candidate and score · RARE: only of anchors marked as AGAIN; if not, those
+    without room are left out, and those with more than two that tie are marked: what these need takes so many registers
+    that half as many anchors would be at work · outputs: scores (2, stride); indices (2, stride), 0 and LAST where no
+    other candidate ties with the edge; and whether the lists did not hold them (2, rows) · if SUMMED: heavy_, light_:
+    (PARTS + 1, stride), the last are for sums of exponentials over those listed that are in the band · again_:
+    (stride,), whether an anchor must be summed otherwise
     """
     row = tl.program_id(0)
+    again = tl.load(counters + row * COUNTERS + AGAIN)
+    single = again == NO_ROOM  # one list for all parts
+    if RARE:
+        if again == 0:
+            return
+    elif single:
+        return
     rank_0, empty = ranked(row, 0, eligible_, first_, end_, candidates, known, COUNTED)
     rank_1, _ = ranked(row, 1, eligible_, first_, end_, candidates, known, COUNTED)
     counter, tallies = counters + row * COUNTERS, tally_ + row * PARTS + tl.arange(0, PARTS)
-    again = tl.load(counter + AGAIN) != 0
     below_low = candidates - tl.sum(tl.load(tallies + ABOVE * rows * PARTS), axis=0)
     length, room = tl.sum(tl.load(tallies + DEALT * rows * PARTS), axis=0), PARTS * capacity
     place = tl.arange(0, PARTS * SIZE)
     part, slot = place // SIZE, place % SIZE
     begin = row * room * 2  # all lists together have room in 32 bits
     number = tl.load(tally_ + (DEALT * rows + row) * PARTS + part)
-    if again:  # there is one list
+    if RARE and single:
         length, below_low = tl.load(counter + LISTED), tl.load(counter + BELOW_LOW)
-    held = slot < tl.where(again, tl.minimum(length - part * capacity, capacity), number)
+        number = tl.minimum(length - part * capacity, capacity)
+    held = slot < number
     # What is not held is read too: so nothing waits to hear what is.
     word = words + begin + 1 + (part * capacity + slot) * 2
     scores = tl.load(word, mask=slot < capacity, other=0).to(tl.float32, bitcast=True)
@@ -384,8 +404,8 @@ def select(
     first_stretch, lowest, highest = surveyed(scores, held, pivot_1)
     gap = below_low + first_stretch
     below_high = gap + tl.sum(tl.load(tallies + BETWEEN * rows * PARTS), axis=0)
-    if again:
-        tied = listed_at(words, begin, place, held & (scores == pivot_1), again, capacity, PARTS, SIZE)
+    if RARE and single:
+        tied = listed_at(words, begin, place, held & (scores == pivot_1), single, capacity, PARTS, SIZE)
         cut = tl.load(cut_ + row * 4 + 1)
         first_stretch = tl.sum((held & ((scores < pivot_1) | (tied < cut))).to(tl.int32), axis=0)
         gap, below_high = below_low + first_stretch, tl.load(counter + BELOW_HIGH)
@@ -403,20 +423,17 @@ def select(
         tl.where(apart_0, first_stretch, length), rank_0, tl.where(missed_0 | empty, LAST - 1, 0),
         tl.where(apart_1, ordered(pivot_2), lowest), highest, tl.where(apart_1, first_stretch, 0),
         length, rank_1, tl.where(missed_1 | empty, LAST - 1, 0),
-        tl.where(pivot_3 == float("inf"), highest, LAST), SAMPLED,
     )  # fmt: skip
     # Within bounds that differ there is but one.
     low, high = least(scores, key_0, key_1)
     # Beyond a pivot others may tie that are not listed.
     alone_0 = (upto_0 == below_0 + 1) & (low != pivot_0) & (low != pivot_1) & (low != pivot_2) & (low != pivot_3)
     alone_1 = (upto_1 == below_1 + 1) & (high != pivot_0) & (high != pivot_1) & (high != pivot_2) & (high != pivot_3)
-    first = tie(
-        words, begin, place, scores, low, alone_0 | missed_0 | empty, rank_0 - below_0, 0, again, capacity, PARTS, SIZE
-    )
-    last = tie(
-        words, begin, place, scores, high, alone_1 | missed_1 | empty, rank_1 - below_1, LAST, again, capacity, PARTS,
-        SIZE,
-    )  # fmt: skip
+    alone_0, alone_1 = alone_0 | missed_0 | empty, alone_1 | missed_1 | empty
+    if not RARE:
+        tl.store(counter + AGAIN, TIED, mask=(~alone_0 & (upto_0 > below_0 + 2)) | (~alone_1 & (upto_1 > below_1 + 2)))
+    first = tie(words, begin, place, scores, low, alone_0, rank_0 - below_0, 0, single, capacity, PARTS, SIZE, RARE)
+    last = tie(words, begin, place, scores, high, alone_1, rank_1 - below_1, LAST, single, capacity, PARTS, SIZE, RARE)
     score, index = score_ + base + row, index_ + base + row
     tl.store(score, tl.where(empty, float("inf"), low))
     tl.store(score + stride, tl.where(empty, float("-inf"), high))
@@ -427,15 +444,16 @@ def select(
     if SUMMED:
         # What was summed between the stretches is in the band only if each edge is in its own.
         astray = (below_high > gap) & ((rank_0 >= first_stretch) | (rank_1 < first_stretch))
-        tl.store(again_ + base + row, (again | ((missed_0 | missed_1 | astray) & ~empty)).to(tl.int32))
-        scores = tl.where((scores >= low) & (scores <= high) & ~empty, scores, float("-inf"))
-        if ~((alone_0 & alone_1) | again | missed_0 | missed_1 | empty):
-            edged = (scores == low) | (scores == high)
-            indices = listed_at(words, begin, place, edged, again, capacity, PARTS, SIZE)
-            scores = tl.where((scores == low) & (indices < first), float("-inf"), scores)
-            scores = tl.where((scores == high) & (indices > last), float("-inf"), scores)
-        steep, flat = exponentials(scores, tl.load(tilt_), KIND, False)
+        tl.store(again_ + base + row, (single | ((missed_0 | missed_1 | astray) & ~empty)).to(tl.int32))
+        tilt = tl.load(tilt_)
+        scores = tl.where((scores > low) & (scores < high) & ~empty, scores, float("-inf"))
+        steep, flat = exponentials(scores, tilt, KIND, False)
+        # Of those that tie with an edge only some are in the band; all score the same.
+        number_0 = tl.where(low == high, rank_1 - rank_0 + 1, upto_0 - rank_0)
+        number_1 = tl.where(low == high, 0, rank_1 - below_1 + 1)
+        steep_0, flat_0 = exponentials(tl.where(empty, float("-inf"), low), tilt, KIND, False)
+        steep_1, flat_1 = exponentials(tl.where(empty, float("-inf"), high), tilt, KIND, False)
         last_slot = PARTS * stride + base + row
-        tl.store(heavy_ + last_slot, tl.sum(steep, axis=0))
+        tl.store(heavy_ + last_slot, tl.sum(steep, axis=0) + number_0 * steep_0 + number_1 * steep_1)
         if KIND != NONE:
-            tl.store(light_ + last_slot, tl.sum(flat, axis=0))
+            tl.store(light_ + last_slot, tl.sum(flat, axis=0) + number_0 * flat_0 + number_1 * flat_1)

@@ -211,10 +211,6 @@ def _strip(
         "OPEN": plan.open,
     }  # fmt: skip
     tuning.launch(selecting.deal, common | lists | summing | dealing, rows, plan.parts, width, walk.whole, "deal")
-    if plan.size > 0:
-        arguments = common | lists | {"cut_": cut, "capacity": listed.shape[1], "span": plan.span(columns)}
-        tuning.launch(retrying.collect, arguments, rows, plan.parts, width, walk.whole, "collect")
-
     known = 0 if counted else walk.question.eligible()
     eligible = tally[selecting.ELIGIBLE.value].sum(dim=1) if counted else None
     first, stop = known_ranks(known, rule.rings) if eligible is None else rule.ranks(eligible)
@@ -224,12 +220,20 @@ def _strip(
         "known": known, "stride": score.shape[1], "COUNTED": counted,
     }  # fmt: skip
     size = _power(plan.capacity)
-    warps = _warps(plan.parts * size, 2048)
-    selecting.select[(rows,)](
-        **found, **summing, words=listed.view(torch.int32), pivot_=pivot, cut_=cut, counters=counters, tally_=tally,
-        again_=again, rows=rows, candidates=columns, base=base, capacity=plan.capacity,
-        PARTS=plan.parts, SIZE=size, SAMPLED=plan.size > 0, num_warps=warps, maxnreg=min(255, 2048 // warps),
-    )  # fmt: skip
+
+    def select(rare: bool) -> None:
+        selecting.select[(rows,)](
+            **found, **summing, words=listed.view(torch.int32), pivot_=pivot, cut_=cut, counters=counters,
+            tally_=tally, again_=again, rows=rows, candidates=columns, base=base, capacity=plan.capacity,
+            PARTS=plan.parts, SIZE=size, RARE=rare,
+            num_warps=_warps(plan.parts * size, 1024 if rare else 2048), maxnreg=128,
+        )  # fmt: skip
+
+    select(rare=False)
+    if plan.size > 0:
+        arguments = common | lists | {"cut_": cut, "capacity": listed.shape[1], "span": plan.span(columns)}
+        tuning.launch(retrying.collect, arguments, rows, plan.parts, width, walk.whole, "collect")
+    select(rare=True)
     if plan.size > 0:
         tuning.launch(retrying.bisect, common | found, rows, 2, width, walk.whole, "collect")
 
