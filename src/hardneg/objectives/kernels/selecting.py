@@ -390,9 +390,11 @@ def select(
     part, slot = place // SIZE, place % SIZE
     begin = row * room * 2  # all lists together have room in 32 bits
     number = tl.load(tally_ + (DEALT * rows + row) * PARTS + part)
-    if RARE and single:
-        length, below_low = tl.load(counter + LISTED), tl.load(counter + BELOW_LOW)
-        number = tl.minimum(length - part * capacity, capacity)
+    # Older versions of Triton read both sides of an ``and``.
+    if RARE:  # noqa: SIM102
+        if single:
+            length, below_low = tl.load(counter + LISTED), tl.load(counter + BELOW_LOW)
+            number = tl.minimum(length - part * capacity, capacity)
     held = slot < number
     # What is not held is read too: so nothing waits to hear what is.
     word = words + begin + 1 + (part * capacity + slot) * 2
@@ -404,11 +406,12 @@ def select(
     first_stretch, lowest, highest = surveyed(scores, held, pivot_1)
     gap = below_low + first_stretch
     below_high = gap + tl.sum(tl.load(tallies + BETWEEN * rows * PARTS), axis=0)
-    if RARE and single:
-        tied = listed_at(words, begin, place, held & (scores == pivot_1), single, capacity, PARTS, SIZE)
-        cut = tl.load(cut_ + row * 4 + 1)
-        first_stretch = tl.sum((held & ((scores < pivot_1) | (tied < cut))).to(tl.int32), axis=0)
-        gap, below_high = below_low + first_stretch, tl.load(counter + BELOW_HIGH)
+    if RARE:  # noqa: SIM102
+        if single:
+            tied = listed_at(words, begin, place, held & (scores == pivot_1), single, capacity, PARTS, SIZE)
+            cut = tl.load(cut_ + row * 4 + 1)
+            first_stretch = tl.sum((held & ((scores < pivot_1) | (tied < cut))).to(tl.int32), axis=0)
+            gap, below_high = below_low + first_stretch, tl.load(counter + BELOW_HIGH)
     missed_0 = (length > room) | (rank_0 < below_low) | ((rank_0 >= gap) & (rank_0 < below_high))
     missed_1 = (length > room) | (rank_1 < below_low) | ((rank_1 >= gap) & (rank_1 < below_high))
     rank_0 = tl.where(rank_0 < gap, rank_0 - below_low, rank_0 - below_high + first_stretch)
