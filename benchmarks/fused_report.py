@@ -111,8 +111,8 @@ def claims(sections: dict[str, Any]) -> list[tuple[str, str]]:
     for peer in ("published HCL", "published HCL autocast"):
         answers.append((f"gradients within 1.2 times the error of {peer}", at_most(errors(rows, peer), 1.2)))
     exact = errors(rows, "hardneg reference")
-    claimed = f"for comparison ({max(exact):.3g})" if exact else "not measured"
-    answers.append(("error of gradients over that of hardneg reference, which multiplies in float32", claimed))
+    beside = f"for comparison ({max(exact):.3g})" if exact else "not measured"
+    answers.append(("error of gradients over that of hardneg reference, which multiplies in float32", beside))
     same = [float(row["bitwise_twice"]) for row in rows("accuracy", peer="hardneg") if "bitwise_twice" in row]
     answers.append(("gradients bitwise the same twice", at_least(same, 1)))
     for kind, peer in (("bfloat16", "published HCL autocast"), ("float32", "published HCL float32")):

@@ -10,8 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hardneg.objectives.kernels import Eligibility, Rule
 
-NO_ROOM, TIED = 1, 2  # as `selecting` marks anchors
-
 
 @dataclass
 class Found:
@@ -19,28 +17,21 @@ class Found:
 
     edges: low, first, high, last, (A,) each · scores: (A, N) that they are the edges of · sums: of e^{(β+1)s} and
     e^{βs} over the band, (A,) each, if asked for, the second if β > 0 · marks: of each strip of anchors, the edges that
-    took many walks · looks: the same, why anchors were looked at again, if they were · largest: elements of the largest
-    tensor made
+    took many walks · again, tied: anchors that had a list without room, or more than two that tie with an edge ·
+    largest: elements of the largest tensor made
     """
 
     edges: tuple[Tensor, ...]
     scores: Tensor
     sums: tuple[Tensor, Tensor] | None
     marks: list[Tensor]
-    looks: list[Tensor]
+    again: int
+    tied: int
     largest: int
 
     @property
     def missed(self) -> int:
         return sum(int(part.sum()) for part in self.marks)
-
-    @property
-    def again(self) -> int:
-        return sum(int((part == NO_ROOM).sum()) for part in self.looks)
-
-    @property
-    def tied(self) -> int:
-        return sum(int((part == TIED).sum()) for part in self.looks)
 
     @property
     def strips(self) -> int:
@@ -71,7 +62,7 @@ def find_edges(
 
     constants: of the module `selection`, instead of its own · tilt: sum over the bands, too; scores may be up to 8
     """
-    from hardneg.objectives.kernels import questions, selecting, selection, tuning, walks
+    from hardneg.objectives.kernels import listing, questions, selection, tuning, walks
 
     rule, scale = Rule(rings=rings, tilt=tilt or 0.0, largest=8.0), torch.full((), 2.0, device=anchors.device)
     walk = walks.Walk(questions.Negatives(who, rule), scale, anchors, candidates, 0, walks.Band(), False)
@@ -81,7 +72,7 @@ def find_edges(
         if "missed_" in arguments:
             missed.append(arguments["missed_"])
         if "cut_" in arguments:
-            looks.append(arguments["counters"][:, selecting.AGAIN.value].clone())
+            looks.append(arguments["counters"][:, listing.AGAIN.value].clone())
         return launch(program, arguments, *given)
 
     with pytest.MonkeyPatch.context() as patch, Watch() as watch:
@@ -93,4 +84,5 @@ def find_edges(
         selection.planned.cache_clear()
     sums = None if edges.sums is None else (edges.sums[0].sum(dim=0), edges.sums[1].sum(dim=0))
     found = edges.low, edges.first, edges.high, edges.last
-    return Found(found, walk.scores(), sums, missed, looks, watch.largest)
+    again, tied = (sum(int((part == mark.value).sum()) for part in looks) for mark in (listing.NO_ROOM, listing.TIED))
+    return Found(found, walk.scores(), sums, missed, again, tied, watch.largest)

@@ -40,7 +40,7 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
 
     In the first tile of each; `deal` in all of its tiles, because its products must suit both sizes.
     """
-    from hardneg.objectives.kernels import fused, gradients, pairs, programs, rowwise, selecting, tuning
+    from hardneg.objectives.kernels import fused, gradients, listing, pairs, programs, rowwise, selecting, tuning
 
     notes: list[tuple[Any, dict[str, Any], int, int]] = []
 
@@ -65,7 +65,8 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
         for module in (pairs, rowwise):
             patch.setattr(module, "launch", launch)
         for module, names in (
-            (selecting, ["bracket", "select"]),
+            (listing, ["bracket"]),
+            (selecting, ["select"]),
             (programs, ["finish"]),
             (gradients, ["slopes"]),
         ):

@@ -225,7 +225,7 @@ def test_wide_rows_are_multiplied_in_pieces(find: Callable[..., Found]) -> None:
 
 
 def sampled(size: int, step: int) -> Tensor:
-    """Which candidates `selecting.sampled` draws."""
+    """Which candidates `listing.sampled` draws."""
     places = torch.arange(size)
     return places * step + ((places & 0x7FFF) * 40503 >> 12) % step
 
@@ -261,12 +261,12 @@ def test_pivots_of_a_narrow_band_may_lie_in_any_order(find: Callable[..., Found]
 
 @pytest.mark.parametrize("columns", [1, 100, 4096, 4097, 65_536, 10**6, 1 << 20, 10**7])
 def test_every_part_is_short_enough_to_be_counted(columns: int) -> None:
-    from hardneg.objectives.kernels import selecting, selection
+    from hardneg.objectives.kernels import listing, selection
 
     for rings in RINGS.values():
         plan = selection.planned(columns, rings)
         each = math.ceil(columns / plan.parts)
-        assert math.ceil(each / 8 + selecting.DECK.value / 8) < selecting.DIGIT.value
+        assert math.ceil(each / 8 + listing.DECK.value / 8) < listing.DIGIT.value
         assert plan.parts & (plan.parts - 1) == 0
         assert 0 < plan.capacity <= each
         assert plan.parts * plan.span(columns) >= columns

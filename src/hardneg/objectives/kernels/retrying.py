@@ -9,8 +9,7 @@ list whose order no result depends on.
 import triton
 import triton.language as tl
 
-from hardneg.objectives.kernels.searching import HIDDEN, between, ordered, score_of
-from hardneg.objectives.kernels.selecting import (
+from hardneg.objectives.kernels.listing import (
     AGAIN,
     BELOW_HIGH,
     BELOW_LOW,
@@ -19,8 +18,9 @@ from hardneg.objectives.kernels.selecting import (
     LISTED,
     NO_ROOM,
     above,
-    ranked,
 )
+from hardneg.objectives.kernels.searching import HIDDEN, between, ordered, score_of
+from hardneg.objectives.kernels.selecting import ranked
 from hardneg.objectives.kernels.tiles import LAST, begun, scored
 
 
@@ -39,7 +39,7 @@ def collect(
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """As `selecting.deal`, for anchors that had lists without room: one list for all parts, and equals parted by cuts.
+    """As `listing.deal`, for anchors that had lists without room: one list for all parts, and equals parted by cuts.
 
     Without such an anchor it returns at once. list_: (anchors − base, capacity) · of one stretch of ``span`` candidates
     """

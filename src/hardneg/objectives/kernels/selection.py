@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from hardneg.objectives.kernels import ranks, retrying, selecting, tuning
+from hardneg.objectives.kernels import listing, ranks, retrying, selecting, tuning
 from hardneg.objectives.kernels.problem import Rule
 
 # One candidate of so many is sampled. Were it half as many, 1.4 times as many would be listed; were it twice as many,
@@ -123,7 +123,7 @@ def planned(columns: int, rings: tuple[tuple[float, float], ...]) -> Plan:
     """
     low, high = max(lower for lower, _ in rings), min(upper for _, upper in rings)
     parts = 1 << (min(PARTS, max(1, columns // SHORTEST_PART)).bit_length() - 1)
-    while math.ceil(columns / parts) > selecting.LONGEST_PART.value:
+    while math.ceil(columns / parts) > listing.LONGEST_PART.value:
         parts *= 2
     most = math.ceil(columns / parts)
     if columns <= SHORTEST_ROW:
@@ -195,24 +195,24 @@ def _strip(
     if plan.size > 0:
         arguments = common | {"result": sample, "size": plan.size, "span": tuning.UNIT, "STEP": plan.step}
         parts = math.ceil(plan.size / tuning.UNIT)
-        tuning.launch(selecting.sample, arguments, rows, parts, width, walk.whole, "sample")
+        tuning.launch(listing.sample, arguments, rows, parts, width, walk.whole, "sample")
     pivot, cut = empty(rows, 4, dtype=torch.float32), empty(rows, 4)
-    counters = empty(rows, selecting.COUNTERS.value)
-    selecting.bracket[(rows,)](
+    counters = empty(rows, listing.COUNTERS.value)
+    listing.bracket[(rows,)](
         sample, pivot, cut, counters, plan.size, plan.low, plan.high, plan.spread,
         STEP=plan.step, SIZE=_power(plan.size), OPEN=plan.open, num_warps=_warps(plan.size, 2048),
     )  # fmt: skip
 
-    tally = empty(selecting.TALLIES.value, rows, plan.parts)
+    tally = empty(listing.TALLIES.value, rows, plan.parts)
     listed = empty(rows, plan.parts * plan.capacity, dtype=torch.int64)
     lists = {"pivot_": pivot, "counters": counters, "list_": listed}
     dealing = {
         "tally_": tally, "capacity": plan.capacity, "stride": score.shape[1], "PARTS": plan.parts, "COUNTED": counted,
         "OPEN": plan.open,
     }  # fmt: skip
-    tuning.launch(selecting.deal, common | lists | summing | dealing, rows, plan.parts, width, walk.whole, "deal")
+    tuning.launch(listing.deal, common | lists | summing | dealing, rows, plan.parts, width, walk.whole, "deal")
     known = 0 if counted else walk.question.eligible()
-    eligible = tally[selecting.ELIGIBLE.value].sum(dim=1) if counted else None
+    eligible = tally[listing.ELIGIBLE.value].sum(dim=1) if counted else None
     first, stop = known_ranks(known, rule.rings) if eligible is None else rule.ranks(eligible)
     missed = empty(2, rows)
     found = {
