@@ -17,21 +17,34 @@ class Found:
 
     edges: low, first, high, last, (A,) each · scores: (A, N) that they are the edges of · sums: of e^{(β+1)s} and
     e^{βs} over the band, (A,) each, if asked for, the second if β > 0 · marks: of each strip of anchors, the edges that
-    took many walks · again, tied: anchors that had a list without room, or more than two that tie with an edge ·
-    largest: elements of the largest tensor made
+    took many walks · looks: likewise, why anchors were looked at again · largest: elements of the largest tensor made
     """
 
     edges: tuple[Tensor, ...]
     scores: Tensor
     sums: tuple[Tensor, Tensor] | None
     marks: list[Tensor]
-    again: int
-    tied: int
+    looks: list[Tensor]
     largest: int
 
     @property
     def missed(self) -> int:
         return sum(int(part.sum()) for part in self.marks)
+
+    @property
+    def again(self) -> int:
+        """Anchors that had a list without room."""
+        return self._looked_at_for("NO_ROOM")
+
+    @property
+    def tied(self) -> int:
+        """Anchors that had more than two candidates that tie with an edge."""
+        return self._looked_at_for("TIED")
+
+    def _looked_at_for(self, why: str) -> int:
+        from hardneg.objectives.kernels import listing
+
+        return sum(int((part == getattr(listing, why).value).sum()) for part in self.looks)
 
     @property
     def strips(self) -> int:
@@ -84,5 +97,4 @@ def find_edges(
         selection.planned.cache_clear()
     sums = None if edges.sums is None else (edges.sums[0].sum(dim=0), edges.sums[1].sum(dim=0))
     found = edges.low, edges.first, edges.high, edges.last
-    again, tied = (sum(int((part == mark.value).sum()) for part in looks) for mark in (listing.NO_ROOM, listing.TIED))
-    return Found(found, walk.scores(), sums, missed, again, tied, watch.largest)
+    return Found(found, walk.scores(), sums, missed, looks, watch.largest)
