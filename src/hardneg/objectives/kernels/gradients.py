@@ -52,8 +52,8 @@ def slopes(
     if THROUGH:
         steep = steep * (tilt + 1)
         flat = tl.where(some, weight - mean, 0.0) * tilt
-    tl.store(factors + 2 * i, steep / heavy, mask=inside)
-    tl.store(factors + 2 * i + 1, flat / light, mask=inside)
+    tl.store(factors + 2 * i, tl.div_rn(steep, heavy), mask=inside)
+    tl.store(factors + 2 * i + 1, tl.div_rn(flat, light), mask=inside)
 
 
 @triton.jit

@@ -58,7 +58,7 @@ def conclude(
         heavy_, light_, count_, peak_, i, inside, anchors, slots, known, tilt, BLOCK, KIND, BOUNDED, COUNTED
     )
     loss, floored, by_mean, by_positive, by_scale = outcome(
-        log(heavy / light) + top * LN2, tl.where(inside, count, 0.0),
+        log(tl.div_rn(heavy, light)) + top * LN2, tl.where(inside, count, 0.0),
         tl.load(similarity + i % batch, mask=inside, other=0.0),
         scale, log_number, log_prior, log_rest, 0.0, SUPPORT, DEBIASED, True, DECOUPLED,
     )  # fmt: skip
@@ -73,14 +73,14 @@ def conclude(
     tl.store(place + 2 * anchors, floored.to(tl.float32), mask=inside)
     tl.store(place + 3 * anchors, tl.where(some, top, float("inf")), mask=inside)  # see `programs.finish`
     factors = kept + 4 * anchors + 2 * i
-    tl.store(factors, steep / tl.where(some, heavy, 1.0), mask=inside)
-    tl.store(factors + 1, flat / tl.where(some, light, 1.0), mask=inside)
+    tl.store(factors, tl.div_rn(steep, tl.where(some, heavy, 1.0)), mask=inside)
+    tl.store(factors + 1, tl.div_rn(flat, tl.where(some, light, 1.0)), mask=inside)
     tl.store(place + 6 * anchors, by_positive * scale, mask=inside)
     tl.store(place + 7 * anchors, by_scale, mask=inside)
     tl.store(place + 8 * anchors, tl.abs(by_mean) * (2 * tilt + 1), mask=inside)
     total = tl.sum(tl.where(inside, loss, 0.0), axis=0)
     valid = tl.sum(tl.where(inside & some, 1.0, 0.0), axis=0)
-    tl.store(result + tl.program_id(0), total / tl.maximum(valid, 1.0) if MEAN else total)
+    tl.store(result + tl.program_id(0), tl.div_rn(total, tl.maximum(valid, 1.0)) if MEAN else total)
     tl.store(numbers + tl.program_id(0), valid)
 
 

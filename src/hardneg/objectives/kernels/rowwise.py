@@ -62,15 +62,17 @@ def unit(pointer, i, rows, width, stride, smallest, WIDTH: tl.constexpr):
     k = tl.arange(0, WIDTH)[None, :]
     inside = (i < rows)[:, None] & (k < width)
     x = tl.load(pointer + i.to(tl.int64)[:, None] * stride + k, mask=inside, other=0.0).to(tl.float32)
-    # Dividing by the largest entry first keeps the squares from overflowing or vanishing.
+    # A power of two about as large as the largest entry keeps the squares from overflowing or vanishing, and no digit
+    # is lost by it. Quotients and roots are rounded once; Triton's own are a digit less exact.
     largest = tl.max(tl.abs(x), axis=1)
     finite = tl.min(tl.min((tl.abs(x) < float("inf")).to(tl.int32), axis=1), axis=0) == 1
     zero = largest < smallest
-    x = x / tl.where(zero, 1.0, largest)[:, None]
-    length = tl.sqrt(tl.sum(x * x, axis=1))
-    length = tl.where(zero, 1.0, length)
-    shrink = tl.where(zero, 0.0, 1 / (largest * length))
-    return tl.where(zero[:, None], 0.0, x / length[:, None]), shrink, finite
+    exponent = largest.to(tl.int32, bitcast=True) >> 23
+    factor = tl.where(zero, 1.0, ((255 - exponent) << 23).to(tl.float32, bitcast=True))
+    x = x * factor[:, None]
+    length = tl.where(zero, 1.0, tl.sqrt_rn(tl.sum(x * x, axis=1)))
+    shrink = tl.where(zero, 0.0, tl.div_rn(factor, length))
+    return tl.where(zero[:, None], 0.0, tl.div_rn(x, length[:, None])), shrink, finite
 
 
 @triton.jit
@@ -112,7 +114,7 @@ def normalise_backward(
     if TIMES:
         amount = tl.load(grad_)
     if OVER:
-        amount /= tl.maximum(tl.load(number_), 1.0)
+        amount = tl.div_rn(amount, tl.maximum(tl.load(number_), 1.0))
     first, shrink, _ = unit(z1, i, rows, width, stride1, smallest, WIDTH)
     grad = tl.load(for_out + place, mask=inside, other=0.0)
     if PAIRED:
@@ -279,15 +281,15 @@ def outcome(
         log_g = mean + log(rest) - log_rest
         floored = valid & ((gap >= 0) | (log_g <= least))
         log_g = tl.where(floored, least, log_g)
-        by_mean = tl.where(floored, 0.0, 1 / rest)
-        by_positive = tl.where(floored, 0.0, -share / rest)
+        by_mean = tl.where(floored, 0.0, tl.div_rn(zero + 1, rest))
+        by_positive = tl.where(floored, 0.0, tl.div_rn(-share, rest))
         if UNIT:
             by_scale = tl.where(floored, -1.0, 0.0)
     log_q = log(tl.where(valid, count, 1.0)) if SUPPORT else zero + log_number
     x = log_q + log_g - positive
     loss, slope = x, zero + 1
     if not DECOUPLED:
-        loss, slope = tl.maximum(x, 0.0) + log1p(exp(-tl.abs(x))), 1 / (1 + exp(-x))
+        loss, slope = tl.maximum(x, 0.0) + log1p(exp(-tl.abs(x))), tl.div_rn(zero + 1, 1 + exp(-x))
     slope = tl.where(valid, slope, 0.0)
     by_positive = slope * (by_positive - 1)
     return tl.where(valid, loss, 0.0), floored, slope * by_mean, by_positive, cosine * by_positive + slope * by_scale
