@@ -120,7 +120,23 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("dtype", "dim"), [(torch.bfloat16, 128), (torch.float32, 64), (torch.bfloat16, 384)], ids=str)
 def test_programs_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int) -> None:
-    options, names = CASES[name]
+    check(*CASES[name], dtype, dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("hardening", [hn.Exponential(1.3), (hn.Exponential(1.0), hn.Threshold(0.5))], ids=str)
+def test_programs_that_make_every_score_once_compile(
+    hardening: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hardneg.objectives.kernels import walks
+
+    monkeypatch.setattr(walks, "MIRRORED", 16)
+    notes = check({"supervision": "negatives", "hardening": hardening}, ["labels"], dtype, 384)
+    assert sum(arguments.get("MIRRORED", False) for _, arguments, _, _ in notes) == 2 * ROWS / 16
+
+
+def check(options: dict[str, Any], names: list[str], dtype: torch.dtype, dim: int) -> list[Any]:
+    """Compile all that a loss would launch; these are returned."""
     everything = {
         "negatives": torch.randn(KEYS, dim).to(dtype).requires_grad_(),
         "exclude": torch.arange(ROWS) % KEYS,
@@ -134,6 +150,7 @@ def test_programs_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int) -> 
     for program, arguments, warps, stages in notes:
         made = compiled(program, arguments, warps, stages)
         assert made.metadata.shared <= 227 * 1024, f"{program.__name__} does not fit"
+    return notes
 
 
 def test_the_fastest_tile_is_taken_of_those_that_triton_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,9 @@ def test_gradients_are_as_exact_as_those_of_eager_pytorch(rows: int, dim: int, b
     truth = exact(options, arguments)
     found = errors(run(options, arguments, "fused"), truth)
     peer = errors(eager(arguments, beta, 0.5), truth)
-    for one, other in zip(found, peer, strict=True):
-        assert one <= 1.2 * other + 1e-6
+    assert found[0] <= 1.2 * peer[0] + 1e-6  # a single number may be right by chance
+    for one, other in zip(found[1:], peer[1:], strict=True):
+        assert one <= 1.2 * other
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -135,6 +136,29 @@ def test_large_batches_in_tuned_tiles_equal_the_tiled_kernel(dim: int, dtype: to
     found = run(options, arguments, "fused")
     peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")
     limit = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    assert max(errors(found, [t.double() for t in peer])) < limit
+    again = run(options, arguments, "fused")
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["debiased", "threshold", "labels"])
+def test_wide_rows_that_make_every_score_once_equal_the_tiled_kernel(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hardneg.objectives.kernels import walks
+
+    options, arguments = case(name, 2085, 320, dtype)
+    options = {**options, "reduction": "sum"}  # gradients of the mean would be smaller than float16 can tell
+    peer = run(options, {key: t.float() if t.is_floating_point() else t for key, t in arguments.items()}, "tiled")
+    limit = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    sums, strips = walks.Walk.sums, []
+    monkeypatch.setattr(
+        walks.Walk, "sums", lambda *given, strip=None: strips.append(strip) or sums(*given, strip=strip)
+    )
+    monkeypatch.setattr(walks, "MIRRORED", 512)
+    found = run(options, arguments, "fused")
+    assert strips[0] == range(512)
     assert max(errors(found, [t.double() for t in peer])) < limit
     again = run(options, arguments, "fused")
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))

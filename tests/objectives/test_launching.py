@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from importlib.util import find_spec
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,12 +126,28 @@ def test_values_of_one_kind_are_the_same_to_triton() -> None:
     native = pytest.importorskip("triton._C.libtriton").native_specialize_impl
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     backend, compiled = make_backend(GPUTarget("cuda", 90, 32)), Compiled(Program())
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)
     bases = [torch.zeros(64, dtype=dtype) for dtype in dtypes]
     edges = [sign * (1 << power) + step for sign in (1, -1) for power in (0, 4, 5, 31, 32, 62) for step in (-1, 0, 1)]
-    values = [None, 0.0, 1.0, 16.0, 0.1, math.inf, math.nan, *edges, *(base[k:] for base in bases for k in range(17))]
+    described = [
+        TensorDescriptor.from_tensor(torch.zeros(rows, width, dtype=dtype), [block, 32])
+        for rows, width, block, dtype in product((64, 256), (64, 96), (32, 64), (torch.bfloat16, torch.float16))
+    ]
+    values = [
+        None,
+        *described,
+        0.0,
+        1.0,
+        16.0,
+        0.1,
+        math.inf,
+        math.nan,
+        *edges,
+        *(base[k:] for base in bases for k in range(17)),
+    ]
 
     def kind(value: Any) -> Any:
         kinds = compiled.kinds([value, None, 0, 0.0, 8])

@@ -12,6 +12,11 @@ from torch import Tensor
 from triton import JITFunction
 from triton.runtime import driver
 
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
+except ImportError:  # before Triton 3.4
+    TensorDescriptor = None
+
 # On AMD's GPUs compiled programs depend on more than `Compiled.kinds` tells: there Triton looks every time.
 KEEPS = torch.version.hip is None
 
@@ -68,9 +73,9 @@ class Compiled:
     def kinds(self, values: list[Any]) -> list[Any] | None:
         """All of the arguments that a compiled program may depend on; tensors among the values become addresses.
 
-        It depends on the dtype of a tensor and on whether it begins at a multiple of 16 bytes, on whether an integer is
-        1, divisible by 16, or beyond 32 bits, on what is None or a float, and on the constants, which come last. None
-        if there is anything else.
+        It depends on the dtype of a tensor and on whether it begins at a multiple of 16 bytes, on the dtype and the
+        shape of the tiles that a descriptor describes, on whether an integer is 1, divisible by 16, or beyond 32 bits,
+        on what is None or a float, and on the constants, which come last. None if there is anything else.
         """
         kinds = values.copy()
         for place in range(self.constants):
@@ -82,6 +87,8 @@ class Compiled:
                 kinds[place] = value.dtype if address % 16 == 0 else (value.dtype,)
             elif type(value) is float:
                 kinds[place] = float
+            elif TensorDescriptor is not None and type(value) is TensorDescriptor:
+                kinds[place] = (value.base.dtype, *value.block_shape)
             else:
                 return None
         return kinds

@@ -33,23 +33,36 @@ from hardneg.objectives.kernels.tiles import (
 
 
 @triton.jit
+def keep(pointer, x, inside, ADDED: tl.constexpr):
+    """Store numbers, or add them to those there; nobody else does meanwhile."""
+    if ADDED:
+        x += tl.load(pointer, mask=inside, other=0.0)
+    tl.store(pointer, x, mask=inside)
+
+
+@triton.jit
 def sums(
     anchors_, candidates_, scale_, tilt_, lower_, upper_, first_, last_, level_,
     excluded, anchor_groups, candidate_groups, allowed,
     heavy_, light_, count_, peak_, again_,
     anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
-    allowed_rows, allowed_columns, slot, span,
+    allowed_rows, allowed_columns, base, end, slot, span,
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr, OWN: tl.constexpr,
     EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
-    RING: tl.constexpr, SOME: tl.constexpr, EXACT: tl.constexpr, DESCRIBED: tl.constexpr,
+    RING: tl.constexpr, SOME: tl.constexpr, EXACT: tl.constexpr, MIRRORED: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Sums over one stretch of ``span`` candidates, for each of a block of anchors; slot by slot.
 
     LOWER, UPPER: 0 none, 1 one bound for all, 2 one per anchor · EXACT: make good what rounding takes from exponents ·
-    SOME: only where the block holds an anchor that is summed again · outputs: (slots, anchors) each
+    SOME: only where the block holds an anchor that is summed again · MIRRORED: anchors and candidates are the same
+    rows, these are anchors ``base`` to ``end`` − 1, candidates begin with ``base``, and those from ``end`` on get what
+    they sum as anchors, too, in the slot of the block; all is added to what the slots hold · outputs: (slots, anchors)
     """
     row, part = tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
+    begin = part * span
+    if MIRRORED:
+        row, begin = row + base, begin + base
     i = row + tl.arange(0, OUTER_BLOCK)
     # Older versions of Triton read both sides of an ``and``.
     if SOME:  # noqa: SIM102
@@ -83,7 +96,7 @@ def sums(
     light = tl.zeros((OUTER_BLOCK,), tl.float32)
     count = tl.zeros((OUTER_BLOCK,), tl.float32)
     peak = tl.full((OUTER_BLOCK,), float("-inf"), tl.float32)
-    for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
+    for start in range(begin, min(begin + span, candidates), INNER_BLOCK):
         j, found, scores = scored(
             tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
             anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
@@ -107,29 +120,40 @@ def sums(
             count += tl.sum(tl.where(met, 1 / (1 + tl.exp2(-gap)), 0.0), axis=1)
         else:
             if COUNTED:
-                count += tl.sum(within if BANDED else tl.where(scores > float("-inf"), 1.0, 0.0), axis=1)
+                counted = within if BANDED else tl.where(scores > float("-inf"), 1.0, 0.0)
+                count += tl.sum(counted, axis=1)
             if not BOUNDED:
                 higher = tl.maximum(peak, tl.max(scores, axis=1))
                 # Where nothing was met yet, −inf less −inf would be NaN.
-                base = tl.where(higher == float("-inf"), 0.0, higher)
-                heavy = heavy * tl.exp2((peak - base) * (tilt + 1))
+                known = tl.where(higher == float("-inf"), 0.0, higher)
+                heavy = heavy * tl.exp2((peak - known) * (tilt + 1))
                 if KIND != NONE:
-                    light = light * tl.exp2((peak - base) * tilt)
+                    light = light * tl.exp2((peak - known) * tilt)
                 peak = higher
-                scores -= base[:, None]
+                scores -= known[:, None]
             steep, flat = exponentials(scores, tilt, KIND, BOUNDED and not RING)
             if EXACT:
                 lost = rounding(found, scale, tl.load(scale_), step, tilt)
                 steep, flat = steep * (1 + lost * (tilt + 1)), flat * (1 + lost * tilt)
-            heavy += tl.sum(steep * within if BANDED and BOUNDED else steep, axis=1)
+            if BANDED and BOUNDED:
+                steep, flat = steep * within, flat * within
+            heavy += tl.sum(steep, axis=1)
             if KIND != NONE:
-                light += tl.sum(flat * within if BANDED and BOUNDED else flat, axis=1)
+                light += tl.sum(flat, axis=1)
+            if MIRRORED:  # noqa: SIM102
+                if start >= end:
+                    across, there = (slot + tl.program_id(0)) * anchors + j, j < candidates
+                    keep(heavy_ + across, tl.sum(steep, axis=0), there, MIRRORED)
+                    if KIND != NONE:
+                        keep(light_ + across, tl.sum(flat, axis=0), there, MIRRORED)
+                    if COUNTED:
+                        keep(count_ + across, tl.sum(counted, axis=0), there, MIRRORED)
     place, inside = (slot + part) * anchors + i, i < anchors
-    tl.store(heavy_ + place, heavy, mask=inside)
+    keep(heavy_ + place, heavy, inside, MIRRORED)
     if KIND != NONE:
-        tl.store(light_ + place, light, mask=inside)
+        keep(light_ + place, light, inside, MIRRORED)
     if COUNTED or KIND == POSITIVES:
-        tl.store(count_ + place, count, mask=inside)
+        keep(count_ + place, count, inside, MIRRORED)
     if not BOUNDED:
         tl.store(peak_ + place, peak, mask=inside)
 
@@ -188,7 +212,7 @@ def finish(
     )
     some = count > 0
     # The quotient first: a difference of logarithms would lose the digits that they have before the point.
-    tl.store(mean + i, tl.where(some, log(heavy / light) + top * LN2, float("-inf")), mask=inside)
+    tl.store(mean + i, tl.where(some, log(tl.div_rn(heavy, light)) + top * LN2, float("-inf")), mask=inside)
     tl.store(weight + i, tl.where(some, log(light) + tilt * top * LN2, float("-inf")), mask=inside)
     tl.store(number + i, count, mask=inside)
     tl.store(heavy_sum + i, heavy, mask=inside)

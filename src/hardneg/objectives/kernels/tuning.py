@@ -12,11 +12,6 @@ from torch import Tensor
 
 from hardneg.objectives.kernels import launching
 
-try:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-except ImportError:  # before Triton 3.4
-    TensorDescriptor = None
-
 BLOCK = 128  # outer rows of an ordinary tile
 UNIT = 256  # stretches of inner rows are multiples of it, as it is of every tile
 
@@ -73,6 +68,8 @@ def candidates(name: str, width: int, bytes_each: int, whole: bool) -> list[Tile
         return [Tile(64, 64, 4, 3 if width <= 128 else 2, None if whole else 64)]
     if not whole and name == "strip":
         return [Tile(64, 64, 4, 3, 64), Tile(128, 128, 4, 3, 64, True), Tile(128, 256, 8, 4, 64, True)]
+    if not whole and name == "mirrored":
+        return [Tile(64, 64, 4, 3, 64), Tile(128, 128, 4, 3, 64, True)]
     if not whole:
         return [Tile(64, 64, 4, 3, 64), Tile(128, 256, 8, 3, 64, True), Tile(128, 256, 8, 4, 64, True)]
     if name == "gradient":
@@ -85,14 +82,19 @@ def candidates(name: str, width: int, bytes_each: int, whole: bool) -> list[Tile
     return [Tile(64, 64, 4, 2), Tile(128, 64, 8, 3, described=True), Tile(128, 256, 8, 3, 64, True)]
 
 
+def options_for(matrix: Tensor, name: str, whole: bool) -> list[Tile]:
+    """Tiles that a matrix may be taken in."""
+    if not matrix.is_cuda:
+        return [Tile(32, 32, 4, 1, None if whole else 64)]  # small ones, so that small tests have several
+    return candidates(name, matrix.shape[1], matrix.element_size(), whole)
+
+
 def launch(program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str) -> Tile:
     """Run a program over ``rows`` outer rows and ``parts`` stretches of inner rows, in the best tiles known: these."""
     outer_name, inner_name = ("anchors_", "candidates_") if "anchors_" in arguments else ("outer", "inner")
     matrix, others = arguments[outer_name], arguments[inner_name]
-    options = candidates(name, width, matrix.element_size(), whole)
-    if not matrix.is_cuda:
-        options = [Tile(32, 32, 4, 1, None if whole else 64)]  # small ones, so that small tests have several
-    elif rows * others.shape[0] < WORTH_MEASURING:
+    options = options_for(matrix, name, whole)
+    if rows * others.shape[0] < WORTH_MEASURING:
         options = options[:1]
 
     def attempt(tile: Tile) -> None:
@@ -105,8 +107,8 @@ def launch(program: Any, arguments: dict[str, Any], rows: int, parts: int, width
             described = tile.described and width % chunk == 0 and _describable(matrix) and _describable(others)
             given["DESCRIBED"] = described
             if described:
-                given[outer_name] = TensorDescriptor.from_tensor(matrix, [tile.outer, chunk])
-                given[inner_name] = TensorDescriptor.from_tensor(others, [tile.inner, chunk])
+                given[outer_name] = launching.TensorDescriptor.from_tensor(matrix, [tile.outer, chunk])
+                given[inner_name] = launching.TensorDescriptor.from_tensor(others, [tile.inner, chunk])
         grid = math.ceil(rows / tile.outer), parts
         launching.launch(program, grid, given, tile.warps, tile.stages, tile.registers)
 
@@ -136,7 +138,7 @@ def _describable(matrix: Tensor) -> bool:
     """Can the copy engine of a GPU (Hopper's and later) read tiles of this matrix by itself?"""
     item = matrix.element_size()
     aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * item % 16 == 0
-    return item == 2 and aligned and TensorDescriptor is not None and _has_copy_engine(matrix.device)
+    return item == 2 and aligned and launching.TensorDescriptor is not None and _has_copy_engine(matrix.device)
 
 
 @lru_cache

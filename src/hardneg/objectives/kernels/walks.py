@@ -1,7 +1,7 @@
 """Walks of anchors over a block of candidates: how the programs of the fused kernel are called, and in what pieces."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,8 +18,15 @@ WIDEST = 256
 # Up to so many pairs another launch, to add what was found apart, takes longer than finding it in one piece.
 SMALL = 1 << 19
 
-# Bytes of such a strip, beyond as many as a half-precision copy of the rows takes.
+# Bytes of such a strip, beyond three for each number of the rows.
 STRIP = 48 << 20
+
+# Most rows of a strip: what is on the wrong side of the diagonal is for nothing.
+TALLEST = 4096
+
+# Of wide rows among themselves half the scores suffice for all sums: so many anchors are taken at a time, if there are
+# at least so many times as many. With fewer, or of narrow rows, products are too small a part of the time.
+MIRRORED, WORTH_MIRRORING = 4096, 8
 
 
 class Pulls(NamedTuple):
@@ -196,8 +203,13 @@ class Walk:
         parts: int,
         span: int,
         again: Tensor | None = None,
+        strip: range | None = None,
     ) -> None:
-        """Fill this block's slots, (slots, A) each; again: (A,) of tiles without such an anchor they stay."""
+        """Fill this block's slots, (slots, A) each.
+
+        again: (A,) of tiles without such an anchor they stay · strip: add what is found where these anchors meet each
+        other and those behind them, for both; see `programs.sums`
+        """
         rows, width = self.anchors.shape
         anchor_groups, candidate_groups = self.groups()
         arguments = {
@@ -208,9 +220,14 @@ class Walk:
             "again_": again, "SOME": again is not None,
             "anchors": rows, "candidates": self.block.shape[0], "width": width,
             "anchor_stride": self.anchors.stride(0), "candidate_stride": self.block.stride(0),
-            "slot": slot, "span": span, "COUNTED": self.question.counted,
+            "base": 0, "end": rows, "slot": slot, "span": span,
+            "COUNTED": self.question.counted, "MIRRORED": strip is not None,
         }  # fmt: skip
-        tuning.launch(programs.sums, arguments, rows, parts, width, self.whole, "sums" if again is None else "again")
+        name = "sums" if again is None else "again"
+        if strip is not None:
+            rows, name = len(strip), "mirrored"
+            arguments |= {"base": strip.start, "end": strip.stop}
+        tuning.launch(programs.sums, arguments, rows, parts, width, self.whole, name)
 
     def scores(self) -> Tensor:
         """Scores in base 2 of all anchors with the block, −inf where they may not meet, (A, N)."""
@@ -274,20 +291,18 @@ class Walk:
         both: they are symmetric, so what a strip holds right of the diagonal serves the rows below it too
         """
         rows, width = mine.shape
-        stride = math.ceil(len(others) / 16) * 16  # rows of a strip begin where tensor cores can read them
-        room = min(STRIP + 2 * rows * width, 1 << 31)
-        height = max(1, room // (stride * mine.element_size()))
-        height -= height % tuning.UNIT if height > tuning.UNIT else 0
-        strip = mine.new_empty(min(height, rows), stride)
+        room = min(STRIP + 3 * rows * width, 1 << 31) // mine.element_size()
+        strips = list(strips_of(rows, len(others), room, both))
+        strip = mine.new_empty(max((end - base) * stride for base, end, stride in strips))
         result = mine.new_zeros(rows, width, dtype=torch.float32)
-        for base in range(0, rows, height):
-            end, skip = min(base + height, rows), base if both else 0
+        for base, end, stride in strips:
+            skip = base if both else 0
             parts, span = stretches_of(end - base, len(others) - skip, mine.device)
             arguments |= {
                 "result": strip, "base": base, "skip": skip, "result_stride": stride, "span": span, "outer_rows": end,
             }  # fmt: skip
             tuning.launch(gradients.gradient, arguments, end - base, parts, width, False, "strip")
-            weights = strip[: end - base, : len(others) - skip]  # (R, N − skip)
+            weights = strip[: (end - base) * stride].view(-1, stride)[:, : len(others) - skip]  # (R, N − skip)
             with torch.autocast(mine.device.type, enabled=False):
                 add_product(result[base:end], weights, others[skip:])
                 if both and end < rows:
@@ -300,6 +315,8 @@ def partial_sums(
     question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor], edges: Band
 ) -> Sums:
     """The sums over all blocks."""
+    if mirrors(question, anchors, blocks):
+        return mirrored_sums(Walk(question, scale, anchors, anchors, 0, edges, True))
     walks, column = [], 0
     for block in blocks:
         walks.append(Walk(question, scale, anchors, block, column, edges, False))
@@ -316,6 +333,30 @@ def partial_sums(
     return Sums(heavy, light, count, peak)
 
 
+def mirrors(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Tensor]) -> bool:
+    """Do anchors meet themselves alone, each whom he is met by, and is it worth it to make these scores once?"""
+    rows, width = anchors.shape
+    large = width > WIDEST and rows >= WORTH_MIRRORING * MIRRORED
+    if not (large and isinstance(question, Negatives) and len(blocks) == 1 and blocks[0] is anchors):
+        return False
+    return question.bounded and question.mirrors and question.who.excluded is None
+
+
+def mirrored_sums(walk: Walk) -> Sums:
+    """As `partial_sums`, strip by strip of anchors: those behind a strip are met by whom they meet there."""
+    anchors, rows = walk.anchors, walk.anchors.shape[0]
+    strips = [range(base, min(base + MIRRORED, rows)) for base in range(0, rows, MIRRORED)]
+    stretches = [stretches_of(len(strip), rows - strip.start, anchors.device) for strip in strips]
+    least = min(tile.outer for tile in tuning.options_for(anchors, "mirrored", walk.whole))
+    slots = max(math.ceil(MIRRORED / least), *(parts for parts, _ in stretches))
+    heavy, light, count = anchors.new_zeros(3, slots, rows, dtype=torch.float32).unbind()
+    for strip, (parts, span) in zip(strips, stretches, strict=True):
+        walk.sums(heavy, light, count, None, 0, parts, span, strip=strip)
+    if isinstance(walk.question, Negatives) and walk.question.counts is not None:
+        count[0] = walk.question.counts
+    return Sums(heavy, light, count)
+
+
 def stretches_of(rows: int, others: int, device: torch.device) -> tuple[int, int]:
     """Into how many stretches inner rows are cut, so that every multiprocessor has programs to run; their length.
 
@@ -327,6 +368,25 @@ def stretches_of(rows: int, others: int, device: torch.device) -> tuple[int, int
     wanted = max(1, min(units, tuning.programs_wanted(device) // blocks))
     each = math.ceil(units / wanted)
     return math.ceil(units / each), each * tuning.UNIT
+
+
+def strips_of(rows: int, others: int, room: int, both: bool) -> Iterator[tuple[int, int, int]]:
+    """First row, end and stride of strips of derivatives, each of at most so many numbers, if a row is.
+
+    both: a strip begins at the diagonal, so the later are shorter, and may be taller
+
+    Examples:
+        >>> list(strips_of(1024, 1024, 300_000, both=True))
+        [(0, 256, 1024), (256, 512, 768), (512, 1024, 512)]
+    """
+    base = 0
+    while base < rows:
+        # Rows of a strip begin where tensor cores can read them.
+        stride = math.ceil((others - base if both else others) / 16) * 16
+        height = min(max(1, room // stride), TALLEST if both else rows)
+        height -= height % tuning.UNIT if height > tuning.UNIT else 0
+        yield base, min(base + height, rows), stride
+        base += height
 
 
 def add_product(result: Tensor, left: Tensor, right: Tensor) -> None:
