@@ -13,7 +13,7 @@ COLUMNS = {
     "small": ("batch", "dim", "peer", "ms", "ratio"),
     "ring": ("task", "rows", "candidates", "peer", "ms", "ratio"),
     "grid": LIMIT,
-    "accuracy": ("rows", "dtype", "peer", "error_of_gradient", "bitwise_twice"),
+    "accuracy": ("rows", "dim", "dtype", "peer", "error_of_gradient", "bitwise_twice"),
 }
 TITLES = {
     "limit_share": "T*/T",

@@ -81,12 +81,12 @@ def find_edges(
     walk = walks.Walk(questions.Negatives(who, rule), scale, anchors, candidates, 0, walks.Band(), False)
     launch, missed, looks = tuning.launch, [], []
 
-    def watched(program: Any, arguments: dict[str, Any], *given: Any) -> Any:
+    def watched(program: Any, arguments: dict[str, Any], *given: Any, **named: Any) -> Any:
         if "missed_" in arguments:
             missed.append(arguments["missed_"])
         if "cut_" in arguments:
             looks.append(arguments["counters"][:, listing.AGAIN.value].clone())
-        return launch(program, arguments, *given)
+        return launch(program, arguments, *given, **named)
 
     with pytest.MonkeyPatch.context() as patch, Watch() as watch:
         patch.setattr(tuning, "launch", watched)

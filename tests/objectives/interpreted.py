@@ -158,6 +158,25 @@ def guarded(options: Options, arguments: dict[str, Tensor], constants: dict[str,
     return found
 
 
+def measuring(options: Options, arguments: dict[str, Tensor], constants: dict[str, Any]) -> Found:
+    """`guarded` as the first call of its kind on a GPU: every program is tried in two tiles, several times."""
+    from hardneg.objectives.kernels import tuning
+
+    def two_tiles(matrix: Tensor, name: str, whole: bool) -> list[tuning.Tile]:
+        return [tuning.Tile(32, 32, 4, stages, None if whole else 64) for stages in (1, 2)]
+
+    def milliseconds(attempt: Any, tile: tuning.Tile) -> float:
+        attempt(tile)
+        return 1.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "options_for", two_tiles)
+        patch.setattr(tuning, "_milliseconds", milliseconds)
+        patch.setattr(tuning, "_best", {})
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        return guarded(options, arguments, constants | {"tuning.WORTH_MEASURING": 0, "tuning.ROUNDS": 2})
+
+
 @contextmanager
 def _empty_by(make: Any, shape: Any) -> Iterator[None]:
     with ExitStack() as stack:

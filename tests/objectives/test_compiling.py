@@ -40,15 +40,22 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
 
     In the first tile of each; `deal` in all of its tiles, because its products must suit both sizes.
     """
-    from hardneg.objectives.kernels import fused, gradients, listing, pairs, programs, rowwise, selecting, tuning
+    from hardneg.objectives.kernels import fused, gradients, pairs, programs, rowwise, selection, tuning
 
     notes: list[tuple[Any, dict[str, Any], int, int]] = []
 
-    def launch(program: Any, grid: Any, arguments: dict[str, Any], warps: int = 4, stages: int = 3) -> None:
+    def launch(
+        program: Any,
+        grid: Any,
+        arguments: dict[str, Any],
+        warps: int = 4,
+        stages: int = 3,
+        registers: int | None = None,
+    ) -> None:
         notes.append((program, arguments, warps, stages))
 
     def in_tile(
-        program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str
+        program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str, **_: Any
     ) -> tuning.Tile:
         matrix = arguments["anchors_" if "anchors_" in arguments else "outer"]
         tiles = tuning.candidates(name, width, matrix.element_size(), whole)
@@ -62,16 +69,10 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "available", lambda device: True)
         patch.setattr(tuning, "launch", in_tile)
-        for module in (pairs, rowwise):
+        for module in (pairs, rowwise, selection):
             patch.setattr(module, "launch", launch)
-        for module, names in (
-            (listing, ["bracket"]),
-            (selecting, ["select"]),
-            (programs, ["finish"]),
-            (gradients, ["slopes"]),
-        ):
-            for name in names:
-                patch.setattr(module, name, Recorder(getattr(module, name), notes))
+        for module, name in ((programs, "finish"), (gradients, "slopes")):
+            patch.setattr(module, name, Recorder(getattr(module, name), notes))
         loss(**given).sum().backward()
     return notes
 
@@ -106,6 +107,9 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "cold": ({"temperature": 0.02, "hardening": hn.Exponential(1.3)}, []),
     "labels": ({"supervision": "full", "hardening": hn.Exponential(0.5)}, ["labels"]),
     "towers": ({"in_batch": "other", "symmetric": True, "hardening": hn.BelowPositive(0.1)}, []),
+    "towers, whole loss": ({"in_batch": "other", "symmetric": True, "hardening": hn.Exponential(1.0)}, []),
+    "towers, cold": ({"in_batch": "other", "symmetric": True, "temperature": 0.01}, []),
+    "one direction": ({"in_batch": "other"}, []),
     "queue": ({"in_batch": None}, ["negatives"]),
     "queue, some excluded": ({"in_batch": None}, ["negatives", "exclude"]),
     "queue, masked": ({"in_batch": None, "hardening": hn.Threshold(0.5)}, ["negatives", "negative_mask"]),
@@ -130,9 +134,10 @@ def test_programs_that_make_every_score_once_compile(
 ) -> None:
     from hardneg.objectives.kernels import walks
 
-    monkeypatch.setattr(walks, "MIRRORED", 16)
+    monkeypatch.setattr(walks, "MIRRORED", 32)
+    monkeypatch.setattr(walks, "WORTH_MIRRORING", 2)
     notes = check({"supervision": "negatives", "hardening": hardening}, ["labels"], dtype, 384)
-    assert sum(arguments.get("MIRRORED", False) for _, arguments, _, _ in notes) == 2 * ROWS / 16
+    assert sum(arguments.get("MIRRORED", False) for _, arguments, _, _ in notes) == 2 * ROWS / 32
 
 
 def check(options: dict[str, Any], names: list[str], dtype: torch.dtype, dim: int) -> list[Any]:

@@ -138,9 +138,19 @@ def test_a_tilt_of_any_steepness_keeps_its_digits(call: Call, beta: float) -> No
 
 
 QUEUE = ["negatives", "exclude"]
+TOWERS = {"in_batch": "other", "symmetric": True}
 SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "other view": ({"in_batch": "other", "hardening": hn.Exponential(0.5)}, []),
     "both directions": ({"in_batch": "other", "symmetric": True, "temperature": 0.05, "class_prior": 0.1}, []),
+    "both directions, banded": (TOWERS | {"hardening": (hn.Threshold(0.5), hn.Exponential(1.0))}, []),
+    "both directions, learnt": (TOWERS | {"temperature": hn.Learnable(0.2), "hardening": hn.Exponential(1.3)}, []),
+    "both directions, none": (TOWERS | {"reduction": "none", "hardening": hn.Exponential(2.0)}, []),
+    "both directions, number": (TOWERS | {"negative_count": "batch", "positive_in_denominator": False}, []),
+    "both directions, ring": (TOWERS | {"hardening": hn.Ring(0.3, 0.9)}, []),
+    "both directions, labels": (TOWERS | {"supervision": "negatives"}, ["labels"]),
+    "both directions and queue": (TOWERS | {"hardening": hn.Exponential(0.5)}, QUEUE),
+    "other view, ring": ({"in_batch": "other", "hardening": hn.Ring(0.3, 0.9)}, []),
+    "other view, learnt": ({"in_batch": "other", "temperature": hn.Learnable(0.2), "class_prior": 0.02}, []),
     "decoupled": ({"positive_in_denominator": False, "hardening": hn.Exponential(1.0)}, []),
     "decoupled queue": ({"positive_in_denominator": False, "in_batch": None}, QUEUE),
     "number of negatives": ({"negative_count": 0.25, "class_prior": 0.1}, []),
@@ -248,7 +258,18 @@ def test_sums_of_several_stretches_are_added(call: Call, options: dict[str, Any]
     check(call(interpreted.guarded, options, arguments, IN_STRETCHES), options, arguments)
 
 
-@pytest.mark.parametrize("name", ["plain", "labels", "below positive, cold", "learnt, queue", "both directions"])
+@pytest.mark.parametrize("options", [{}, {"hardening": hn.Exponential(1.3), "normalize": False}, {"temperature": 0.01}])
+def test_two_towers_meet_in_both_directions_wherever_tiles_and_stretches_begin(
+    call: Call, options: dict[str, Any]
+) -> None:
+    # Halves of 270 rows: neither tiles nor stretches end where they do.
+    arguments, options = views(270, 3), TOWERS | options
+    check(call(interpreted.guarded, options, arguments, IN_STRETCHES), options, arguments)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "labels", "below positive, cold", "learnt, queue", "both directions", "other view"]
+)
 def test_wide_rows_are_taken_strip_by_strip(call: Call, name: str) -> None:
     options, names = SETTINGS.get(name, ({"hardening": hn.Exponential(1.0), "class_prior": 0.02}, []))
     everything = full(rows=19, dim=18)
@@ -269,9 +290,12 @@ def test_wide_rows_are_taken_strip_by_strip(call: Call, name: str) -> None:
         ({"temperature": 0.01}, False),
         ({"hardening": hn.BelowPositive()}, False),
         ({"in_batch": "other"}, False),
+        (TOWERS, True),
+        (TOWERS | {"hardening": (hn.Threshold(0.1), hn.Exponential(1.3))}, True),
+        (TOWERS | {"temperature": 0.01}, False),
     ],
 )
-@pytest.mark.parametrize("rows", [48, 41])
+@pytest.mark.parametrize("rows", [72, 65])
 def test_wide_rows_among_themselves_make_every_score_once(
     call: Call, rows: int, options: dict[str, Any], mirrored: bool
 ) -> None:
@@ -280,6 +304,13 @@ def test_wide_rows_among_themselves_make_every_score_once(
     check(call(interpreted.guarded, options, arguments, MIRRORED), options, arguments)
     work: Work = call(interpreted.work, options, arguments, MIRRORED)
     assert (work.launches.count("sums") >= 3) == mirrored  # strips of 32 rows
+
+
+@pytest.mark.parametrize("constants", [{}, IN_STRIPS, MIRRORED], ids=["whole", "strips", "mirrored"])
+@pytest.mark.parametrize("options", [{}, TOWERS, {"in_batch": "other"}, {"hardening": hn.Ring(0.3, 0.9)}], ids=str)
+def test_measuring_tiles_changes_no_result(call: Call, options: dict[str, Any], constants: dict[str, Any]) -> None:
+    options, arguments = {"hardening": hn.Exponential(1.0), "class_prior": 0.02} | options, views(65, 18)
+    check(call(interpreted.measuring, options, arguments, constants), options, arguments)
 
 
 @pytest.mark.parametrize("name", ["other view", "labels", "queue", "below positive", "unnormalised", "both directions"])
@@ -429,6 +460,8 @@ def test_the_loss_of_two_views_takes_few_launches(call: Call) -> None:
         work: Work = call(interpreted.work, options, views(20, 8))
         assert len(work.launches) <= 5
         assert len(work.operations) <= 6  # all but one of them to look at a flag, which a GPU does in one
+    assert len(call(interpreted.work, TOWERS | {"hardening": hn.Exponential(1.0)}, views(20, 8)).launches) <= 5
+    assert len(call(interpreted.work, {"in_batch": "other"}, views(20, 8)).launches) <= 6
     queue = {**views(20, 8), "negatives": torch.randn(40, 8)}
     assert len(call(interpreted.work, {"in_batch": None}, queue).launches) <= 6
 

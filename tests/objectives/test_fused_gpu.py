@@ -85,6 +85,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "below positive": ({"hardening": hn.BelowPositive(0.1)}, []),
     "ring": ({"hardening": (hn.Ring(0.5, 0.95), hn.Exponential(1.0))}, []),
     "both directions": ({"in_batch": "other", "symmetric": True, "temperature": 0.07}, []),
+    "both directions, learnt": ({"in_batch": "other", "symmetric": True, "temperature": hn.Learnable(0.1)}, []),
+    "both directions, banded": ({"in_batch": "other", "symmetric": True, "hardening": hn.Threshold(0.2)}, []),
+    "other view": ({"in_batch": "other", "hardening": hn.Exponential(1.0)}, []),
     "learnt": ({"temperature": hn.Learnable(0.1), "hardening": hn.Exponential(1.0)}, []),
     "labels": ({"supervision": "full", "hardening": hn.Exponential(1.0)}, ["labels"]),
     "labels, cold": ({"supervision": "full", "temperature": 0.02}, ["labels"]),
@@ -142,7 +145,7 @@ def test_large_batches_in_tuned_tiles_equal_the_tiled_kernel(dim: int, dtype: to
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["debiased", "threshold", "labels"])
+@pytest.mark.parametrize("name", ["debiased", "threshold", "labels", "both directions"])
 def test_wide_rows_that_make_every_score_once_equal_the_tiled_kernel(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,15 +154,31 @@ def test_wide_rows_that_make_every_score_once_equal_the_tiled_kernel(
     options, arguments = case(name, 2085, 320, dtype)
     options = {**options, "reduction": "sum"}  # gradients of the mean would be smaller than float16 can tell
     peer = run(options, {key: t.float() if t.is_floating_point() else t for key, t in arguments.items()}, "tiled")
-    limit = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    limit = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / options.get("temperature", 0.5)
     sums, strips = walks.Walk.sums, []
     monkeypatch.setattr(
         walks.Walk, "sums", lambda *given, strip=None: strips.append(strip) or sums(*given, strip=strip)
     )
     monkeypatch.setattr(walks, "MIRRORED", 512)
+    monkeypatch.setattr(walks, "WORTH_MIRRORING", 2)
     found = run(options, arguments, "fused")
     assert strips[0] == range(512)
     assert max(errors(found, [t.double() for t in peer])) < limit
+    again = run(options, arguments, "fused")
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "towers"), [(16_500, False), (32_800, True)])
+def test_the_first_call_which_measures_tiles_is_right(rows: int, towers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hardneg.objectives.kernels import tuning
+
+    monkeypatch.setattr(tuning, "_best", {})
+    arguments, options = views(rows, 320, torch.bfloat16), {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
+    options |= {"in_batch": "other", "symmetric": True} if towers else {}
+    found = run(options, arguments, "fused")
+    assert any(name == "mirrored" for name, *_ in tuning._best)
+    peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")
+    assert max(errors(found, [t.double() for t in peer])) < 2 * torch.finfo(torch.bfloat16).eps
     again = run(options, arguments, "fused")
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
 

@@ -13,11 +13,12 @@ import torch
 if find_spec("triton") is None:
     pytest.skip("Triton is for Linux only", allow_module_level=True)
 
-from hardneg.objectives.kernels import gradients, launching, listing, pairs, programs, retrying, rowwise
+from hardneg.objectives.kernels import gradients, launching, listing, pairs, programs, retrying, rowwise, selecting
 from hardneg.objectives.kernels.launching import Compiled
 
 LAUNCHED = (
-    programs.sums, programs.scores, gradients.gradient, listing.sample, retrying.bisect, pairs.conclude,
+    programs.sums, programs.scores, gradients.gradient, listing.sample, listing.bracket, selecting.select,
+    retrying.bisect, pairs.conclude,
     rowwise.normalise, rowwise.normalise_backward, rowwise.combine, rowwise.combine_backward,
 )  # fmt: skip
 

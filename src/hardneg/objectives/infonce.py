@@ -285,7 +285,9 @@ class InfoNCE(nn.Module):
         check_views(z1, z2)
         batch, dim = z1.shape
         if negatives is None:
-            who = Eligibility(2 * batch, own=Places(batch, 2, 0, batch, z1.device), pool_views=2)
+            views = 2 if self.in_batch == "both" or self.symmetric else 1
+            places = Places(batch, views, 0, batch, z1.device)
+            who = Eligibility(views * batch, own=places, pool_views=views, crossed=self.symmetric)
         else:
             exclude, _ = check_negatives(batch, dim, negatives, exclude, None, negative_mask)
             who = Eligibility(len(negatives), excluded=exclude, allowed=negative_mask)
@@ -297,7 +299,7 @@ class InfoNCE(nn.Module):
         scale = self._scale(z1, torch.float32)
         rule = self._banded(self._weights([], scale, half(z1, z2)), None, None, scale)
         if isinstance(self.negative_count, str):  # of one pair there are none, whatever their number is said to be
-            met = 2 * batch - 2 if negatives is None else len(negatives)
+            met = (batch - 1) * (2 if self.in_batch == "both" else 1) if negatives is None else len(negatives)
             log_number = None if self.negative_count == "support" else math.log(max(met, 1))
         else:
             log_number = math.log(self.negative_count)

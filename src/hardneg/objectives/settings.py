@@ -68,13 +68,15 @@ def is_plain(
     negative_mask: Tensor | None,
     positive_mask: Tensor | None,
 ) -> bool:
-    """Is this a plain case: pairs against both views of all others, or anchors against a queue or bank?"""
+    """Is this a plain case: pairs against one or both views of all others, or anchors against a queue or bank?"""
     given = (exclude, negative_labels, negative_mask)
-    if loss.in_batch == "both":
+    if loss.in_batch is not None:
         plain = negatives is None and all(part is None for part in given)
+        # Ranks are among all candidates of a block, and in both directions there is one block for both.
+        plain = plain and not (loss.symmetric and any(part.percentiles() is not None for part in loss._hardening))
     else:
         plain = isinstance(negatives, Tensor) and negatives.dim() == 2 and len(negatives) > 0
-        plain = plain and loss.in_batch is None and negatives.dtype != torch.float64  # type: ignore[union-attr]
+        plain = plain and negatives.dtype != torch.float64  # type: ignore[union-attr]
         # What is not met must not be counted.
         plain = plain and (loss.negative_count != "batch" or (exclude is None and negative_mask is None))
     return (

@@ -115,11 +115,17 @@ class _Fused(torch.autograd.Function):
             for block, own, needed in zip(blocks, mine, for_blocks, strict=True):
                 walk = Walk(question, scale, low, block, column, ctx.band, own)
                 column += len(block)
+                d_block: Tensor | None = None
                 if for_anchors or for_scale:
-                    part, share = walk.anchors_gradient(pulls, for_scale)
+                    if needed and not own:
+                        part, share, d_block = walk.gradients(pulls, for_scale)
+                    else:
+                        part, share = walk.anchors_gradient(pulls, for_scale)
                     d_anchors = part if d_anchors is None else d_anchors.add_(part)
                     d_scale = share if d_scale is None or share is None else d_scale + share
-                d_blocks.append(walk.gradient(pulls, outer=False, inner=True) if needed and not own else None)
+                elif needed and not own:
+                    d_block = walk.gradient(pulls, outer=False, inner=True)
+                d_blocks.append(d_block)
         return None, d_scale, d_anchors if for_anchors else None, *d_blocks
 
 
@@ -201,9 +207,10 @@ def pair_loss(
     decoupled: bool,
     reduction: str,
 ) -> tuple[Tensor, Callable[[], PairRecord]]:
-    """The loss of pairs (B, d) against both views of all others, or of anchors z1 against negatives (N, d).
+    """The loss of pairs (B, d) against all others, or of anchors z1 against negatives (N, d).
 
-    who: which of them may be met · log_number, prior, decoupled: see `losses`
+    who: which of them may be met: of 2B candidates all are both views, of B they are z2, and z1 the anchors ·
+    log_number, prior, decoupled: see `losses`
     """
     from hardneg.objectives.kernels import pairs
 

@@ -19,6 +19,7 @@ from hardneg.objectives.kernels.tiles import (
     hidden,
     in_bands,
     near_own,
+    placed,
     products,
     rounding,
     rows_of,
@@ -186,24 +187,25 @@ def gradient(
     OUTER: tl.constexpr, INNER: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr,
     BOUNDED: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
-    LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr, EXACT: tl.constexpr, DESCRIBED: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, RING: tl.constexpr, EXACT: tl.constexpr, CROSSED: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of outer rows, from one stretch of ``span`` inner rows.
 
     If WHOLE, result is (stretches, outer_rows, width) and holds Σ ∂L/∂s·inner·scale. If rows are too wide to be summed
     on the chip, result is (outer_rows − base, inner_rows − skip) and holds ∂L/∂s·factor itself, for a product to
     follow; ``skip`` inner rows are left out.
-    SCALED: multiply ∂L/∂s with ``factor_`` before it becomes a half-precision number.
+    SCALED: multiply ∂L/∂s with ``factor_`` before it becomes a half-precision number · CROSSED: see `placed`
     """
-    row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
+    row, row_end, begin, end = placed(base, skip, outer_rows, inner_rows, span, OUTER_BLOCK, CROSSED)
     i = row + tl.arange(0, OUTER_BLOCK)
-    inside = i < outer_rows
+    inside = i < row_end
     tilt, factor = tl.load(tilt_), 1.0
     step = unit(tilt, KIND, BOUNDED, RING)
     scale = tl.load(scale_) * LOG2E * step
     if SCALED:
         factor = tl.load(factor_)
-    tile = rows_of(outer, row, outer_rows, width, outer_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
+    tile = rows_of(outer, row, row_end, width, outer_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
     lowest, highest, first, last, until, since, group = 0.0, 0.0, 0, 0, 0, 0, 0
     if LOWER == 1:
         lowest = tl.maximum(lower_ * LOG2E * step, LEAST)
@@ -220,7 +222,7 @@ def gradient(
             last = tl.load(last_ + i, mask=inside, other=LAST)
             until, since = tl.max(first, axis=0), tl.min(last, axis=0)
             first, last = first[:, None], last[:, None]
-        steep, flat = factors_of(pairs, i, outer_rows, factor)
+        steep, flat = factors_of(pairs, i, row_end, factor)
         steep, flat = steep[:, None], flat[:, None]
         if KIND == POSITIVES:
             top = tl.load(level_ + i, mask=inside, other=0.0)[:, None] * LOG2E
@@ -229,14 +231,14 @@ def gradient(
     if GROUPS > 0:
         group = tl.load(outer_groups + i, mask=inside, other=0)[:, None]
     collected = tl.zeros((OUTER_BLOCK, WIDTH), tl.float32)
-    for start in range(skip + part * span, min(skip + part * span + span, inner_rows), INNER_BLOCK):
+    for start in range(begin, min(begin + span, end), INNER_BLOCK):
         j = start + tl.arange(0, INNER_BLOCK)
         found, other = products(
-            tile, outer, inner, row, start, outer_rows, inner_rows, width, outer_stride, inner_stride,
+            tile, outer, inner, row, start, row_end, end, width, outer_stride, inner_stride,
             OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIBED,
         )  # fmt: skip
         weights = weighed(
-            found, i, j, row, start, outer_rows, inner_rows, tl.load(scale_), scale, step, tilt, factor,
+            found, i, j, row, start, row_end, end, tl.load(scale_), scale, step, tilt, factor,
             steep, flat, top, lowest, highest, first, last, until, since, group,
             pairs, level_, lower_, upper_, first_, last_, inner_groups,
             excluded, allowed, column, columns, batch, offset, whole, named, allowed_rows, allowed_columns,
@@ -252,9 +254,9 @@ def gradient(
         else:
             # A strip has fewer than 2³¹ numbers.
             pointer = result + ((i - base)[:, None] * result_stride + (j - skip)[None, :])
-            stored = inside[:, None] & (j < inner_rows)[None, :]
+            stored = inside[:, None] & (j < end)[None, :]
             tl.store(pointer, weights.to(result.dtype.element_ty), mask=stored)
     if WHOLE:
         k = tl.arange(0, WIDTH)
-        pointer = result + (part.to(tl.int64) * outer_rows + i)[:, None] * result_stride + k[None, :]
+        pointer = result + (tl.program_id(1).to(tl.int64) * outer_rows + i)[:, None] * result_stride + k[None, :]
         tl.store(pointer, collected * (tl.load(scale_) / factor), mask=inside[:, None] & (k < width)[None, :])

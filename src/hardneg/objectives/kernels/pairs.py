@@ -1,7 +1,8 @@
 """The whole loss of pairs, from embeddings to a number, in a few launches: what small batches wait for is the host.
 
-It covers the most common cases, NT-Xent, DCL and HCL over both views of one process's batch (six launches) or over a
-queue or bank, with bands, schedules and a learnable temperature; everything else goes through
+It covers the most common cases, NT-Xent, DCL and HCL over both views of one process's batch (six launches), between two
+towers in one direction or in both, or over a queue or bank, with bands, schedules and a learnable temperature;
+everything else goes through
 `hardneg.objectives.meetings` and the kernels' own functions.
 """
 
@@ -85,8 +86,8 @@ def conclude(
 
 
 class Whole(torch.autograd.Function):
-    """Loss (), or (A,) if not reduced, of pairs z1, z2 (B, d) against both views of all other pairs, A = 2B, or of
-    anchors z1 against negatives (N, d), A = B.
+    """Loss (), or (A,) if not reduced, of pairs z1, z2 (B, d) against both views of all other pairs, or against the
+    other view of them, A = 2B; of anchors z1 against all z2 but their own, or against negatives (N, d), A = B.
 
     seen: gets what diagnostics want: unit vectors of anchors and candidates, similarity of the pairs, and what was kept
     of each anchor, (9, A): its loss, count, whether it is floored, its largest score, and what a gradient of 1 makes of
@@ -110,7 +111,9 @@ class Whole(torch.autograd.Function):
         dtype, batch = precision or torch.float32, z1.shape[0]
         low, similarity = rowwise.normalised(z1, z2, smallest, precision, dtype, "z1 or z2")
         block = low
-        if negatives is not None:
+        if negatives is None and question.who.columns == batch:
+            low, block = low[:batch], low[batch:]
+        elif negatives is not None:
             low = low[:batch]
             block, _ = rowwise.normalised(rowwise.by_rows(negatives), None, smallest, precision, dtype, "negatives")
         band, (heavy, light, count, peak) = walks.bands_and_sums(question, scale, low, [block])
@@ -153,8 +156,13 @@ class Whole(torch.autograd.Function):
         factors = factors if form.reduced else factors * grad[:, None]
         largest = bound.abs().amax() if low.dtype == torch.float16 else None
         pulls = walks.Pulls(factors, None if question.bounded else top, largest)
-        walk = walks.Walk(question, scale, low, block, 0, ctx.band, mine=negatives is None)
-        for_low, for_scale = walk.anchors_gradient(pulls, ctx.needs_input_grad[3])
+        towers = negatives is None and len(block) == len(z1)
+        walk = walks.Walk(question, scale, low, block, 0, ctx.band, mine=negatives is None and not towers)
+        if towers and ctx.needs_input_grad[1]:
+            for_low, for_scale, for_block = walk.gradients(pulls, ctx.needs_input_grad[3])
+            for_low = torch.cat([for_low, for_block])
+        else:
+            for_low, for_scale = walk.anchors_gradient(pulls, ctx.needs_input_grad[3])
         back = partial(rowwise.normalised_backward, smallest=form.smallest, precision=form.precision, amount=amount)
         d1, d2 = back(z1, z2, for_low, for_similarity)
         d_negatives: Tensor | None = None

@@ -62,7 +62,8 @@ class Eligibility:
     columns: number of candidates N · own: an anchor never meets its own instance, whose views are found in each of the
     ``pool_views`` stretches of ``own.whole`` candidates that come first · excluded: (A, E) further candidates an anchor
     never meets · anchor_groups (A,), candidate_groups (N,): only members of different groups meet (of the same group if
-    ``same``) · allowed: (B, n) bool for the last n candidates; row i speaks for anchors i, i + B, …
+    ``same``) · allowed: (B, n) bool for the last n candidates; row i speaks for anchors i, i + B, … · crossed: anchors
+    and candidates are the same rows, and each half of them meets only the other
     """
 
     columns: int
@@ -73,6 +74,7 @@ class Eligibility:
     candidate_groups: Tensor | None = None
     same: bool = False
     allowed: Tensor | None = None
+    crossed: bool = False
 
     def hide(self, matrix: Tensor, rows: slice, fill: float) -> None:
         """Overwrite with ``fill`` the entries of ``matrix`` (R, N), anchors ``rows``, that may not meet."""
@@ -85,6 +87,11 @@ class Eligibility:
             given = self.allowed.shape[1]
             allowed = self.allowed[wrapped(rows, len(self.allowed), matrix.device)]  # (R, n)
             matrix[:, self.columns - given :].masked_fill_(~allowed, fill)
+        if self.crossed:
+            half = self.columns // 2
+            first = min(max(half - rows.start, 0), len(matrix))  # so many rows are of the first half
+            matrix[:first, :half] = fill
+            matrix[first:, half:] = fill
 
     def banned(self, rows: slice) -> Tensor | None:
         """The candidates that the anchors ``rows`` never meet, their own instances among them, (R, E)."""

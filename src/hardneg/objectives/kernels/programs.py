@@ -23,6 +23,7 @@ from hardneg.objectives.kernels.tiles import (
     exponentials,
     in_bands,
     log,
+    placed,
     rounding,
     rows_of,
     scored,
@@ -46,32 +47,33 @@ def sums(
     excluded, anchor_groups, candidate_groups, allowed,
     heavy_, light_, count_, peak_, again_,
     anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
-    allowed_rows, allowed_columns, base, end, slot, span,
+    allowed_rows, allowed_columns, base, skip, behind, slot, span,
     OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr, OWN: tl.constexpr,
     EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr, LOWER: tl.constexpr, UPPER: tl.constexpr,
-    RING: tl.constexpr, SOME: tl.constexpr, EXACT: tl.constexpr, MIRRORED: tl.constexpr, DESCRIBED: tl.constexpr,
+    RING: tl.constexpr, SOME: tl.constexpr, EXACT: tl.constexpr, MIRRORED: tl.constexpr, CROSSED: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Sums over one stretch of ``span`` candidates, for each of a block of anchors; slot by slot.
 
     LOWER, UPPER: 0 none, 1 one bound for all, 2 one per anchor · EXACT: make good what rounding takes from exponents ·
-    SOME: only where the block holds an anchor that is summed again · MIRRORED: anchors and candidates are the same
-    rows, these are anchors ``base`` to ``end`` − 1, candidates begin with ``base``, and those from ``end`` on get what
-    they sum as anchors, too, in the slot of the block; all is added to what the slots hold · outputs: (slots, anchors)
+    SOME: only where the block holds an anchor that is summed again · base, skip: first anchor and first candidate ·
+    MIRRORED: anchors and candidates are the same rows, these anchors end before ``behind``, and candidates from there
+    on get what they sum as anchors, too, in the slot of the block; all is added to what the slots hold · CROSSED: see
+    `placed` · outputs: (slots, anchors) each
     """
-    row, part = tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
-    begin = part * span
+    row, row_end, begin, end = placed(base, skip, anchors, candidates, span, OUTER_BLOCK, CROSSED)
     if MIRRORED:
-        row, begin = row + base, begin + base
+        row_end = behind
     i = row + tl.arange(0, OUTER_BLOCK)
     # Older versions of Triton read both sides of an ``and``.
     if SOME:  # noqa: SIM102
-        if tl.max(tl.load(again_ + i, mask=i < anchors, other=0), axis=0) == 0:
+        if tl.max(tl.load(again_ + i, mask=i < row_end, other=0), axis=0) == 0:
             return
     tilt = tl.load(tilt_)
     step = unit(tilt, KIND, BOUNDED, RING)
     scale = tl.load(scale_) * LOG2E * step
-    tile = rows_of(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
+    tile = rows_of(anchors_, row, row_end, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIBED)
     lowest, highest, first, last, level, group = 0.0, 0.0, 0, 0, 0.0, 0
     BANDED: tl.constexpr = LOWER > 0 or UPPER > 0
     if LOWER == 1:
@@ -79,27 +81,27 @@ def sums(
     if UPPER == 1:
         highest = upper_ * LOG2E * step
     if LOWER == 2:
-        lowest = tl.maximum(tl.load(lower_ + i, mask=i < anchors, other=0.0)[:, None] * step, LEAST)
+        lowest = tl.maximum(tl.load(lower_ + i, mask=i < row_end, other=0.0)[:, None] * step, LEAST)
     if UPPER == 2:
-        highest = tl.load(upper_ + i, mask=i < anchors, other=0.0)[:, None] * step
+        highest = tl.load(upper_ + i, mask=i < row_end, other=0.0)[:, None] * step
     until, since = 0, 0
     if RING:
-        first = tl.load(first_ + i, mask=i < anchors, other=0)
-        last = tl.load(last_ + i, mask=i < anchors, other=LAST)
+        first = tl.load(first_ + i, mask=i < row_end, other=0)
+        last = tl.load(last_ + i, mask=i < row_end, other=LAST)
         until, since = tl.max(first, axis=0), tl.min(last, axis=0)
         first, last = first[:, None], last[:, None]
     if KIND == POSITIVES:
-        level = tl.load(level_ + i, mask=i < anchors, other=0.0)[:, None] * LOG2E
+        level = tl.load(level_ + i, mask=i < row_end, other=0.0)[:, None] * LOG2E
     if GROUPS > 0:
-        group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
+        group = tl.load(anchor_groups + i, mask=i < row_end, other=0)[:, None]
     heavy = tl.zeros((OUTER_BLOCK,), tl.float32)
     light = tl.zeros((OUTER_BLOCK,), tl.float32)
     count = tl.zeros((OUTER_BLOCK,), tl.float32)
     peak = tl.full((OUTER_BLOCK,), float("-inf"), tl.float32)
-    for start in range(begin, min(begin + span, candidates), INNER_BLOCK):
+    for start in range(begin, min(begin + span, end), INNER_BLOCK):
         j, found, scores = scored(
             tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
-            anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
+            row_end, end, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, named,
             allowed_rows, allowed_columns, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION,
             OWN, EXCLUDED, GROUPS, ALLOWED, DESCRIBED,
         )  # fmt: skip
@@ -141,14 +143,14 @@ def sums(
             if KIND != NONE:
                 light += tl.sum(flat, axis=1)
             if MIRRORED:  # noqa: SIM102
-                if start >= end:
-                    across, there = (slot + tl.program_id(0)) * anchors + j, j < candidates
+                if start >= behind:
+                    across, there = (slot + tl.program_id(0)) * anchors + j, j < end
                     keep(heavy_ + across, tl.sum(steep, axis=0), there, MIRRORED)
                     if KIND != NONE:
                         keep(light_ + across, tl.sum(flat, axis=0), there, MIRRORED)
                     if COUNTED:
                         keep(count_ + across, tl.sum(counted, axis=0), there, MIRRORED)
-    place, inside = (slot + part) * anchors + i, i < anchors
+    place, inside = (slot + tl.program_id(1)) * anchors + i, i < row_end
     keep(heavy_ + place, heavy, inside, MIRRORED)
     if KIND != NONE:
         keep(light_ + place, light, inside, MIRRORED)

@@ -63,7 +63,8 @@ class Negatives:
 
     def eligible(self) -> int:
         """The number of candidates that every anchor may meet, if all may meet as many."""
-        return self.who.columns - (self.who.pool_views if self.who.own is not None else 0)
+        met = self.who.columns - (self.who.pool_views if self.who.own is not None else 0)
+        return met // 2 if self.who.crossed else met
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 
 from hardneg.objectives.kernels import listing, ranks, retrying, selecting, tuning
+from hardneg.objectives.kernels.launching import launch
 from hardneg.objectives.kernels.problem import Rule
 
 # One candidate of so many is sampled. Were it half as many, 1.4 times as many would be listed; were it twice as many,
@@ -198,10 +199,12 @@ def _strip(
         tuning.launch(listing.sample, arguments, rows, parts, width, walk.whole, "sample")
     pivot, cut = empty(rows, 4, dtype=torch.float32), empty(rows, 4)
     counters = empty(rows, listing.COUNTERS.value)
-    listing.bracket[(rows,)](
-        sample, pivot, cut, counters, plan.size, plan.low, plan.high, plan.spread,
-        STEP=plan.step, SIZE=_power(plan.size), OPEN=plan.open, num_warps=_warps(plan.size, 2048),
-    )  # fmt: skip
+    bracketing = {
+        "sample_": sample, "pivot_": pivot, "cut_": cut, "counters": counters, "size": plan.size,
+        "low_share": plan.low, "high_share": plan.high, "spread": plan.spread,
+        "STEP": plan.step, "SIZE": _power(plan.size), "OPEN": plan.open,
+    }  # fmt: skip
+    launch(listing.bracket, (rows,), bracketing, _warps(plan.size, 2048))
 
     tally = empty(listing.TALLIES.value, rows, plan.parts)
     listed = empty(rows, plan.parts * plan.capacity, dtype=torch.int64)
@@ -221,13 +224,15 @@ def _strip(
     }  # fmt: skip
     size = _power(plan.capacity)
 
+    selected = found | summing | {
+        "words": listed.view(torch.int32), "pivot_": pivot, "cut_": cut, "counters": counters, "tally_": tally,
+        "again_": again, "rows": rows, "candidates": columns, "base": base, "capacity": plan.capacity,
+        "PARTS": plan.parts, "SIZE": size,
+    }  # fmt: skip
+
     def select(rare: bool) -> None:
-        selecting.select[(rows,)](
-            **found, **summing, words=listed.view(torch.int32), pivot_=pivot, cut_=cut, counters=counters,
-            tally_=tally, again_=again, rows=rows, candidates=columns, base=base, capacity=plan.capacity,
-            PARTS=plan.parts, SIZE=size, RARE=rare,
-            num_warps=_warps(plan.parts * size, 1024 if rare else 2048), maxnreg=128,
-        )  # fmt: skip
+        warps = _warps(plan.parts * size, 1024 if rare else 2048)
+        launch(selecting.select, (rows,), selected | {"RARE": rare}, warps, registers=128)
 
     select(rare=False)
     if plan.size > 0:

@@ -30,6 +30,23 @@ NONE, ONE, TWO, HALF, ANY, POSITIVES = (tl.constexpr(kind) for kind in range(6))
 
 
 @triton.jit
+def placed(base, skip, outer_rows, inner_rows, span, OUTER_BLOCK: tl.constexpr, CROSSED: tl.constexpr):
+    """Where a program begins and where its rows end: of the outer rows, from ``base`` on, and of its inner stretch.
+
+    CROSSED: both are the same rows, and each half meets the other: programs take the first half, then the second
+    """
+    block, part = tl.program_id(0), tl.program_id(1)
+    if CROSSED:
+        half = outer_rows // 2
+        blocks = tl.cdiv(half, OUTER_BLOCK)
+        which = block // blocks
+        mine, other = which * half, (1 - which) * half
+        return mine + (block - which * blocks) * OUTER_BLOCK, mine + half, other + part * span, other + half
+    else:
+        return base + block * OUTER_BLOCK, outer_rows, skip + part * span, inner_rows
+
+
+@triton.jit
 def rows_of(
     source, start, rows, width, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr, first, DESCRIBED: tl.constexpr = False
 ):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -89,15 +89,27 @@ def options_for(matrix: Tensor, name: str, whole: bool) -> list[Tile]:
     return candidates(name, matrix.shape[1], matrix.element_size(), whole)
 
 
-def launch(program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str) -> Tile:
-    """Run a program over ``rows`` outer rows and ``parts`` stretches of inner rows, in the best tiles known: these."""
+def launch(
+    program: Any,
+    arguments: dict[str, Any],
+    rows: int,
+    parts: int,
+    width: int,
+    whole: bool,
+    name: str,
+    added: tuple[str, ...] = (),
+) -> Tile:
+    """Run a program over ``rows`` outer rows and ``parts`` stretches of inner rows, in the best tiles known: these.
+
+    added: tensors that it does not fill but adds to: what is measured must add elsewhere
+    """
     outer_name, inner_name = ("anchors_", "candidates_") if "anchors_" in arguments else ("outer", "inner")
     matrix, others = arguments[outer_name], arguments[inner_name]
     options = options_for(matrix, name, whole)
     if rows * others.shape[0] < WORTH_MEASURING:
         options = options[:1]
 
-    def attempt(tile: Tile) -> None:
+    def attempt(tile: Tile, arguments: dict[str, Any] = arguments) -> None:
         chunk = tile.chunk or max(16, 1 << (width - 1).bit_length())
         given = {
             **arguments,
@@ -109,7 +121,8 @@ def launch(program: Any, arguments: dict[str, Any], rows: int, parts: int, width
             if described:
                 given[outer_name] = launching.TensorDescriptor.from_tensor(matrix, [tile.outer, chunk])
                 given[inner_name] = launching.TensorDescriptor.from_tensor(others, [tile.inner, chunk])
-        grid = math.ceil(rows / tile.outer), parts
+        halves = 2 if arguments.get("CROSSED", False) else 1  # no block has rows of both
+        grid = halves * math.ceil(rows / halves / tile.outer), parts
         launching.launch(program, grid, given, tile.warps, tile.stages, tile.registers)
 
     if len(options) == 1:
@@ -129,7 +142,8 @@ def launch(program: Any, arguments: dict[str, Any], rows: int, parts: int, width
         attempt(options[0])
         return options[0]
     if key not in _best:
-        _best[key] = _fastest(attempt, options)
+        spare = {which: torch.empty_like(arguments[which]) for which in added if arguments[which] is not None}
+        _best[key] = _fastest(partial(attempt, arguments=arguments | spare), options)
     attempt(_best[key])
     return _best[key]
 

@@ -133,10 +133,15 @@ class Walk:
         """Does a row fit on the chip, with its gradient?"""
         return self.anchors.shape[1] <= WIDEST
 
+    @property
+    def crossed(self) -> bool:
+        """Do the anchors meet each other, but each half of them only the other?"""
+        return self.question.who.crossed
+
     def stretches(self, outer: bool) -> tuple[int, int]:
         """Into how many stretches the inner rows are cut, and how long each is."""
         rows, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
-        return stretches_of(rows.shape[0], others.shape[0], rows.device)
+        return stretches_of(rows.shape[0], others.shape[0] // (2 if self.crossed else 1), rows.device)
 
     def eligibility(self) -> dict[str, Any]:
         """Who may be met, as programs take it."""
@@ -220,14 +225,18 @@ class Walk:
             "again_": again, "SOME": again is not None,
             "anchors": rows, "candidates": self.block.shape[0], "width": width,
             "anchor_stride": self.anchors.stride(0), "candidate_stride": self.block.stride(0),
-            "base": 0, "end": rows, "slot": slot, "span": span,
+            "base": 0, "skip": 0, "behind": 0, "slot": slot, "span": span,
             "COUNTED": self.question.counted, "MIRRORED": strip is not None,
+            "CROSSED": self.crossed and strip is None,
         }  # fmt: skip
-        name = "sums" if again is None else "again"
-        if strip is not None:
-            rows, name = len(strip), "mirrored"
-            arguments |= {"base": strip.start, "end": strip.stop}
-        tuning.launch(programs.sums, arguments, rows, parts, width, self.whole, name)
+        if strip is None:
+            name = "sums" if again is None else "again"
+            tuning.launch(programs.sums, arguments, rows, parts, width, self.whole, name)
+            return
+        skip = rows // 2 if self.crossed else strip.start
+        arguments |= {"base": strip.start, "skip": skip, "behind": strip.stop}
+        sums = "heavy_", "light_", "count_"
+        tuning.launch(programs.sums, arguments, len(strip), parts, width, self.whole, "mirrored", added=sums)
 
     def scores(self) -> Tensor:
         """Scores in base 2 of all anchors with the block, −inf where they may not meet, (A, N)."""
@@ -248,16 +257,31 @@ class Walk:
     def anchors_gradient(self, pulls: Pulls, for_scale: bool) -> tuple[Tensor, Tensor | None]:
         """The gradient of the anchors, also as candidates if the block is ``mine``; and of the scale if asked for."""
         both = self.mine and self.question.mirrors
-        part, share = self.gradient(pulls, outer=True, inner=both), None
-        if for_scale:
-            # s = scale·⟨a, c⟩; with both halves each pair was counted twice.
-            share = (self.anchors * part).sum() / self.scale * (0.5 if both else 1.0)
+        part = self.gradient(pulls, outer=True, inner=both)
+        share = self.scale_gradient(part, both) if for_scale else None
         if self.mine and not both:
             part += self.gradient(pulls, outer=False, inner=True)
         return part, share
 
-    def gradient(self, pulls: Pulls, outer: bool, inner: bool) -> Tensor:
-        """The gradient of the anchors (``outer``: in their role as anchors) or, if not, of the block's rows."""
+    def gradients(self, pulls: Pulls, for_scale: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The gradients of the anchors, of the scale if asked for, and of the block's rows, which are others."""
+        if self.whole:
+            return *self.anchors_gradient(pulls, for_scale), self.gradient(pulls, outer=False, inner=True)
+        # Derivatives of scores that are written out serve both.
+        other = self.block.new_zeros(self.block.shape, dtype=torch.float32)
+        part = self.gradient(pulls, outer=True, inner=False, other=other)
+        return part, self.scale_gradient(part, False) if for_scale else None, other
+
+    def scale_gradient(self, part: Tensor, both: bool) -> Tensor:
+        """The gradient of the scale, given that of the anchors, or of anchors that are candidates, too (both)."""
+        # s = scale·⟨a, c⟩; with both halves each pair was counted twice.
+        return (self.anchors * part).sum() / self.scale * (0.5 if both else 1.0)
+
+    def gradient(self, pulls: Pulls, outer: bool, inner: bool, other: Tensor | None = None) -> Tensor:
+        """The gradient of the anchors (``outer``: in their role as anchors) or, if not, of the block's rows.
+
+        other: of wide rows, zeros to which the gradient of those on the other side is added
+        """
         mine, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
         anchor_groups, candidate_groups = self.groups()
         rows, width = mine.shape
@@ -273,7 +297,7 @@ class Walk:
             "inner_groups": candidate_groups if outer else anchor_groups,
             "outer_rows": rows, "inner_rows": others.shape[0], "width": width,
             "outer_stride": mine.stride(0), "inner_stride": others.stride(0),
-            "OUTER": outer, "INNER": inner,
+            "OUTER": outer, "INNER": inner, "CROSSED": self.crossed and self.whole,
         }  # fmt: skip
         if self.whole:
             shape = (rows, width) if parts == 1 else (parts, rows, width)
@@ -281,22 +305,31 @@ class Walk:
             arguments |= {"result": result, "base": 0, "skip": 0, "result_stride": width, "span": span}
             tuning.launch(gradients.gradient, arguments, rows, parts, width, True, "gradient")
             return result if parts == 1 else result.sum(dim=0)
-        return self._by_strips(arguments, mine, others, factor, inner and outer)
+        return self._by_strips(arguments, mine, others, factor, inner and outer, other)
 
     def _by_strips(
-        self, arguments: dict[str, Any], mine: Tensor, others: Tensor, factor: Tensor | None, both: bool
+        self,
+        arguments: dict[str, Any],
+        mine: Tensor,
+        others: Tensor,
+        factor: Tensor | None,
+        both: bool,
+        other: Tensor | None,
     ) -> Tensor:
         """As `gradient`, for wide rows: derivatives of scores strip by strip, each followed by products.
 
-        both: they are symmetric, so what a strip holds right of the diagonal serves the rows below it too
+        both: they are symmetric, so what a strip holds right of the diagonal serves the rows below it too, and, if each
+        half meets the other, strips of the first half serve the second
         """
         rows, width = mine.shape
+        across = rows // 2 if self.crossed else 0  # inner rows begin here, if not at the diagonal
+        diagonal = both and not self.crossed
         room = min(STRIP + 3 * rows * width, 1 << 31) // mine.element_size()
-        strips = list(strips_of(rows, len(others), room, both))
+        strips = list(strips_of(across or rows, len(others) - across, room, diagonal))
         strip = mine.new_empty(max((end - base) * stride for base, end, stride in strips))
         result = mine.new_zeros(rows, width, dtype=torch.float32)
         for base, end, stride in strips:
-            skip = base if both else 0
+            skip = base if diagonal else across
             parts, span = stretches_of(end - base, len(others) - skip, mine.device)
             arguments |= {
                 "result": strip, "base": base, "skip": skip, "result_stride": stride, "span": span, "outer_rows": end,
@@ -305,9 +338,15 @@ class Walk:
             weights = strip[: (end - base) * stride].view(-1, stride)[:, : len(others) - skip]  # (R, N − skip)
             with torch.autocast(mine.device.type, enabled=False):
                 add_product(result[base:end], weights, others[skip:])
-                if both and end < rows:
+                if other is not None:
+                    add_product(other, weights.T, mine[base:end])
+                elif both and self.crossed:
+                    add_product(result[across:], weights.T, mine[base:end])
+                elif both and end < rows:
                     add_product(result[end:], weights[:, end - base :].T, mine[base:end])
         scale = self.scale if factor is None else self.scale / factor
+        if other is not None:
+            other.mul_(scale)
         return result.mul_(scale)
 
 
@@ -336,7 +375,7 @@ def partial_sums(
 def mirrors(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Tensor]) -> bool:
     """Do anchors meet themselves alone, each whom he is met by, and is it worth it to make these scores once?"""
     rows, width = anchors.shape
-    large = width > WIDEST and rows >= WORTH_MIRRORING * MIRRORED
+    large = width > WIDEST and rows >= WORTH_MIRRORING * MIRRORED * (2 if question.who.crossed else 1)
     if not (large and isinstance(question, Negatives) and len(blocks) == 1 and blocks[0] is anchors):
         return False
     return question.bounded and question.mirrors and question.who.excluded is None
@@ -345,10 +384,14 @@ def mirrors(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[T
 def mirrored_sums(walk: Walk) -> Sums:
     """As `partial_sums`, strip by strip of anchors: those behind a strip are met by whom they meet there."""
     anchors, rows = walk.anchors, walk.anchors.shape[0]
-    strips = [range(base, min(base + MIRRORED, rows)) for base in range(0, rows, MIRRORED)]
-    stretches = [stretches_of(len(strip), rows - strip.start, anchors.device) for strip in strips]
-    least = min(tile.outer for tile in tuning.options_for(anchors, "mirrored", walk.whole))
-    slots = max(math.ceil(MIRRORED / least), *(parts for parts, _ in stretches))
+    first = rows // 2 if walk.crossed else rows  # with all whom these meet, everybody is served
+    strips = [range(base, min(base + MIRRORED, first)) for base in range(0, first, MIRRORED)]
+    met = [first if walk.crossed else rows - strip.start for strip in strips]
+    stretches = [stretches_of(len(strip), many, anchors.device) for strip, many in zip(strips, met, strict=True)]
+    tiles = tuning.options_for(anchors, "mirrored", walk.whole)
+    # A tile is of one strip, and all of its candidates or none of them are behind it.
+    assert walk.crossed or all(MIRRORED % tile.outer == MIRRORED % tile.inner == 0 for tile in tiles)
+    slots = max(math.ceil(MIRRORED / min(tile.outer for tile in tiles)), *(parts for parts, _ in stretches))
     heavy, light, count = anchors.new_zeros(3, slots, rows, dtype=torch.float32).unbind()
     for strip, (parts, span) in zip(strips, stretches, strict=True):
         walk.sums(heavy, light, count, None, 0, parts, span, strip=strip)
@@ -378,13 +421,16 @@ def strips_of(rows: int, others: int, room: int, both: bool) -> Iterator[tuple[i
     Examples:
         >>> list(strips_of(1024, 1024, 300_000, both=True))
         [(0, 256, 1024), (256, 512, 768), (512, 1024, 512)]
+        >>> list(strips_of(300, 1024, 600_000, both=False))
+        [(0, 300, 1024)]
     """
     base = 0
     while base < rows:
         # Rows of a strip begin where tensor cores can read them.
         stride = math.ceil((others - base if both else others) / 16) * 16
-        height = min(max(1, room // stride), TALLEST if both else rows)
+        height = max(1, room // stride)
         height -= height % tuning.UNIT if height > tuning.UNIT else 0
+        height = min(height, TALLEST if both else rows)
         yield base, min(base + height, rows), stride
         base += height
 
