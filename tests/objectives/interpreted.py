@@ -17,11 +17,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
+from hardneg.hardening import Bound, Hardening
 from hardneg.objectives.kernels import Eligibility, Places, Rule
 
 Options = dict[str, Any]
 KERNELS = "hardneg.objectives.kernels"
 GUARD, MARK = 64, 77  # numbers on either side of a buffer, and what they are
+
+
+@dataclass(frozen=True)
+class AboveItsOwn(Hardening):
+    """Keeps candidates that score at least what each anchor of a direction is given."""
+
+    least: Tensor
+
+    def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
+        return self.least, None
 
 
 @dataclass

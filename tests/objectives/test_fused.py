@@ -258,6 +258,15 @@ def test_sums_of_several_stretches_are_added(call: Call, options: dict[str, Any]
     check(call(interpreted.guarded, options, arguments, IN_STRETCHES), options, arguments)
 
 
+@pytest.mark.parametrize("constants", [{}, IN_STRIPS], ids=["whole", "strips"])
+@pytest.mark.parametrize("options", [{"in_batch": "other"}, TOWERS], ids=str)
+def test_two_towers_may_have_bounds_of_each_anchor(
+    call: Call, options: dict[str, Any], constants: dict[str, Any]
+) -> None:
+    options, arguments = options | {"hardening": interpreted.AboveItsOwn(torch.linspace(-0.5, 0.5, 20))}, views(20, 18)
+    check(call(interpreted.guarded, options, arguments, constants), options, arguments)
+
+
 @pytest.mark.parametrize("options", [{}, {"hardening": hn.Exponential(1.3), "normalize": False}, {"temperature": 0.01}])
 def test_two_towers_meet_in_both_directions_wherever_tiles_and_stretches_begin(
     call: Call, options: dict[str, Any]

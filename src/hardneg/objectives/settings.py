@@ -72,8 +72,8 @@ def is_plain(
     given = (exclude, negative_labels, negative_mask)
     if loss.in_batch is not None:
         plain = negatives is None and all(part is None for part in given)
-        # Ranks are among all candidates of a block, and in both directions there is one block for both.
-        plain = plain and not (loss.symmetric and any(part.percentiles() is not None for part in loss._hardening))
+        # In both directions all are anchors at once: a band of each anchor's own would have to be one for both.
+        plain = plain and not (loss.symmetric and any(_differs_between_anchors(part) for part in loss._hardening))
     else:
         plain = isinstance(negatives, Tensor) and negatives.dim() == 2 and len(negatives) > 0
         plain = plain and negatives.dtype != torch.float64  # type: ignore[union-attr]
@@ -94,3 +94,10 @@ def is_plain(
         and not any(part.needs_positive for part in loss.hardening)
         and not (loss.gather and distributed.world_size() > 1)
     )
+
+
+def _differs_between_anchors(part: Hardening) -> bool:
+    """Does every anchor have a band of its own?"""
+    if part.needs_positive or part.percentiles() is not None:
+        return True
+    return any(isinstance(bound, Tensor) for bound in part.bounds(None))

@@ -118,7 +118,8 @@ class _Fused(torch.autograd.Function):
                 d_block: Tensor | None = None
                 if for_anchors or for_scale:
                     if needed and not own:
-                        part, share, d_block = walk.gradients(pulls, for_scale)
+                        part, share = walk.gradients(pulls, for_scale)
+                        part, d_block = part[: len(low)], part[len(low) :]
                     else:
                         part, share = walk.anchors_gradient(pulls, for_scale)
                     d_anchors = part if d_anchors is None else d_anchors.add_(part)

@@ -2,8 +2,7 @@
 
 It covers the most common cases, NT-Xent, DCL and HCL over both views of one process's batch (six launches), between two
 towers in one direction or in both, or over a queue or bank, with bands, schedules and a learnable temperature;
-everything else goes through
-`hardneg.objectives.meetings` and the kernels' own functions.
+everything else goes through `hardneg.objectives.meetings` and the kernels' own functions.
 """
 
 # Arguments of programs have no types that mypy knows.
@@ -158,11 +157,8 @@ class Whole(torch.autograd.Function):
         pulls = walks.Pulls(factors, None if question.bounded else top, largest)
         towers = negatives is None and len(block) == len(z1)
         walk = walks.Walk(question, scale, low, block, 0, ctx.band, mine=negatives is None and not towers)
-        if towers and ctx.needs_input_grad[1]:
-            for_low, for_scale, for_block = walk.gradients(pulls, ctx.needs_input_grad[3])
-            for_low = torch.cat([for_low, for_block])
-        else:
-            for_low, for_scale = walk.anchors_gradient(pulls, ctx.needs_input_grad[3])
+        gradients = walk.gradients if towers and ctx.needs_input_grad[1] else walk.anchors_gradient
+        for_low, for_scale = gradients(pulls, ctx.needs_input_grad[3])
         back = partial(rowwise.normalised_backward, smallest=form.smallest, precision=form.precision, amount=amount)
         d1, d2 = back(z1, z2, for_low, for_similarity)
         d_negatives: Tensor | None = None

@@ -263,24 +263,31 @@ class Walk:
             part += self.gradient(pulls, outer=False, inner=True)
         return part, share
 
-    def gradients(self, pulls: Pulls, for_scale: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The gradients of the anchors, of the scale if asked for, and of the block's rows, which are others."""
+    def gradients(self, pulls: Pulls, for_scale: bool) -> tuple[Tensor, Tensor | None]:
+        """The gradients of the anchors and, behind them, of the block's rows, which are others; of the scale if asked
+        for.
+        """
+        rows, width = self.anchors.shape
+        both = self.anchors.new_empty(rows + len(self.block), width, dtype=torch.float32)
+        part, other = both[:rows], both[rows:]
         if self.whole:
-            return *self.anchors_gradient(pulls, for_scale), self.gradient(pulls, outer=False, inner=True)
-        # Derivatives of scores that are written out serve both.
-        other = self.block.new_zeros(self.block.shape, dtype=torch.float32)
-        part = self.gradient(pulls, outer=True, inner=False, other=other)
-        return part, self.scale_gradient(part, False) if for_scale else None, other
+            self.gradient(pulls, outer=True, inner=False, into=part)
+            self.gradient(pulls, outer=False, inner=True, into=other)
+        else:  # derivatives of scores that are written out serve both
+            self.gradient(pulls, outer=True, inner=False, into=part, other=other)
+        return both, self.scale_gradient(part, False) if for_scale else None
 
     def scale_gradient(self, part: Tensor, both: bool) -> Tensor:
         """The gradient of the scale, given that of the anchors, or of anchors that are candidates, too (both)."""
         # s = scale·⟨a, c⟩; with both halves each pair was counted twice.
         return (self.anchors * part).sum() / self.scale * (0.5 if both else 1.0)
 
-    def gradient(self, pulls: Pulls, outer: bool, inner: bool, other: Tensor | None = None) -> Tensor:
+    def gradient(
+        self, pulls: Pulls, outer: bool, inner: bool, into: Tensor | None = None, other: Tensor | None = None
+    ) -> Tensor:
         """The gradient of the anchors (``outer``: in their role as anchors) or, if not, of the block's rows.
 
-        other: of wide rows, zeros to which the gradient of those on the other side is added
+        into: where it is to be written · other: of wide rows, where that of those on the other side is
         """
         mine, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
         anchor_groups, candidate_groups = self.groups()
@@ -300,12 +307,12 @@ class Walk:
             "OUTER": outer, "INNER": inner, "CROSSED": self.crossed and self.whole,
         }  # fmt: skip
         if self.whole:
-            shape = (rows, width) if parts == 1 else (parts, rows, width)
-            result = mine.new_empty(shape, dtype=torch.float32)
+            into = mine.new_empty(rows, width, dtype=torch.float32) if into is None else into
+            result = into if parts == 1 else mine.new_empty(parts, rows, width, dtype=torch.float32)
             arguments |= {"result": result, "base": 0, "skip": 0, "result_stride": width, "span": span}
             tuning.launch(gradients.gradient, arguments, rows, parts, width, True, "gradient")
-            return result if parts == 1 else result.sum(dim=0)
-        return self._by_strips(arguments, mine, others, factor, inner and outer, other)
+            return into if parts == 1 else torch.sum(result, dim=0, out=into)
+        return self._by_strips(arguments, mine, others, factor, inner and outer, into, other)
 
     def _by_strips(
         self,
@@ -314,6 +321,7 @@ class Walk:
         others: Tensor,
         factor: Tensor | None,
         both: bool,
+        into: Tensor | None,
         other: Tensor | None,
     ) -> Tensor:
         """As `gradient`, for wide rows: derivatives of scores strip by strip, each followed by products.
@@ -321,13 +329,16 @@ class Walk:
         both: they are symmetric, so what a strip holds right of the diagonal serves the rows below it too, and, if each
         half meets the other, strips of the first half serve the second
         """
+        assert both or not self.crossed
         rows, width = mine.shape
         across = rows // 2 if self.crossed else 0  # inner rows begin here, if not at the diagonal
         diagonal = both and not self.crossed
         room = min(STRIP + 3 * rows * width, 1 << 31) // mine.element_size()
         strips = list(strips_of(across or rows, len(others) - across, room, diagonal))
         strip = mine.new_empty(max((end - base) * stride for base, end, stride in strips))
-        result = mine.new_zeros(rows, width, dtype=torch.float32)
+        result = (mine.new_empty(rows, width, dtype=torch.float32) if into is None else into).zero_()
+        if other is not None:
+            other.zero_()
         for base, end, stride in strips:
             skip = base if diagonal else across
             parts, span = stretches_of(end - base, len(others) - skip, mine.device)
