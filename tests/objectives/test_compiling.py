@@ -56,7 +56,7 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
 
     def in_tile(
         program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str, **_: Any
-    ) -> tuning.Tile:
+    ) -> None:
         matrix = arguments["anchors_" if "anchors_" in arguments else "outer"]
         tiles = tuning.candidates(name, width, matrix.element_size(), whole)
         program = getattr(program, "program", program)
@@ -64,7 +64,6 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
             sizes = {"OUTER_BLOCK": tile.outer, "INNER_BLOCK": tile.inner, "WHOLE": tile.chunk is None,
                      "DESCRIBED": False, "WIDTH": tile.chunk or max(16, 1 << (width - 1).bit_length())}  # fmt: skip
             notes.append((program, {**arguments, **sizes}, tile.warps, tile.stages))
-        return tiles[0]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "available", lambda device: True)
@@ -132,10 +131,10 @@ def test_programs_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int) -> 
 def test_programs_that_make_every_score_once_compile(
     hardening: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hardneg.objectives.kernels import walks
+    from hardneg.objectives.kernels import wide
 
-    monkeypatch.setattr(walks, "MIRRORED", 32)
-    monkeypatch.setattr(walks, "WORTH_MIRRORING", 2)
+    monkeypatch.setattr(wide, "MIRRORED", 32)
+    monkeypatch.setattr(wide, "WORTH_MIRRORING", 2)
     notes = check({"supervision": "negatives", "hardening": hardening}, ["labels"], dtype, 384)
     assert sum(arguments.get("MIRRORED", False) for _, arguments, _, _ in notes) == 2 * ROWS / 32
 

@@ -28,9 +28,9 @@ Arguments = dict[str, Tensor]
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 # Constants of the kernel under which small problems take the ways of large ones.
-IN_STRETCHES = {"walks.SMALL": 0}
-IN_STRIPS = {"walks.WIDEST": 16, "walks.STRIP": 0}
-MIRRORED = IN_STRIPS | {"walks.MIRRORED": 32, "walks.WORTH_MIRRORING": 2, "walks.SMALL": 0}
+IN_STRETCHES = {"tuning.SMALL": 0}
+IN_STRIPS = {"walks.WIDEST": 16, "wide.STRIP": 0}
+MIRRORED = IN_STRIPS | {"wide.MIRRORED": 32, "wide.WORTH_MIRRORING": 2, "tuning.SMALL": 0}
 
 
 @pytest.fixture(scope="module")

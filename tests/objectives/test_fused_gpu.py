@@ -149,7 +149,7 @@ def test_large_batches_in_tuned_tiles_equal_the_tiled_kernel(dim: int, dtype: to
 def test_wide_rows_that_make_every_score_once_equal_the_tiled_kernel(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hardneg.objectives.kernels import walks
+    from hardneg.objectives.kernels import walks, wide
 
     options, arguments = case(name, 2085, 320, dtype)
     options = {**options, "reduction": "sum"}  # gradients of the mean would be smaller than float16 can tell
@@ -159,8 +159,8 @@ def test_wide_rows_that_make_every_score_once_equal_the_tiled_kernel(
     monkeypatch.setattr(
         walks.Walk, "sums", lambda *given, strip=None: strips.append(strip) or sums(*given, strip=strip)
     )
-    monkeypatch.setattr(walks, "MIRRORED", 512)
-    monkeypatch.setattr(walks, "WORTH_MIRRORING", 2)
+    monkeypatch.setattr(wide, "MIRRORED", 512)
+    monkeypatch.setattr(wide, "WORTH_MIRRORING", 2)
     found = run(options, arguments, "fused")
     assert strips[0] == range(512)
     assert max(errors(found, [t.double() for t in peer])) < limit

@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from hardneg import checks, distributed
-from hardneg.hardening import Bound, Hardening, Uniform, tighter
-from hardneg.objectives import meetings, settings
+from hardneg.hardening import Hardening, Uniform
+from hardneg.objectives import meetings, rules, settings
 from hardneg.objectives.debiasing import Prior, log_expected_negative
 from hardneg.objectives.diagnostics import Answer, Diagnostics, answer_of_pairs
 from hardneg.objectives.inputs import Inputs, check_negatives, check_use, check_views, half, read
@@ -24,10 +23,8 @@ from hardneg.objectives.kernels import (
     Losses,
     Lowered,
     PairLoss,
-    Places,
     Rule,
     choose,
-    tiled,
 )
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, constant
 from hardneg.objectives.meetings import Meeting
@@ -245,7 +242,7 @@ class InfoNCE(nn.Module):
         return ", ".join(first + [f"{name}={getattr(self, name)!r}" for name in shown])
 
     def _loss(self, inputs: Inputs, kernel: Kernel) -> Tensor:
-        scale = self._scale(inputs.views, inputs.views.dtype)
+        scale = rules.scale_of(self, inputs.views, inputs.views.dtype)
         arranged = meetings.arrange(
             inputs,
             in_batch=self.in_batch,
@@ -253,7 +250,7 @@ class InfoNCE(nn.Module):
             supervision=self.supervision,
             gather=self.gather,
         )
-        weights = self._weights(arranged, scale, inputs.precision if kernel.units is not None else None)
+        weights = rules.weights_of(self, arranged, scale, inputs.precision if kernel.units is not None else None)
         if not self.normalize:
             # Rescaled weights cannot overflow.
             meetings.check_range(arranged, scale, weights.tilt if self.weight_range is None else 0.0)
@@ -285,9 +282,7 @@ class InfoNCE(nn.Module):
         check_views(z1, z2)
         batch, dim = z1.shape
         if negatives is None:
-            views = 2 if self.in_batch == "both" or self.symmetric else 1
-            places = Places(batch, views, 0, batch, z1.device)
-            who = Eligibility(views * batch, own=places, pool_views=views, crossed=self.symmetric)
+            who = meetings.of_pairs(batch, self.in_batch, self.symmetric, z1.device)
         else:
             exclude, _ = check_negatives(batch, dim, negatives, exclude, None, negative_mask)
             who = Eligibility(len(negatives), excluded=exclude, allowed=negative_mask)
@@ -296,11 +291,10 @@ class InfoNCE(nn.Module):
         for name, tensor in given:
             if tensor is not None and tensor.device != device:
                 raise ValueError(f"{name} is on {tensor.device}, but z1 on {device}: move all inputs to one device")
-        scale = self._scale(z1, torch.float32)
-        rule = self._banded(self._weights([], scale, half(z1, z2)), None, None, scale)
+        scale = rules.scale_of(self, z1, torch.float32)
+        rule = rules.banded(self, rules.weights_of(self, [], scale, half(z1, z2)), None, None, scale)
         if isinstance(self.negative_count, str):  # of one pair there are none, whatever their number is said to be
-            met = (batch - 1) * (2 if self.in_batch == "both" else 1) if negatives is None else len(negatives)
-            log_number = None if self.negative_count == "support" else math.log(max(met, 1))
+            log_number = None if self.negative_count == "support" else math.log(max(who.number, 1))
         else:
             log_number = math.log(self.negative_count)
         loss, seen = pair_loss(
@@ -333,7 +327,7 @@ class InfoNCE(nn.Module):
             positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel, weights.lowered)
         positive_count = positives.count()
         best = positives.best() if any(part.needs_positive for part in self._hardening) else None
-        rule = self._banded(weights, best, meeting, scale)
+        rule = rules.banded(self, weights, best, meeting, scale)
         negatives = self._negatives(meeting, scale, rule, kernel)
         if self._prior is not None:
             least = -scale if self.normalize else scale.new_full((), math.log(torch.finfo(scale.dtype).tiny))
@@ -361,7 +355,7 @@ class InfoNCE(nn.Module):
         best = None
         if any(part.needs_positive for part in self._hardening):
             best = (meeting.pairs[:, 0].detach() * scale.detach()).repeat(meeting.places.views)
-        rule = self._banded(weights, best, meeting, scale)
+        rule = rules.banded(self, weights, best, meeting, scale)
         negatives = self._negatives(meeting, scale, rule, kernel)
         found, floored = losses(
             negatives,
@@ -387,7 +381,7 @@ class InfoNCE(nn.Module):
             if self.positive_in_denominator:
                 return positives.mean_softplus(log_total)
             return log_total - positives.mean()
-        plain = positives.sums(Rule(largest=self._largest(), lowered=lowered))
+        plain = positives.sums(Rule(largest=rules.largest_score(self), lowered=lowered))
         some = plain.count > 0
         log_sum = torch.where(some, plain.tilted, 0.0)  # log Σ e^p
         if self.combine_positives == "in_denominator":
@@ -414,86 +408,9 @@ class InfoNCE(nn.Module):
         share = processes * total
         return share + (everything - share).detach()
 
-    def _scale(self, views: Tensor, dtype: torch.dtype) -> Tensor:
-        """1/temperature, ()."""
-        if isinstance(self.temperature, Learnable):
-            temperature: Tensor = self.temperature()
-            return 1 / temperature.to(views.device, dtype)
-        scale = 1 / value(self.temperature, self.progress)
-        if torch.compiler.is_compiling():
-            return views.new_full((), scale, dtype=dtype)
-        return constant(scale, dtype, views.device)
-
-    def _largest(self) -> float | None:
-        """What no |score| exceeds, if that is known without looking."""
-        if not self.normalize:
-            return None
-        lowest = (
-            self.temperature.minimum
-            if isinstance(self.temperature, Learnable)
-            else value(self.temperature, self.progress)
-        )
-        return 1 / lowest
-
     def _kernel(self, device: torch.device | None = None) -> Kernel:
         general = any(part.has_general_weights for part in self.hardening)
         return choose(self.backend, general_weights=general, device=device)
-
-    def _weights(self, arranged: list[Meeting], scale: Tensor, precision: torch.dtype | None) -> Rule:
-        """The part of the rule that speaks of weights; it holds for positives too."""
-        stretch: float | Tensor = 1.0
-        if self.weight_range is not None:
-            extents = [
-                tiled.largest_magnitude(m.anchors, m.candidates, scale, m.who)
-                for m in (meeting.detached() for meeting in arranged)
-                if m.candidates
-            ]
-            largest = torch.stack([torch.zeros_like(scale), *extents]).detach().amax()
-            if self.gather and distributed.world_size() > 1:
-                largest = distributed.maximum(largest)
-            stretch = torch.where(largest > 0, self.weight_range / largest.clamp(min=1e-30), 1.0)
-        tilt, log_weight = 0.0, None
-        for part in self._hardening:
-            tilt += part.tilt()
-            if part.has_general_weights:
-                log_weight = lambda scores, part=part: part.log_weight(scores * stretch)  # noqa: E731
-        return Rule(
-            tilt=tilt * stretch if tilt > 0 else 0.0,
-            log_weight=log_weight,
-            grad_through_weights=self.grad_through_weights,
-            largest=self._largest(),
-            lowered=Lowered(precision),
-        )
-
-    def _banded(self, weights: Rule, best: Tensor | None, meeting: Meeting | None, scale: Tensor) -> Rule:
-        """The whole rule: weights, bands and draws. best: (A,) score of the best positive, if a band asks for it."""
-        lower: Bound = None
-        upper: Bound = None
-        rings = []
-        for part in self._hardening:
-            low, high = part.bounds(best)
-            lower, upper = tighter(lower, low, max), tighter(upper, high, min)
-            percentiles = part.percentiles()
-            if percentiles is not None:
-                rings.append(percentiles)
-        if best is not None:
-            # Kernels sum products in another order: a copy of the positive must compare as equal to it.
-            reach: float | Tensor = 1.0
-            if not self.normalize and meeting is not None:
-                reach = meeting.anchors.detach().norm(dim=1) * meeting.pool.detach().norm(dim=1).amax()
-            rounding = 8 * torch.finfo(scale.dtype).eps * reach * scale.detach()
-            lower = lower - rounding if isinstance(lower, Tensor) else lower
-            upper = upper + rounding if isinstance(upper, Tensor) else upper
-        draws = None
-        if lower is None and upper is None and not rings and self.num_negatives is None:
-            return weights
-        if self.num_negatives is not None and meeting is not None:
-            # Drawn for the anchors of all processes, so that the draws do not depend on how many there are.
-            device = meeting.anchors.device if self.generator is None else self.generator.device
-            shape = (meeting.places.whole * meeting.places.views, self.num_negatives)
-            everyone = torch.randint(1 << 62, shape, generator=self.generator, device=device)
-            draws = everyone.to(meeting.anchors.device)[meeting.places.order()]
-        return replace(weights, lower=lower, upper=upper, rings=tuple(rings), draws=draws)
 
     def _log_number(self, negatives: LogSums, meeting: Meeting) -> Tensor:
         """log Q, (A,) or ()."""

@@ -71,6 +71,13 @@ def arrange(inputs: Inputs, *, in_batch: str | None, symmetric: bool, supervisio
     )
 
 
+def of_pairs(batch: int, in_batch: str | None, symmetric: bool, device: torch.device) -> Eligibility:
+    """Who meets whom in the batch, if its pairs are all that meet, in one problem: first views, then second ones."""
+    views = 2 if in_batch == "both" or symmetric else 1
+    places = Places(batch, views, 0, batch, device)
+    return Eligibility(views * batch, own=places, pool_views=views, crossed=symmetric)
+
+
 def check_range(arranged: Sequence[Meeting], scale: Tensor, tilt: float | Tensor) -> None:
     """Raise if scores of unnormalised embeddings might overflow, tilted or not."""
     for meeting in arranged:

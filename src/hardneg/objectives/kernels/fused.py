@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.objectives.kernels import gradients, programs, rowwise, tiled, tiles, walks
+from hardneg.objectives.kernels import gradients, programs, rowwise, tiled, tiles, tuning
 from hardneg.objectives.kernels.problem import Eligibility, LogSums, Lowered, PairRecord, Places, Rule
 from hardneg.objectives.kernels.questions import Negatives, Positives, numbered
 from hardneg.objectives.kernels.walks import Pulls, Sums, Walk, bands_and_sums, tilt
@@ -50,7 +50,7 @@ def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: 
         candidates = [torch.cat(list(candidates))]  # ranks are among all of them
         # In one block with the pool, what was given must not be taken for instances of the batch.
         who = replace(who, own=None, excluded=who.banned(slice(0, len(anchors))))
-    who, counts = numbered(who, rule) if len(anchors) * who.columns > walks.SMALL else (who, None)
+    who, counts = numbered(who, rule) if len(anchors) * who.columns > tuning.SMALL else (who, None)
     return LogSums(*_run(Negatives(who, rule, counts), anchors, candidates, scale))
 
 
@@ -60,7 +60,7 @@ def positive_sums(
     """As `reference.positive_sums`."""
     if not suits(anchors, [pool], Rule()):
         return tiled.positive_sums(anchors, pool, scale, who, offset, lowered)
-    who = numbered(who, Rule())[0] if len(anchors) * who.columns > walks.SMALL else who
+    who = numbered(who, Rule())[0] if len(anchors) * who.columns > tuning.SMALL else who
     question = Positives(who, offset.detach().contiguous(), Rule(lowered=lowered))
     terms, total, slope = _run(question, anchors, [pool], scale)
     # ∂terms/∂offset is the sum of the slopes, so the offset's gradient needs no pass of its own.

@@ -104,6 +104,12 @@ class Eligibility:
         return own if excluded is None else torch.cat([own, excluded], dim=1)
 
     @property
+    def number(self) -> int:
+        """The number of candidates that every anchor may meet, if all may meet as many."""
+        met = self.columns - (self.pool_views if self.own is not None else 0)
+        return met // 2 if self.crossed else met
+
+    @property
     def is_plain(self) -> bool:
         """Are the only ineligible candidates the banned ones?"""
         return self.anchor_groups is None and self.allowed is None

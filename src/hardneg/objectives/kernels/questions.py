@@ -55,16 +55,10 @@ class Negatives:
 
     def known_count(self) -> int:
         """The number of negatives of every anchor, where they need not be counted."""
-        eligible = self.eligible()
         if not self.rule.rings:
-            return eligible
-        first, end = known_ranks(eligible, self.rule.rings)
+            return self.who.number
+        first, end = known_ranks(self.who.number, self.rule.rings)
         return max(0, end - first)
-
-    def eligible(self) -> int:
-        """The number of candidates that every anchor may meet, if all may meet as many."""
-        met = self.who.columns - (self.who.pool_views if self.who.own is not None else 0)
-        return met // 2 if self.who.crossed else met
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ def _strip(
         "OPEN": plan.open,
     }  # fmt: skip
     tuning.launch(listing.deal, common | lists | summing | dealing, rows, plan.parts, width, walk.whole, "deal")
-    known = 0 if counted else walk.question.eligible()
+    known = 0 if counted else walk.question.who.number
     eligible = tally[listing.ELIGIBLE.value].sum(dim=1) if counted else None
     first, stop = known_ranks(known, rule.rings) if eligible is None else rule.ranks(eligible)
     missed = empty(2, rows)

@@ -1,4 +1,4 @@
-"""How Triton programs are cut into tiles: for large problems measured once, for small ones a good guess."""
+"""How Triton programs are cut into tiles and stretches: for large problems measured once, else a good guess."""
 
 import math
 from collections.abc import Callable
@@ -15,6 +15,9 @@ from hardneg.objectives.kernels import launching
 BLOCK = 128  # outer rows of an ordinary tile
 UNIT = 256  # stretches of inner rows are multiples of it, as it is of every tile
 
+# Up to so many pairs another launch, to add what was found apart, takes longer than finding it in one piece.
+SMALL = 1 << 19
+
 # Below so many pairs of rows a launch takes longer than the work, and no tile is much better than another.
 WORTH_MEASURING = 1 << 26
 
@@ -23,9 +26,6 @@ ROUNDS, LONG_ENOUGH = 8, 1000.0
 
 # Sizes are told apart by powers of two up to this one.
 ENOUGH = 17
-
-# Whether PyTorch can add a product of half-precision matrices to a float32 one; it can since 2.8.
-ADDS_IN_FLOAT32 = hasattr(torch.ops.aten.addmm, "dtype_out")
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def launch(
     whole: bool,
     name: str,
     added: tuple[str, ...] = (),
-) -> Tile:
-    """Run a program over ``rows`` outer rows and ``parts`` stretches of inner rows, in the best tiles known: these.
+) -> None:
+    """Run a program over ``rows`` outer rows and ``parts`` stretches of inner rows, in the best tiles known.
 
     added: tensors that it does not fill but adds to: what is measured must add elsewhere
     """
@@ -127,7 +127,7 @@ def launch(
 
     if len(options) == 1:
         attempt(options[0])
-        return options[0]
+        return
     key = (
         name,
         width,
@@ -140,12 +140,11 @@ def launch(
     )
     if key not in _best and torch.cuda.is_current_stream_capturing():  # nothing can be measured now
         attempt(options[0])
-        return options[0]
+        return
     if key not in _best:
         spare = {which: torch.empty_like(arguments[which]) for which in added if arguments[which] is not None}
         _best[key] = _fastest(partial(attempt, arguments=arguments | spare), options)
     attempt(_best[key])
-    return _best[key]
 
 
 def _describable(matrix: Tensor) -> bool:
@@ -198,6 +197,19 @@ def _milliseconds(attempt: Callable[[Tile], None], tile: Tile) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end))
+
+
+def stretches_of(rows: int, others: int, device: torch.device) -> tuple[int, int]:
+    """Into how many stretches inner rows are cut, so that every multiprocessor has programs to run; their length.
+
+    What each stretch finds is kept apart.
+    """
+    if rows * others <= SMALL:
+        return 1, math.ceil(others / UNIT) * UNIT
+    blocks, units = math.ceil(rows / BLOCK), math.ceil(others / UNIT)
+    wanted = max(1, min(units, programs_wanted(device) // blocks))
+    each = math.ceil(units / wanted)
+    return math.ceil(units / each), each * UNIT
 
 
 @lru_cache

@@ -1,32 +1,19 @@
 """Walks of anchors over a block of candidates: how the programs of the fused kernel are called, and in what pieces."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hardneg.objectives.kernels import gradients, programs, selection, tiles, tuning
+from hardneg.objectives.kernels import gradients, programs, selection, tiles, tuning, wide
 from hardneg.objectives.kernels.problem import Places, Rule, constant
 from hardneg.objectives.kernels.questions import ANY, KINDS, Negatives, Positives
 
 # Widest rows whose gradient is summed on the chip; for wider ones the derivatives of scores are written out in strips.
 WIDEST = 256
-
-# Up to so many pairs another launch, to add what was found apart, takes longer than finding it in one piece.
-SMALL = 1 << 19
-
-# Bytes of such a strip, beyond three for each number of the rows.
-STRIP = 48 << 20
-
-# Most rows of a strip: what is on the wrong side of the diagonal is for nothing.
-TALLEST = 4096
-
-# Of wide rows among themselves half the scores suffice for all sums: so many anchors are taken at a time, if there are
-# at least so many times as many. With fewer, or of narrow rows, products are too small a part of the time.
-MIRRORED, WORTH_MIRRORING = 4096, 8
 
 
 class Pulls(NamedTuple):
@@ -141,7 +128,7 @@ class Walk:
     def stretches(self, outer: bool) -> tuple[int, int]:
         """Into how many stretches the inner rows are cut, and how long each is."""
         rows, others = (self.anchors, self.block) if outer else (self.block, self.anchors)
-        return stretches_of(rows.shape[0], others.shape[0] // (2 if self.crossed else 1), rows.device)
+        return tuning.stretches_of(rows.shape[0], others.shape[0] // (2 if self.crossed else 1), rows.device)
 
     def eligibility(self) -> dict[str, Any]:
         """Who may be met, as programs take it."""
@@ -312,61 +299,17 @@ class Walk:
             arguments |= {"result": result, "base": 0, "skip": 0, "result_stride": width, "span": span}
             tuning.launch(gradients.gradient, arguments, rows, parts, width, True, "gradient")
             return into if parts == 1 else torch.sum(result, dim=0, out=into)
-        return self._by_strips(arguments, mine, others, factor, inner and outer, into, other)
-
-    def _by_strips(
-        self,
-        arguments: dict[str, Any],
-        mine: Tensor,
-        others: Tensor,
-        factor: Tensor | None,
-        both: bool,
-        into: Tensor | None,
-        other: Tensor | None,
-    ) -> Tensor:
-        """As `gradient`, for wide rows: derivatives of scores strip by strip, each followed by products.
-
-        both: they are symmetric, so what a strip holds right of the diagonal serves the rows below it too, and, if each
-        half meets the other, strips of the first half serve the second
-        """
-        assert both or not self.crossed
-        rows, width = mine.shape
-        across = rows // 2 if self.crossed else 0  # inner rows begin here, if not at the diagonal
-        diagonal = both and not self.crossed
-        room = min(STRIP + 3 * rows * width, 1 << 31) // mine.element_size()
-        strips = list(strips_of(across or rows, len(others) - across, room, diagonal))
-        strip = mine.new_empty(max((end - base) * stride for base, end, stride in strips))
-        result = (mine.new_empty(rows, width, dtype=torch.float32) if into is None else into).zero_()
-        if other is not None:
-            other.zero_()
-        for base, end, stride in strips:
-            skip = base if diagonal else across
-            parts, span = stretches_of(end - base, len(others) - skip, mine.device)
-            arguments |= {
-                "result": strip, "base": base, "skip": skip, "result_stride": stride, "span": span, "outer_rows": end,
-            }  # fmt: skip
-            tuning.launch(gradients.gradient, arguments, end - base, parts, width, False, "strip")
-            weights = strip[: (end - base) * stride].view(-1, stride)[:, : len(others) - skip]  # (R, N − skip)
-            with torch.autocast(mine.device.type, enabled=False):
-                add_product(result[base:end], weights, others[skip:])
-                if other is not None:
-                    add_product(other, weights.T, mine[base:end])
-                elif both and self.crossed:
-                    add_product(result[across:], weights.T, mine[base:end])
-                elif both and end < rows:
-                    add_product(result[end:], weights[:, end - base :].T, mine[base:end])
-        scale = self.scale if factor is None else self.scale / factor
-        if other is not None:
-            other.mul_(scale)
-        return result.mul_(scale)
+        return wide.gradient(self, arguments, inner and outer, into, other)
 
 
 def partial_sums(
     question: Negatives | Positives, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor], edges: Band
 ) -> Sums:
     """The sums over all blocks."""
-    if mirrors(question, anchors, blocks):
-        return mirrored_sums(Walk(question, scale, anchors, anchors, 0, edges, True))
+    if len(blocks) == 1 and blocks[0] is anchors:
+        walk = Walk(question, scale, anchors, anchors, 0, edges, True)
+        if wide.worth_mirroring(walk):
+            return Sums(*wide.mirrored_sums(walk))
     walks, column = [], 0
     for block in blocks:
         walks.append(Walk(question, scale, anchors, block, column, edges, False))
@@ -381,79 +324,6 @@ def partial_sums(
         walk.sums(heavy, light, count, peak, slot, parts, span)
         slot += parts
     return Sums(heavy, light, count, peak)
-
-
-def mirrors(question: Negatives | Positives, anchors: Tensor, blocks: Sequence[Tensor]) -> bool:
-    """Do anchors meet themselves alone, each whom he is met by, and is it worth it to make these scores once?"""
-    rows, width = anchors.shape
-    large = width > WIDEST and rows >= WORTH_MIRRORING * MIRRORED * (2 if question.who.crossed else 1)
-    if not (large and isinstance(question, Negatives) and len(blocks) == 1 and blocks[0] is anchors):
-        return False
-    return question.bounded and question.mirrors and question.who.excluded is None
-
-
-def mirrored_sums(walk: Walk) -> Sums:
-    """As `partial_sums`, strip by strip of anchors: those behind a strip are met by whom they meet there."""
-    anchors, rows = walk.anchors, walk.anchors.shape[0]
-    first = rows // 2 if walk.crossed else rows  # with all whom these meet, everybody is served
-    strips = [range(base, min(base + MIRRORED, first)) for base in range(0, first, MIRRORED)]
-    met = [first if walk.crossed else rows - strip.start for strip in strips]
-    stretches = [stretches_of(len(strip), many, anchors.device) for strip, many in zip(strips, met, strict=True)]
-    tiles = tuning.options_for(anchors, "mirrored", walk.whole)
-    # A tile is of one strip, and all of its candidates or none of them are behind it.
-    assert walk.crossed or all(MIRRORED % tile.outer == MIRRORED % tile.inner == 0 for tile in tiles)
-    slots = max(math.ceil(MIRRORED / min(tile.outer for tile in tiles)), *(parts for parts, _ in stretches))
-    heavy, light, count = anchors.new_zeros(3, slots, rows, dtype=torch.float32).unbind()
-    for strip, (parts, span) in zip(strips, stretches, strict=True):
-        walk.sums(heavy, light, count, None, 0, parts, span, strip=strip)
-    if isinstance(walk.question, Negatives) and walk.question.counts is not None:
-        count[0] = walk.question.counts
-    return Sums(heavy, light, count)
-
-
-def stretches_of(rows: int, others: int, device: torch.device) -> tuple[int, int]:
-    """Into how many stretches inner rows are cut, so that every multiprocessor has programs to run; their length.
-
-    What each stretch finds is kept apart.
-    """
-    if rows * others <= SMALL:
-        return 1, math.ceil(others / tuning.UNIT) * tuning.UNIT
-    blocks, units = math.ceil(rows / tuning.BLOCK), math.ceil(others / tuning.UNIT)
-    wanted = max(1, min(units, tuning.programs_wanted(device) // blocks))
-    each = math.ceil(units / wanted)
-    return math.ceil(units / each), each * tuning.UNIT
-
-
-def strips_of(rows: int, others: int, room: int, both: bool) -> Iterator[tuple[int, int, int]]:
-    """First row, end and stride of strips of derivatives, each of at most so many numbers, if a row is.
-
-    both: a strip begins at the diagonal, so the later are shorter, and may be taller
-
-    Examples:
-        >>> list(strips_of(1024, 1024, 300_000, both=True))
-        [(0, 256, 1024), (256, 512, 768), (512, 1024, 512)]
-        >>> list(strips_of(300, 1024, 600_000, both=False))
-        [(0, 300, 1024)]
-    """
-    base = 0
-    while base < rows:
-        # Rows of a strip begin where tensor cores can read them.
-        stride = math.ceil((others - base if both else others) / 16) * 16
-        height = max(1, room // stride)
-        height -= height % tuning.UNIT if height > tuning.UNIT else 0
-        height = min(height, TALLEST if both else rows)
-        yield base, min(base + height, rows), stride
-        base += height
-
-
-def add_product(result: Tensor, left: Tensor, right: Tensor) -> None:
-    """result += left · right in float32, of matrices of any precision."""
-    if left.dtype == torch.float32:
-        result.addmm_(left, right)
-    elif left.is_cuda and tuning.ADDS_IN_FLOAT32:
-        torch.addmm(result, left, right, out_dtype=torch.float32, out=result)
-    else:
-        result += left.float() @ right.float()
 
 
 def precision_of(dtype: torch.dtype) -> str:
