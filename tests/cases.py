@@ -41,10 +41,10 @@ class Case:
         draws = None
         if (k := self.options.get("num_negatives")) is not None:
             z2, in_batch, symmetric = arrays.get("z2"), self.options["in_batch"], self.options["symmetric"]
-            batch, generator = len(arrays["z1"]), torch.Generator().manual_seed(SEED)
             paired = z2 is not None and z2.ndim == 2 and in_batch == "both"
-            shapes = [(2 * batch, k)] if paired else [(batch, k)] * (2 if symmetric else 1)
-            draws = np.concatenate([torch.randint(1 << 62, s, generator=generator).numpy() for s in shapes])
+            anchors = len(arrays["z1"]) * (2 if paired or symmetric else 1)
+            seed = int(torch.randint(1 << 48, (), generator=torch.Generator().manual_seed(SEED)))
+            draws = oracle.drawn(seed, 0, anchors, k)
         return oracle.info_nce(**arrays, **known, **self.oracle_options, draws=draws)
 
 

@@ -87,6 +87,20 @@ def log_generalised_mean(log_weights: list[float], scores: list[float]) -> float
     return log_sum_exp([w + s for w, s in zip(log_weights, scores, strict=True)]) - log_weight_sum
 
 
+def drawn(seed: int, call: int, anchors: int, k: int) -> np.ndarray:
+    """The random integers of one call, (anchors, k): SplitMix64 of seed, call, anchor and column in turn."""
+    mask = (1 << 64) - 1
+
+    def mixed(state: int) -> int:
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
+        return state ^ (state >> 31)
+
+    key = mixed(mixed(seed + 0x9E3779B97F4A7C15) + call)
+    return np.array([[mixed(mixed(key + i) + j) >> 2 for j in range(k)] for i in range(anchors)], dtype=np.int64)
+
+
 def log_debiased(
     w_neg: list[float], s_neg: list[float], w_pos: list[float], p: list[float], tau: float, debias: str, floor: float
 ) -> tuple[float, bool]:
@@ -254,7 +268,7 @@ def info_nce(
             if hardest == -math.inf:
                 high = -math.inf
             elif kind in ("margin", "relative"):
-                high = hardest - amount if kind == "margin" else amount * hardest
+                high = hardest - (amount if kind == "margin" else (1 - amount) * abs(hardest))
             else:
                 raise ValueError(f"below={below!r}")
         support = []

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def world_size() -> int:
@@ -60,9 +59,21 @@ class _Gather(torch.autograd.Function):
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grad = grad.contiguous().clone()
-        dist.all_reduce(grad)
-        start = sum(ctx.sizes[: dist.get_rank()])
-        return grad[start : start + ctx.sizes[dist.get_rank()]], None
+        return _Scatter.apply(grad, ctx.sizes), None  # type: ignore[no-untyped-call]
+
+
+class _Scatter(torch.autograd.Function):
+    """The transpose of `_Gather`: the sum over all processes, of which each takes its own rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:
+        ctx.sizes = sizes
+        rows = rows.contiguous().clone()
+        dist.all_reduce(rows)
+        start = sum(sizes[: dist.get_rank()])
+        return rows[start : start + sizes[dist.get_rank()]].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return gather(grad, ctx.sizes), None

@@ -119,25 +119,33 @@ class Exponential(Hardening):
 
 @dataclass(frozen=True)
 class Threshold(Hardening):
-    """Keeps candidates with ``e^s ≥ tau`` (H-SCL's η_thresh).
+    """Keeps candidates with ``e^s ≥ tau`` (H-SCL's η_thresh), that is, with ``s ≥ score``.
 
-    tau: threshold on e^s, > 0; for a cosine c it is ``exp(c/temperature)``
+    tau: threshold on e^s, > 0; for a cosine c it is ``exp(c/temperature)`` · score: threshold on s itself instead,
+    which cannot overflow; for a cosine c it is ``c/temperature``
 
     Examples:
         >>> Threshold(1.0).bounds(None)
         (0.0, None)
+        >>> Threshold(score=-5000.0).bounds(None)
+        (-5000.0, None)
     """
 
-    tau: Setting
+    tau: Setting | None = None
+    score: Setting | None = None
 
     def __post_init__(self) -> None:
+        if (self.tau is None) == (self.score is None):
+            raise ValueError(f"give tau or score, one of the two, got tau={self.tau!r}, score={self.score!r}")
+        if self.tau is None:
+            checks.number("score", self.score, above=-float("inf"), below=float("inf"))
+            return
         checks.number("tau", self.tau, above=0, below=float("inf"))
-
         if not isinstance(self.tau, Schedule):  # here, because a compiled graph would take the logarithm for a constant
             object.__setattr__(self, "_lowest", math.log(self.tau))
 
     def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
-        return self._lowest, None  # type: ignore[attr-defined]
+        return self._lowest if self.score is None else float(self.score), None  # type: ignore[attr-defined, arg-type]
 
 
 @dataclass(frozen=True)
@@ -175,12 +183,13 @@ class BelowPositive(Hardening):
     """Keeps candidates that score at most the positive less a margin: the usual filter of false negatives.
 
     margin: in units of the score s = cos/temperature (a margin m on cosines is ``m/temperature``), any sign ·
-    relative: if given, the limit is ``relative·positive`` instead, such as 0.95. Of several positives the best counts.
+    relative: if given, such as 0.95, the limit is ``positive − (1 − relative)·|positive|`` instead: ``relative``
+    times a positive score, and as far below a negative one. Of several positives the best counts.
     A copy of the positive itself is kept at margin 0 (within rounding); any margin above drops it.
 
     Examples:
-        >>> BelowPositive(relative=0.5).bounds(torch.tensor([2.0]))
-        (None, tensor([1.]))
+        >>> BelowPositive(relative=0.5).bounds(torch.tensor([2.0, -2.0]))
+        (None, tensor([ 1., -3.]))
     """
 
     needs_positive: ClassVar[bool] = True
@@ -196,8 +205,9 @@ class BelowPositive(Hardening):
 
     def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
         assert positive is not None  # guaranteed by needs_positive
-        limit = positive - self.margin if self.relative is None else self.relative * positive  # type: ignore[operator]
-        return None, limit
+        if self.relative is None:
+            return None, positive - self.margin  # type: ignore[operator]
+        return None, positive - (1 - self.relative) * positive.abs()  # type: ignore[operator]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A run that is resumed at any step therefore draws what the uninterrupted run wou
 """
 
 import torch
+from torch import Tensor
 
 _MASK = (1 << 64) - 1
 
@@ -33,3 +34,34 @@ def generator(device: torch.device | str, *counters: int) -> torch.Generator:
         True
     """
     return torch.Generator(device).manual_seed(mix(*counters))
+
+
+def integers(key: Tensor, rows: Tensor, columns: int) -> Tensor:
+    """Integers in [0, 2⁶²), (len(rows), columns), each a function of the key, of its row's number and of its column.
+
+    key: (2,) int64, a seed and a counter · rows: (R,) int64. The same on every device and inside compiled graphs.
+
+    Examples:
+        >>> key, rows = torch.tensor([3, 0]), torch.arange(4)
+        >>> bool((integers(key, rows, 2)[1:] == integers(key, rows[1:], 2)).all())
+        True
+    """
+    column = torch.arange(columns, device=rows.device)
+    state = _finalised(_finalised(key[0] + _GOLDEN) + key[1])  # ()
+    state = _finalised(state + rows[:, None])  # (R, 1)
+    return _finalised(state + column) >> 2 & ((1 << 62) - 1)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # int64 arithmetic wraps around: these are SplitMix64's unsigned constants
+
+
+def _finalised(state: Tensor) -> Tensor:
+    """SplitMix64's next output, on int64 tensors."""
+    state = state + _GOLDEN
+    state = (state ^ _shifted(state, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
+    state = (state ^ _shifted(state, 27)) * (0x94D049BB133111EB - (1 << 64))
+    return state ^ _shifted(state, 31)
+
+
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    return (state >> bits) & ((1 << (64 - bits)) - 1)  # as unsigned numbers: zeros come in

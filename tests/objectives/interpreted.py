@@ -4,7 +4,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -217,18 +217,30 @@ def refuses_overwritten_negatives(normalize: bool, dtype: torch.dtype) -> str:
     return str(caught.value)
 
 
-def refuses_a_second_derivative() -> list[str]:
-    """The errors of differentiating the gradient, by way of the whole loss and of its parts."""
-    errors = []
-    for options in ({}, {"in_batch": "other"}, {"supervision": "full", "labels": torch.arange(6) % 2}):
-        labels = {"labels": options.pop("labels")} if "labels" in options else {}
-        z1, z2 = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
-        value = hn.InfoNCE(**options, backend="fused")(z1, z2, **labels)
-        (grad,) = torch.autograd.grad(value, z1, create_graph=True)
-        with pytest.raises(RuntimeError) as caught:
-            grad.sum().backward()
-        errors.append(str(caught.value))
-    return errors
+def second(options: Options, arguments: dict[str, Tensor], backend: str = "fused") -> dict[str, Tensor]:
+    """The gradient of a squared gradient, by argument and parameter."""
+    loss = hn.InfoNCE(**copy.deepcopy(options), backend=backend)
+    arguments = {name: t.detach().clone() for name, t in arguments.items()}
+    leaves = {name: t.requires_grad_() for name, t in arguments.items() if t.is_floating_point()}
+    leaves |= dict(loss.to(arguments["z1"].dtype).named_parameters())
+    first = torch.autograd.grad(loss(**arguments), list(leaves.values()), create_graph=True)
+    penalty = torch.stack([grad.square().sum() for grad in first]).sum()
+    return dict(zip(leaves, torch.autograd.grad(penalty, list(leaves.values())), strict=True))
+
+
+def refuses_overwriting(options: Options, arguments: dict[str, Tensor], backend: str = "fused") -> list[str]:
+    """The arguments of a loss that may not be overwritten before its backward pass."""
+    refused = []
+    for name in arguments:
+        copies = {key: tensor.clone() for key, tensor in arguments.items()}
+        value = hn.InfoNCE(**options, backend=backend)(**{**copies, "z1": copies["z1"].requires_grad_()})
+        with torch.no_grad():
+            copies[name][0] = copies[name][1]
+        with suppress(AssertionError):
+            with pytest.raises(RuntimeError, match="inplace operation"):
+                value.backward()
+            refused.append(name)
+    return refused
 
 
 def habits(options: Options) -> dict[str, bool]:

@@ -481,9 +481,37 @@ def test_overwriting_the_negatives_between_loss_and_backward_raises(call: Call) 
             assert "inplace operation" in call(interpreted.refuses_overwritten_negatives, normalized, dtype)
 
 
-def test_a_second_derivative_is_refused(call: Call) -> None:
-    for said in call(interpreted.refuses_a_second_derivative):
-        assert "once_differentiable" in said
+def test_overwriting_any_argument_between_loss_and_backward_raises(call: Call) -> None:
+    for in_batch, supervision, names in (
+        (None, "none", ["z1", "z2", "negatives", "exclude", "negative_mask"]),
+        ("both", "full", list(full())),
+    ):
+        arguments = {key: tensor for key, tensor in full().items() if key in ("z1", "z2", *names)}
+        options = {"in_batch": in_batch, "supervision": supervision}
+        assert call(interpreted.refuses_overwriting, options, arguments) == names
+
+
+SECOND = {
+    "pairs": ({"hardening": hn.Exponential(1.0), "class_prior": 0.01}, []),
+    "other view, decoupled": ({"in_batch": "other", "positive_in_denominator": False}, []),
+    "both directions": ({"in_batch": "other", "symmetric": True, "temperature": hn.Learnable(0.3)}, []),
+    "labels": ({"supervision": "full", "combine_positives": "in_denominator"}, ["labels"]),
+    "queue": ({"in_batch": None, "hardening": hn.Ring(0.2, 0.9)}, ["negatives", "exclude"]),
+    "queue and batch": ({"hardening": hn.Exponential(0.6)}, ["negatives", "negative_mask"]),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives_are_those_of_the_reference_in_float64(call: Call, name: str) -> None:
+    options, names = SECOND[name]
+    arguments = {key: tensor for key, tensor in full().items() if key in ("z1", "z2", *names)}
+    found = call(interpreted.second, options, arguments)
+    exact = {key: t.double() if t.is_floating_point() else t for key, t in arguments.items()}
+    truth = interpreted.second(options, exact, backend="reference")
+    assert found.keys() == truth.keys()
+    for key, exactly in truth.items():
+        assert float(exactly.norm()) > 1e-3
+        assert error(found[key], exactly) < 1e-4
 
 
 @pytest.mark.parametrize("options", [{}, {"in_batch": None}])

@@ -2,38 +2,26 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch import Tensor
 
-from hardneg import checks, distributed
 from hardneg.hardening import Hardening, Uniform
-from hardneg.objectives import meetings, rules, settings
-from hardneg.objectives.debiasing import Prior, log_expected_negative
-from hardneg.objectives.diagnostics import Answer, Diagnostics, answer_of_pairs
-from hardneg.objectives.inputs import Inputs, check_negatives, check_use, check_views, half, read
-from hardneg.objectives.kernels import (
-    Eligibility,
-    Kernel,
-    LogSums,
-    Losses,
-    Lowered,
-    PairLoss,
-    Rule,
-    choose,
-)
-from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS, constant
-from hardneg.objectives.meetings import Meeting
-from hardneg.objectives.positives import Given, Grouped, Positives
-from hardneg.schedules import Adaptive, Schedule, Setting, value
+from hardneg.objectives import combine, meetings, rules, settings
+from hardneg.objectives.diagnostics import Diagnostics, answer_of_pairs
+from hardneg.objectives.inputs import check_negatives, check_use, check_views, half, read
+from hardneg.objectives.kernels import PLAIN, Eligibility, Kernel, PairLoss, choose
+from hardneg.objectives.second_order import Traced
+from hardneg.objectives.settings import Adjustable, Settings
+from hardneg.schedules import Setting, value
 from hardneg.temperature import Learnable
 
 
-class InfoNCE(nn.Module):
+class InfoNCE(Adjustable):
     """InfoNCE over a negative distribution ``q ∝ mask · band · tilt``: every method of the field in one module.
 
     For an anchor with positives of score p and candidates of score s = cos/temperature it computes
@@ -60,7 +48,11 @@ class InfoNCE(nn.Module):
         backend: ``"reference"`` (plain PyTorch, any setting), ``"tiled"`` (memory linear in the batch), ``"fused"``
             (Triton, on CUDA devices) or ``"auto"``: fused on a GPU, else tiled; reference where only that will do
         reduction: ``"mean"``, ``"sum"`` or ``"none"`` (one loss per anchor: z1's, then z2's where they are anchors)
-        generator: of the draws of ``num_negatives``
+        generator: gives the seed of the draws of ``num_negatives``, once, when the loss is made (None: PyTorch's own
+            generator does). Each call draws by that seed and a counter of calls; both are in ``state_dict()``
+
+    Every setting may be assigned later, ``loss.class_prior = 0.1``; it is checked as here and holds from the next call.
+    Gradients can be differentiated again (``create_graph=True``); that takes memory for whole score matrices.
 
     Examples:
         >>> import torch, hardneg as hn
@@ -70,6 +62,8 @@ class InfoNCE(nn.Module):
         >>> z1.grad.shape
         torch.Size([32, 64])
     """
+
+    draw_state: Tensor  # (2,), the seed and how many calls have drawn; only if num_negatives is given
 
     def __init__(
         self,
@@ -94,6 +88,12 @@ class InfoNCE(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
+        self.progress = 0.0
+        self._last: Callable[[], Diagnostics] | None = None  # evaluated only when diagnostics() asks
+        self._warned = False
+        self._settings: Settings  # as the schedules have it now
+        self._moves = False  # does an adaptive schedule move without set_progress?
+        self._seeded_by: torch.Generator | None = None
         self.temperature = temperature
         self.hardening = hardening if isinstance(hardening, tuple) else (hardening,)
         self.class_prior = class_prior
@@ -113,14 +113,7 @@ class InfoNCE(nn.Module):
         self.backend = backend
         self.reduction = reduction
         self.generator = generator
-        settings.check(self)
-        self._last: Callable[[], Diagnostics] | None = None  # asked only if somebody wants to know
-        self._warned = False
-        self._hardening: tuple[Hardening, ...]  # as the schedules have it now
-        self._prior: Prior | None
-        self._moves = any(True for _ in self._adaptive())  # without set_progress
-        self.set_progress(0.0)
-        self._kernel()  # a backend that cannot run these settings is refused now
+        self._settle()
 
     def forward(
         self,
@@ -157,15 +150,23 @@ class InfoNCE(nn.Module):
             )
         if self._moves:
             self.set_progress(self.progress)
+        now, key = self._settings, self._next_key()
+        tensors = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
         device = z1.device if isinstance(z1, Tensor) else torch.device("cpu")
+        compiling = torch.compiler.is_compiling()
         with _plainly(device), _current(device):  # float32 arithmetic inside, always
             kernel = self._kernel(device)
-            given = (negatives, exclude, negative_labels, negative_mask, positive_mask)
-            if kernel.pair_loss is not None and settings.is_plain(self, z1, z2, *given):
+            if kernel.pair_loss is not None and settings.is_plain(now, z1, z2, *tensors[3:]):
                 return self._pair_loss(kernel.pair_loss, z1, z2, negatives, exclude, negative_mask)  # type: ignore[arg-type]
-            loss = self._loss(read(z1, z2, labels, *given, normalize=self.normalize, kernel=kernel), kernel)
-        if negatives is not None and loss.requires_grad and not torch.compiler.is_compiling():
-            loss = _Guard.apply(loss, negatives)  # type: ignore[no-untyped-call]
+            inputs = read(*tensors, normalize=now.normalize, kernel=kernel)
+            scale = rules.scale_of(now, inputs.views, inputs.views.dtype)
+            loss, record = combine.loss_of(now, inputs, scale, kernel, key)
+        self.__dict__["_last"] = lambda: record
+        if now.prior is not None and scale.device.type == "cpu" and not (self._warned or compiling):
+            self._warn_if_floored(**{name: float(count) for name, count in record.floored().items()}, stacklevel=5)
+        if loss.requires_grad and not compiling:
+            plain = None if kernel is PLAIN else partial(combine.plain_loss, now, key)
+            loss = Traced.apply(loss, plain, scale, *tensors)  # type: ignore[no-untyped-call]
         return loss
 
     def check_device(self, device: torch.device) -> None:
@@ -176,46 +177,37 @@ class InfoNCE(nn.Module):
         """Move all schedules to the fraction of training done, in [0, 1]."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be in [0, 1], got {fraction!r}: pass steps done / steps in all")
-        self.progress = float(fraction)
         # Schedules become plain numbers here, checked, and outside of any compiled graph.
-        checks.number("class_prior", prior := value(self.class_prior, fraction), at_least=0, below=1)
-        if not isinstance(self.temperature, Learnable):
-            checks.number("temperature", value(self.temperature, fraction), above=0, below=math.inf)
-        self._hardening = tuple(part.at(fraction) for part in self.hardening)
-        self._prior = Prior.of(prior) if prior > 0 else None
+        self._settings = settings.resolve(self._given(), fraction)
+        self.progress = float(fraction)
 
     def observe(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """Tell adaptive schedules how training goes: those that want more take the accuracy, the others the loss.
 
         accuracy: on validation, after an epoch · loss: of training, after a step
         """
-        for schedule in self._adaptive():
+        for schedule in settings.adaptive(self._given()):
             reading = accuracy if schedule.better == "higher" else loss
             if reading is not None:
                 schedule.update(reading)
 
     @property
-    def is_debiased(self) -> bool:
-        """Is there a class prior at this moment of training?"""
-        return self._prior is not None
-
-    @property
     def observes_loss(self) -> bool:
         """Whether an adaptive schedule wants to be told the loss of every step."""
-        return any(schedule.better == "lower" for schedule in self._adaptive())
+        return any(schedule.better == "lower" for schedule in settings.adaptive(self._given()))
 
     def diagnostics(self) -> dict[str, float]:
         """What the negatives of the last call were; see `hardneg.objectives.diagnostics.Diagnostics`."""
         if self._last is None:
             raise RuntimeError("diagnostics() describes the last call, and there has been none: call the loss first")
         report = self._last().read()
-        self._warn_if_floored(report["floored"], report["anchors"])
+        self._warn_if_floored(report["floored"], report["anchors"], stacklevel=3)
         return report
 
     def get_extra_state(self) -> Tensor:
         """Progress and the memory of adaptive schedules, as one tensor, so that any checkpoint format can hold it."""
         numbers = [self.progress]
-        for schedule in self._adaptive():
+        for schedule in settings.adaptive(self._given()):
             state = schedule.state()
             numbers += [float(len(state)), *state]
         return torch.tensor(numbers, dtype=torch.float64)
@@ -223,7 +215,7 @@ class InfoNCE(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Take back what `get_extra_state` gave."""
         progress, *rest = state.tolist()
-        for schedule in self._adaptive():
+        for schedule in settings.adaptive(self._given()):
             if not rest:
                 raise ValueError(
                     "the state has no memory of an Adaptive schedule, but this loss has one: was it saved by another?"
@@ -241,34 +233,33 @@ class InfoNCE(nn.Module):
         first = [] if isinstance(self.temperature, Learnable) else [f"temperature={self.temperature!r}"]
         return ", ".join(first + [f"{name}={getattr(self, name)!r}" for name in shown])
 
-    def _loss(self, inputs: Inputs, kernel: Kernel) -> Tensor:
-        scale = rules.scale_of(self, inputs.views, inputs.views.dtype)
-        arranged = meetings.arrange(
-            inputs,
-            in_batch=self.in_batch,
-            symmetric=self.symmetric,
-            supervision=self.supervision,
-            gather=self.gather,
-        )
-        weights = rules.weights_of(self, arranged, scale, inputs.precision if kernel.units is not None else None)
-        if not self.normalize:
-            # Rescaled weights cannot overflow.
-            meetings.check_range(arranged, scale, weights.tilt if self.weight_range is None else 0.0)
-        answers = [self._answer(meeting, scale, weights, kernel) for meeting in arranged]
-        record = Diagnostics(answers, scale.detach())
-        self._last = lambda: record
-        weights.lowered.forget()
-        if (
-            self._prior is not None
-            and scale.device.type == "cpu"
-            and not (self._warned or torch.compiler.is_compiling())
-        ):
-            self._warn_if_floored(**{name: float(count) for name, count in record.floored().items()})
-        return self._reduced(
-            _joined([answer.losses for answer in answers]),
-            _joined([answer.valid for answer in answers]),
-            _joined([answer.positive_count for answer in answers]),
-        )
+    def _settle(self) -> None:
+        if not isinstance(self.hardening, tuple):
+            self.__dict__["hardening"] = (self.hardening,)
+        given = self._given()
+        settings.check(given)
+        resolved = settings.resolve(given, self.progress)
+        self._kernel()  # a backend that cannot run these settings is refused now
+        self._settings, self._settled = resolved, True
+        self._moves = any(True for _ in settings.adaptive(given))
+        if self.num_negatives is None:
+            self._buffers.pop("draw_state", None)
+        elif "draw_state" not in self._buffers or self.generator is not self._seeded_by:
+            device = None if self.generator is None else self.generator.device
+            seed = int(torch.randint(1 << 48, (), generator=self.generator, device=device))
+            self.register_buffer("draw_state", torch.tensor([seed, 0]))
+            self._seeded_by = self.generator
+
+    def _given(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.SETTINGS}
+
+    def _next_key(self) -> Tensor | None:
+        """The key of this call's draws, (2,), if some are drawn."""
+        if self.num_negatives is None:
+            return None
+        key: Tensor = self.draw_state.clone()
+        self.draw_state[1] += 1
+        return key
 
     def _pair_loss(
         self,
@@ -279,10 +270,11 @@ class InfoNCE(nn.Module):
         exclude: Tensor | None,
         negative_mask: Tensor | None,
     ) -> Tensor:
+        now = self._settings
         check_views(z1, z2)
         batch, dim = z1.shape
         if negatives is None:
-            who = meetings.of_pairs(batch, self.in_batch, self.symmetric, z1.device)
+            who = meetings.of_pairs(batch, now.in_batch, now.symmetric, z1.device)
         else:
             exclude, _ = check_negatives(batch, dim, negatives, exclude, None, negative_mask)
             who = Eligibility(len(negatives), excluded=exclude, allowed=negative_mask)
@@ -291,12 +283,12 @@ class InfoNCE(nn.Module):
         for name, tensor in given:
             if tensor is not None and tensor.device != device:
                 raise ValueError(f"{name} is on {tensor.device}, but z1 on {device}: move all inputs to one device")
-        scale = rules.scale_of(self, z1, torch.float32)
-        rule = rules.banded(self, rules.weights_of(self, [], scale, half(z1, z2)), None, None, scale)
-        if isinstance(self.negative_count, str):  # of one pair there are none, whatever their number is said to be
-            log_number = None if self.negative_count == "support" else math.log(max(who.number, 1))
+        scale = rules.scale_of(now, z1, torch.float32)
+        rule = rules.banded(now, rules.weights_of(now, [], scale, half(z1, z2)), None, None, scale)
+        if isinstance(now.negative_count, str):  # of one pair there are none, whatever their number is said to be
+            log_number = None if now.negative_count == "support" else math.log(max(who.number, 1))
         else:
-            log_number = math.log(self.negative_count)
+            log_number = math.log(now.negative_count)
         loss, seen = pair_loss(
             z1,
             z2,
@@ -305,122 +297,23 @@ class InfoNCE(nn.Module):
             scale,
             rule,
             log_number,
-            None if self._prior is None else (self._prior.log, self._prior.log_rest),
-            not self.positive_in_denominator,
-            self.reduction,
+            None if now.prior is None else (now.prior.log, now.prior.log_rest),
+            not now.positive_in_denominator,
+            now.reduction,
+            partial(_plain_pair_loss, now, exclude, negative_mask),
         )
         scale = scale.detach()
         # Directly: a module would look through its parameters, buffers and children first.
         self.__dict__["_last"] = lambda: Diagnostics([answer_of_pairs(seen())], scale)
-        if self._prior is not None and scale.device.type == "cpu" and not self._warned:
-            self._warn_if_floored(float(seen().floored.sum()), float((seen().count > 0).sum()))
+        if now.prior is not None and scale.device.type == "cpu" and not self._warned:
+            self._warn_if_floored(float(seen().floored.sum()), float((seen().count > 0).sum()), stacklevel=6)
         return loss
-
-    def _answer(self, meeting: Meeting, scale: Tensor, weights: Rule, kernel: Kernel) -> Answer:
-        """The losses of one meeting's anchors."""
-        if kernel.losses is not None and self._is_simple(meeting, scale):
-            return self._simple_answer(meeting, scale, weights, kernel, kernel.losses)
-        positives: Positives
-        if meeting.similarity is not None:
-            positives = Given(meeting.similarity * scale, meeting.real)
-        else:
-            positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel, weights.lowered)
-        positive_count = positives.count()
-        best = positives.best() if any(part.needs_positive for part in self._hardening) else None
-        rule = rules.banded(self, weights, best, meeting, scale)
-        negatives = self._negatives(meeting, scale, rule, kernel)
-        if self._prior is not None:
-            least = -scale if self.normalize else scale.new_full((), math.log(torch.finfo(scale.dtype).tiny))
-            log_g, floored = log_expected_negative(
-                negatives, positives.sums(weights), positive_count, self._prior, self.debias, least
-            )
-        else:
-            log_g, floored = negatives.mean, torch.zeros_like(negatives.count, dtype=torch.bool)
-
-        valid = (negatives.count > 0) & (positive_count > 0)
-        log_total = torch.where(valid, self._log_number(negatives, meeting) + log_g, 0.0)  # log(Q·G)
-        losses = torch.where(valid, self._combined(positives, log_total, weights.lowered), 0.0)
-        kept = meeting.detached(rule.lowered)
-        return Answer(kept, rule, losses, valid, floored & valid, negatives.count, positive_count)
-
-    def _is_simple(self, meeting: Meeting, scale: Tensor) -> bool:
-        """Has every anchor one positive, and its loss the form that kernels with a `losses` know?"""
-        one = meeting.pairs is not None and meeting.pairs.shape[1] == 1 and meeting.real is None
-        known = self.negative_count != "batch" and (self._prior is None or self.debias == "hcl")
-        return one and known and scale.dtype == torch.float32
-
-    def _simple_answer(self, meeting: Meeting, scale: Tensor, weights: Rule, kernel: Kernel, losses: Losses) -> Answer:
-        """As `_answer`, in few launches: how several positives combine makes no difference if there is but one."""
-        assert meeting.pairs is not None
-        best = None
-        if any(part.needs_positive for part in self._hardening):
-            best = (meeting.pairs[:, 0].detach() * scale.detach()).repeat(meeting.places.views)
-        rule = rules.banded(self, weights, best, meeting, scale)
-        negatives = self._negatives(meeting, scale, rule, kernel)
-        found, floored = losses(
-            negatives,
-            meeting.pairs[:, 0],
-            scale,
-            None if self.negative_count == "support" else math.log(float(self.negative_count)),
-            None if self._prior is None else (self._prior.log, self._prior.log_rest),
-            None if self.normalize else math.log(torch.finfo(scale.dtype).tiny),
-            not self.positive_in_denominator,
-        )
-        one = constant(1.0, scale.dtype, scale.device).expand(len(found))
-        return Answer(meeting.detached(rule.lowered), rule, found, negatives.count > 0, floored, negatives.count, one)
-
-    def _negatives(self, meeting: Meeting, scale: Tensor, rule: Rule, kernel: Kernel) -> LogSums:
-        if meeting.who.columns > 0:
-            return kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.who, rule)
-        none = meeting.anchors.new_zeros(len(meeting.anchors))  # an empty queue
-        return LogSums(none - torch.inf, none - torch.inf, none)
-
-    def _combined(self, positives: Positives, log_total: Tensor, lowered: Lowered) -> Tensor:
-        """Each anchor's loss from its positives and the logarithm of its negatives' total, (A,)."""
-        if self.combine_positives == "mean_of_logs":
-            if self.positive_in_denominator:
-                return positives.mean_softplus(log_total)
-            return log_total - positives.mean()
-        plain = positives.sums(Rule(largest=rules.largest_score(self), lowered=lowered))
-        some = plain.count > 0
-        log_sum = torch.where(some, plain.tilted, 0.0)  # log Σ e^p
-        if self.combine_positives == "in_denominator":
-            return torch.logaddexp(log_sum, log_total) - positives.mean()
-        gap = log_total - (log_sum - plain.count.clamp(min=1).log())
-        return softplus(gap, threshold=EXACT_SOFTPLUS) if self.positive_in_denominator else gap
-
-    def _reduced(self, losses: Tensor, valid: Tensor, positive_count: Tensor) -> Tensor:
-        if self.reduction == "none":
-            return losses
-        if self.average == "anchors":  # what is not valid is 0 already
-            total, number = losses.sum(), valid.sum()
-        else:
-            weight = valid * positive_count
-            total, number = (losses * weight).sum(), weight.sum()
-        processes = distributed.world_size() if self.gather else 1
-        everything = total if processes == 1 else distributed.total(total)
-        if self.reduction == "mean":
-            number = number if processes == 1 else distributed.total(number)
-            total, everything = total / number.clamp(min=1), everything / number.clamp(min=1)
-        if processes == 1:
-            return total
-        # The value is the global loss; the gradient is scaled so that DDP's average over processes is exact.
-        share = processes * total
-        return share + (everything - share).detach()
 
     def _kernel(self, device: torch.device | None = None) -> Kernel:
         general = any(part.has_general_weights for part in self.hardening)
         return choose(self.backend, general_weights=general, device=device)
 
-    def _log_number(self, negatives: LogSums, meeting: Meeting) -> Tensor:
-        """log Q, (A,) or ()."""
-        if self.negative_count == "support":
-            return negatives.count.log()
-        if self.negative_count == "batch":
-            return meeting.met().log()
-        return negatives.count.new_full((), math.log(float(self.negative_count)))
-
-    def _warn_if_floored(self, floored: float, anchors: float) -> None:
+    def _warn_if_floored(self, floored: float, anchors: float, stacklevel: int) -> None:
         if floored > anchors / 2 and not self._warned:
             self._warned = True
             prior = value(self.class_prior, self.progress)
@@ -428,20 +321,8 @@ class InfoNCE(nn.Module):
                 f"{floored:.0f} of {anchors:.0f} anchors are floored: debiasing with class_prior={prior:g} takes away "
                 "all of their negatives, which then get no gradient. Lower class_prior (0 turns debiasing off) or "
                 "raise the temperature; diagnostics()['floored'] counts them.",
-                stacklevel=6,  # the line that called the loss
+                stacklevel=stacklevel,  # the line that called the loss
             )
-
-    def _adaptive(self) -> Iterator[Adaptive]:
-        """The schedules with a memory, each once, in a fixed order."""
-        settings: list[Any] = [self.temperature, self.class_prior]
-        for part in self.hardening:
-            settings += part.schedules()
-        seen: set[int] = set()
-        for setting in settings:
-            for leaf in setting.leaves() if isinstance(setting, Schedule) else ():
-                if isinstance(leaf, Adaptive) and id(leaf) not in seen:
-                    seen.add(id(leaf))
-                    yield leaf
 
 
 def _plainly(device: torch.device) -> AbstractContextManager[Any]:
@@ -458,21 +339,14 @@ def _current(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-class _Guard(torch.autograd.Function):
-    """Passes the loss on, and refuses its backward pass if the given negatives were overwritten meanwhile.
-
-    A kernel that recomputes scores from a queue would otherwise give silently wrong gradients.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, *watched: Tensor) -> Tensor:
-        ctx.save_for_backward(*watched)
-        return loss.clone()  # a view could not be changed in place, as in total += other
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad, *(None for _ in ctx.saved_tensors))  # unpacking compares the versions
+def _plain_pair_loss(
+    now: Settings,
+    exclude: Tensor | None,
+    negative_mask: Tensor | None,
+    z1: Tensor,
+    z2: Tensor,
+    negatives: Tensor | None,
+    scale: Tensor,
+) -> Tensor:
+    """As `combine.plain_loss`, with what a pair loss is differentiable in last."""
+    return combine.plain_loss(now, None, scale, z1, z2, None, negatives, exclude, None, negative_mask, None)

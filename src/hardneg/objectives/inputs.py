@@ -226,9 +226,10 @@ def normalized(vectors: Tensor, smallest: float = 1e-30) -> Tensor:
     """
     largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
     zero = largest < smallest
-    moderate = vectors / largest.masked_fill(zero, 1)
+    # The second derivative of a length is NaN at zero, so zero vectors are replaced before it is taken.
+    moderate = (vectors / largest.masked_fill(zero, 1)).masked_fill(zero, 1)
     length: Tensor = torch.linalg.vector_norm(moderate, dim=-1, keepdim=True)
-    return (moderate / length.masked_fill(zero, 1)).masked_fill(zero, 0)
+    return (moderate / length).masked_fill(zero, 0)
 
 
 class _Divide(torch.autograd.Function):

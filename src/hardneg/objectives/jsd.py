@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
@@ -11,6 +11,7 @@ from hardneg import checks
 from hardneg.objectives import node_graph
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS
 from hardneg.objectives.node_graph import Encounter, Rule
+from hardneg.objectives.settings import Adjustable
 from hardneg.schedules import Adaptive, Schedule, Setting, value
 
 LOG_2 = 0.6931471805599453
@@ -18,7 +19,7 @@ LARGE = 1e30  # within float32, with room for what multiplies it
 PUBLISHED_PRIOR = 0.5  # hard-wired in the published code
 
 
-class JSD(nn.Module):
+class JSD(Adjustable):
     """Tells a node's own graph from other graphs, the hard ones first: ``sp(−T) + E_q sp(T)``, sp = log(1 + e^·).
 
     T is the inner product of a node's and a graph's embedding, neither of unit length. Over the graphs other than its
@@ -61,30 +62,12 @@ class JSD(nn.Module):
         tile: int | None = None,
     ) -> None:
         super().__init__()
-        for name, setting in (("beta", beta), ("class_prior", class_prior)):
-            if isinstance(setting, Schedule) and any(isinstance(leaf, Adaptive) for leaf in setting.leaves()):
-                raise ValueError(f"{name} takes no Adaptive schedule here, as its memory is not saved: use another")
-        checks.number("beta", beta, at_least=0, at_most=1e30)
-        checks.number("class_prior", class_prior, at_least=0, below=1)
-        if weight_range is not None:
-            checks.number("weight_range", weight_range, above=0, below=float("inf"))
-        checks.choice("supervision", supervision, ("none", "positives", "negatives", "full"))
-        checks.choice("reduction", reduction, ("mean", "sum", "none"))
-        for name, flag in (("grad_through_weights", grad_through_weights), ("published", published)):
-            if not isinstance(flag, bool):
-                raise ValueError(f"{name} must be True or False, got {flag!r}")
-        if tile is not None:
-            checks.whole("tile", tile)
-        if published and (class_prior != 0 or supervision != "none" or weight_range != 2.0 or not grad_through_weights):
-            raise ValueError(
-                "published=True has a prior, a range and gradients of its own and no labels: leave class_prior, "
-                "weight_range, grad_through_weights and supervision at their defaults"
-            )
         self.beta, self.class_prior, self.weight_range = beta, class_prior, weight_range
         self.supervision, self.grad_through_weights = supervision, grad_through_weights
         self.published, self.reduction, self.tile = published, reduction, tile
+        self.progress = 0.0
         self._last: Encounter | None = None
-        self.set_progress(0.0)
+        self._settle()
 
     def forward(
         self,
@@ -122,13 +105,13 @@ class JSD(nn.Module):
         """Move scheduled settings to the fraction of training done, in [0, 1]."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be in [0, 1], got {fraction!r}: pass steps done / steps in all")
-        self.progress = float(fraction)
-        self._beta, self._prior = value(self.beta, fraction), value(self.class_prior, fraction)
-        checks.number("beta", self._beta, at_least=0, at_most=1e30)
-        checks.number("class_prior", self._prior, at_least=0, below=1)
+        beta, prior = value(self.beta, fraction), value(self.class_prior, fraction)
+        checks.number("beta", beta, at_least=0, at_most=1e30)
+        checks.number("class_prior", prior, at_least=0, below=1)
+        self.progress, self._beta, self._prior = float(fraction), beta, prior
 
     def observe(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
-        """Nothing here adapts to how training goes; who trains may tell it all the same."""
+        """No-op, for interface compatibility."""
 
     def diagnostics(self) -> dict[str, float]:
         """What the negatives of the last call were.
@@ -151,6 +134,34 @@ class JSD(nn.Module):
             "positive_score": float(columns[:, 2] @ counts.to(columns) / counts.sum()),
             "negative_score": means[3],
         }
+
+    def _settle(self) -> None:
+        for name, setting in (("beta", self.beta), ("class_prior", self.class_prior)):
+            if isinstance(setting, Schedule) and any(isinstance(leaf, Adaptive) for leaf in setting.leaves()):
+                raise ValueError(f"{name} takes no Adaptive schedule here, as its memory is not saved: use another")
+        checks.number("beta", self.beta, at_least=0, at_most=1e30)
+        checks.number("class_prior", self.class_prior, at_least=0, below=1)
+        if self.weight_range is not None:
+            checks.number("weight_range", self.weight_range, above=0, below=float("inf"))
+        checks.choice("supervision", self.supervision, ("none", "positives", "negatives", "full"))
+        checks.choice("reduction", self.reduction, ("mean", "sum", "none"))
+        for name, flag in (("grad_through_weights", self.grad_through_weights), ("published", self.published)):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name} must be True or False, got {flag!r}")
+        if self.tile is not None:
+            checks.whole("tile", self.tile)
+        if self.published and (
+            self.class_prior != 0
+            or self.supervision != "none"
+            or self.weight_range != 2.0
+            or not self.grad_through_weights
+        ):
+            raise ValueError(
+                "published=True has a prior, a range and gradients of its own and no labels: leave class_prior, "
+                "weight_range, grad_through_weights and supervision at their defaults"
+            )
+        self.set_progress(self.progress)
+        self._settled = True
 
     def get_extra_state(self) -> Tensor:
         """Progress, as a tensor, so that any checkpoint format can hold it."""

@@ -1,22 +1,24 @@
 """Local aggregation: draw a sample to its close neighbours, compared with its background (METHODS, section 3)."""
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from hardneg import checks
 from hardneg.checks import whole
 from hardneg.evaluation.knn import _nearest
 from hardneg.memory.clusters import Clusters
+from hardneg.objectives import second_order
 from hardneg.objectives.inputs import normalized
+from hardneg.objectives.settings import Adjustable
 from hardneg.products import row_blocks
 from hardneg.schedules import Adaptive, Schedule, Setting, value
 from hardneg.temperature import Learnable
 
 
-class LocalAggregation(nn.Module):
+class LocalAggregation(Adjustable):
     """−log of the mean e^{cos/temperature} over the close set C_i, divided by that over the background set B_i.
 
     B_i holds the own row and the rows nearest to the anchor (of equally near ones, the first), C_i the rows that share
@@ -47,15 +49,9 @@ class LocalAggregation(nn.Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        if not isinstance(temperature, Learnable):
-            checks.number("temperature", temperature, above=0, below=float("inf"))
-        if isinstance(temperature, Schedule) and any(isinstance(leaf, Adaptive) for leaf in temperature.leaves()):
-            raise ValueError("temperature takes no Adaptive schedule here, as its memory is not saved: use another")
-        whole("background", background)
-        checks.choice("form", form, ("paper", "published"))
-        checks.choice("reduction", reduction, ("mean", "sum", "none"))
         self.temperature, self.background, self.form, self.reduction = temperature, background, form, reduction
         self.progress = 0.0
+        self._settle()
 
     def forward(self, z: Tensor, rows: Tensor, idx: Tensor, clusters: Clusters) -> Tensor:
         """The loss of a batch.
@@ -71,9 +67,9 @@ class LocalAggregation(nn.Module):
             unit = normalized(z.to(precise), max(1e-30, torch.finfo(z.dtype).tiny))
             scale = self._scale(unit)
             with torch.no_grad():
-                losses, pull = self._losses(unit, scale, rows, idx, clusters)
+                losses, pull, sets = self._losses(unit, scale, rows, idx, clusters)
             if unit.requires_grad or scale.requires_grad:
-                losses = _Attach.apply(losses, pull, unit, scale, rows)  # type: ignore[no-untyped-call]
+                losses = _Attach.apply(losses, pull, sets, unit, scale, rows)  # type: ignore[no-untyped-call]
         if self.reduction == "none":
             return losses
         return losses.mean() if self.reduction == "mean" else losses.sum()
@@ -96,10 +92,21 @@ class LocalAggregation(nn.Module):
         first = "" if isinstance(self.temperature, Learnable) else f"temperature={self.temperature!r}, "
         return f"{first}background={self.background}, form={self.form!r}, reduction={self.reduction!r}"
 
+    def _settle(self) -> None:
+        if not isinstance(self.temperature, Learnable):
+            checks.number("temperature", self.temperature, above=0, below=float("inf"))
+            schedule = self.temperature if isinstance(self.temperature, Schedule) else None
+            if schedule is not None and any(isinstance(leaf, Adaptive) for leaf in schedule.leaves()):
+                raise ValueError("temperature takes no Adaptive schedule here, as its memory is not saved: use another")
+        whole("background", self.background)
+        checks.choice("form", self.form, ("paper", "published"))
+        checks.choice("reduction", self.reduction, ("mean", "sum", "none"))
+        self._settled = True
+
     def _losses(
         self, unit: Tensor, scale: Tensor, rows: Tensor, idx: Tensor, clusters: Clusters
-    ) -> tuple[Tensor, Tensor]:
-        """Each anchor's loss, (B,), and its derivative in scale·unit, (B, d)."""
+    ) -> tuple[Tensor, Tensor, "_Sets"]:
+        """Each anchor's loss, (B,), its derivative in scale·unit, (B, d), and the two sets of rows."""
         close = clusters.members(idx).to(unit.device) if self.form == "paper" else idx[:, None]  # (B, L)
         near, near_cosines, close_cosines, inverse = _search(unit, rows, idx, self.background, close)
         scores = near_cosines * scale  # (B, K)
@@ -109,14 +116,16 @@ class LocalAggregation(nn.Module):
             inside = clusters.same(idx, near).to(unit.device)  # (B, K); never empty, as the own row is in both
             scores = scores.masked_fill(~inside, -torch.inf)
             share -= scores.softmax(dim=1)
-            return background - torch.logsumexp(scores, dim=1), _weighted_rows(share * inverse[near], near, rows)
+            losses = background - torch.logsumexp(scores, dim=1)
+            return losses, _weighted_rows(share * inverse[near], near, rows), _Sets(near, near, inside, 0.0, inverse)
         there = close >= 0
         close = close.clamp(min=0)
         scores = (close_cosines * scale).masked_fill(~there, -torch.inf)  # (B, L)
-        losses = background - torch.logsumexp(scores, dim=1) + (there.sum(dim=1) / near.shape[1]).log()
+        log_sizes = (there.sum(dim=1) / near.shape[1]).log()
+        losses = background - torch.logsumexp(scores, dim=1) + log_sizes
         pull = _weighted_rows(share * inverse[near], near, rows)
         pull -= _weighted_rows(scores.softmax(dim=1) * inverse[close], close, rows)
-        return losses, pull
+        return losses, pull, _Sets(near, close, there, log_sizes, inverse)
 
     def _scale(self, unit: Tensor) -> Tensor:
         """1/temperature, ()."""
@@ -140,6 +149,8 @@ class LocalAggregation(nn.Module):
             raise ValueError(
                 f"clusters are of {clusters.assignments.shape[1]} rows, but there are {len(rows)}: call fit(rows) first"
             )
+        if rows.requires_grad:
+            raise ValueError("rows get no gradient, but require one: pass rows.detach()")
         checks.finite("z", z)
 
 
@@ -199,17 +210,43 @@ def _weighted_rows(weights: Tensor, chosen: Tensor, rows: Tensor) -> Tensor:
     return total
 
 
+class _Sets(NamedTuple):
+    """Which rows an anchor is compared with: all that the loss needs besides their cosines.
+
+    near: (B, K) background · close: (B, L), of which those ``there`` (B, L) are the close set · log_sizes: (B,) log of
+    the sizes' quotient, or 0 · inverse: (N,) one over each row's length
+    """
+
+    near: Tensor
+    close: Tensor
+    there: Tensor
+    log_sizes: Tensor | float
+    inverse: Tensor
+
+    def losses(self, rows: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
+        """Each anchor's loss, (B,), by plain operations. rows: (N, d) · unit: (B, d) · scale: ()."""
+        scores = unit @ (rows.to(unit) * self.inverse[:, None]).T * scale  # (B, N)
+        close = scores.gather(1, self.close).masked_fill(~self.there, -torch.inf)  # (B, L)
+        return scores.gather(1, self.near).logsumexp(dim=1) - close.logsumexp(dim=1) + self.log_sizes
+
+
 class _Attach(torch.autograd.Function):
     """Losses with the derivative that was found with them; refuses backward if the rows were overwritten meanwhile."""
 
     @staticmethod
-    def forward(ctx: Any, losses: Tensor, pull: Tensor, unit: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, losses: Tensor, pull: Tensor, sets: _Sets, unit: Tensor, scale: Tensor, rows: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(pull, unit, scale, rows)
+        ctx.sets = sets
         return losses.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        pull, unit, scale, _ = ctx.saved_tensors  # unpacking compares the versions
+        pull, unit, scale, rows = ctx.saved_tensors  # unpacking compares the versions
+        if torch.is_grad_enabled():  # a graph of the gradient is asked for
+            plain = partial(ctx.sets.losses, rows.detach())
+            found = second_order.gradients(plain, (unit, scale), ctx.needs_input_grad[3:5], grad)
+            return None, None, None, *found, None
         along = (unit * pull).sum(dim=1)  # (B,)
-        return None, None, grad[:, None] * scale * pull, (grad * along).sum(), None
+        return None, None, None, grad[:, None] * scale * pull, (grad * along).sum(), None

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
+from hardneg.objectives import second_order
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS
 from hardneg.products import TILE, row_blocks
 
@@ -149,6 +150,12 @@ def total(encounter: Encounter, rule: Rule, shares: Tensor) -> Tensor:
     return summed
 
 
+def _plain(encounter: Encounter, rule: Rule, nodes: Tensor, graphs: Tensor) -> Tensor:
+    """As `divergence`, by operations that autograd can differentiate any number of times."""
+    encounter = replace(encounter, nodes=nodes, graphs=graphs)
+    return torch.cat([_Terms(block, rule).losses() for block in encounter])
+
+
 class _Divergence(torch.autograd.Function):
     """The backward pass makes the scores anew, as how much each node's loss is worth is known only then."""
 
@@ -159,8 +166,10 @@ class _Divergence(torch.autograd.Function):
         return torch.cat([_Terms(block, rule).losses() for block in encounter])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # a graph of the gradient is asked for
+            plain = partial(_plain, ctx.encounter, ctx.rule)
+            return *second_order.gradients(plain, ctx.saved_tensors, ctx.needs_input_grad[:2], grad), None, None
         slope = _Gradient(*ctx.saved_tensors)
         with torch.autocast(grad.device.type, enabled=False):
             for block in ctx.encounter:
@@ -181,13 +190,15 @@ class _Total(torch.autograd.Function):
             if slope is not None:
                 slope.add(block, terms.slopes(), shares)
         ctx.save_for_backward(nodes, graphs)  # so that overwriting them raises here too
-        ctx.slope = slope
+        ctx.slope, ctx.encounter, ctx.rule, ctx.shares = slope, encounter, rule, shares
         return (torch.cat(losses) * shares).sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _ = ctx.saved_tensors
+        inputs = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            plain, needed = partial(_plain, ctx.encounter, ctx.rule), ctx.needs_input_grad[:2]
+            return *second_order.gradients(plain, inputs, needed, grad * ctx.shares), None, None, None
         return ctx.slope.of_nodes * grad, ctx.slope.of_graphs * grad, None, None, None
 
 
@@ -253,6 +264,7 @@ class _Expectation:
             self.value = self.costs.sum(dim=1) * self.weights[:, 0]  # (R,)
         else:
             self.weights = rule.log_weight(scores).softmax(dim=1)  # (R, K)
+            self.weights = self.weights if rule.grad_through_weights else self.weights.detach()
             self.value = torch.linalg.vecdot(self.costs, self.weights)
 
     def slopes(self) -> Tensor:

@@ -1,9 +1,13 @@
-"""One line per paper. Every preset takes any further argument of `InfoNCE`, which then wins."""
+"""One line per paper. Every preset takes any further argument of `InfoNCE`.
+
+An argument given replaces the preset's default. A hardening is added to the preset's own: bands intersect, a second
+tilt raises. What a preset has a name of its own for is refused under the other name.
+"""
 
 from typing import Any
 
 from hardneg import checks
-from hardneg.hardening import Exponential, Ring, Threshold
+from hardneg.hardening import Exponential, Hardening, Ring, Threshold
 from hardneg.objectives.infonce import InfoNCE
 from hardneg.objectives.jsd import JSD
 from hardneg.schedules import Adaptive, Linear, RingAnneal, Setting, Steps
@@ -25,12 +29,21 @@ def simclr(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
 
 def debiased(tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Debiased contrastive learning (Chuang et al. 2020, eq. 8): the class prior is taken out of the negatives."""
+    _refuse("debiased", "class_prior", "tau_plus", options)
     return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, **options})
 
 
 def hcl(beta: Setting = 1.0, tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Contrastive learning with hard negatives (Robinson et al. 2021, eq. 4): debiased and tilted by e^{βs}."""
-    return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, "hardening": Exponential(beta), **options})
+    _refuse("hcl", "class_prior", "tau_plus", options)
+    return InfoNCE(
+        **{
+            "temperature": temperature,
+            "class_prior": tau_plus,
+            **options,
+            "hardening": _with(Exponential(beta), options),
+        }
+    )
 
 
 def scl(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
@@ -40,14 +53,14 @@ def scl(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
 
 def hscl(beta: Setting = 1.0, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Hard supervised contrastive learning, H-SCL(β) (Jiang et al. 2022, eq. 3 with η_exp)."""
-    return scl(**{"temperature": temperature, "hardening": Exponential(beta), **options})
+    return scl(**{"temperature": temperature, **options, "hardening": _with(Exponential(beta), options)})
 
 
 def hscl_threshold(start: float = -0.3, end: float = 0.0, temperature: Setting = 0.5, **options: Any) -> InfoNCE:
     """H-SCL(τ) (Jiang et al. 2022, eq. 3 and 4): negatives above a cosine that moves from ``start`` to ``end``."""
     checks.number("temperature", temperature, above=0)
-    tau = (Linear(start, end) / temperature).exp()
-    return scl(**{"temperature": temperature, "hardening": Threshold(tau), **options})
+    threshold = Threshold(score=Linear(start, end) / temperature)
+    return scl(**{"temperature": temperature, **options, "hardening": _with(threshold, options)})
 
 
 def supcon(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
@@ -79,6 +92,7 @@ def graphcl(temperature: Temperature = 0.2, **options: Any) -> InfoNCE:
 
 def infograph(beta: Setting = 0.0, tau_plus: Setting = 0.0, **options: Any) -> JSD:
     """InfoGraph (Sun et al. 2020, eq. 4) with HCL's hard negatives (appendix B): nodes against graphs, another form."""
+    _refuse("infograph", "class_prior", "tau_plus", options)
     return JSD(**{"beta": beta, "class_prior": tau_plus, **options})
 
 
@@ -145,4 +159,16 @@ def ring_nce(
     elif anneal == "loss":
         share = Adaptive(step=0.01, window=10, minimum=least, better="lower")
     ring = Ring(1 - share, 1 - (1 - upper) / (1 - lower) * share)
-    return moco(**{"temperature": temperature, "hardening": ring, **options})
+    return moco(**{"temperature": temperature, **options, "hardening": _with(ring, options)})
+
+
+def _with(own: Hardening, options: dict[str, Any]) -> tuple[Hardening, ...]:
+    """The preset's own hardening, and those given to it."""
+    given = options.get("hardening", ())
+    return (own, *(given if isinstance(given, tuple) else (given,)))
+
+
+def _refuse(preset: str, name: str, own_name: str, options: dict[str, Any]) -> None:
+    """Raise if an argument is given under another name than the preset's own."""
+    if name in options:
+        raise ValueError(f"{preset}() calls {name} {own_name}: pass {own_name}={options[name]!r} instead of {name}")

@@ -1,65 +1,158 @@
-"""The settings of the objective: which go together, and which make a call a plain one."""
+"""The settings of a loss: which values are allowed, which go together, and what they are at one moment of training."""
 
+import inspect
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardneg import checks, distributed
 from hardneg.hardening import Hardening
+from hardneg.objectives.debiasing import Prior
 from hardneg.objectives.kernels import BACKENDS
+from hardneg.schedules import Adaptive, Schedule, value
 from hardneg.temperature import Learnable
 
-if TYPE_CHECKING:
-    from hardneg.objectives.infonce import InfoNCE
+
+class Adjustable(nn.Module):
+    """A module whose settings may be assigned at any time: the assignment takes effect, or raises and changes nothing.
+
+    Its settings are the arguments of its constructor, kept as attributes of the same names. A subclass checks and
+    applies all of them in `_settle`, which its constructor calls last.
+    """
+
+    SETTINGS: ClassVar[tuple[str, ...]]
+    _settled = False  # True once `_settle` has run
+
+    def __init_subclass__(cls) -> None:
+        cls.SETTINGS = tuple(inspect.signature(cls.__init__).parameters)[1:]
+
+    def _settle(self) -> None:
+        """Check all settings together and make them effective; raise before anything is changed."""
+        raise NotImplementedError
+
+    def __setattr__(self, name: str, given: Any) -> None:
+        if not self._settled or name not in self.SETTINGS:
+            super().__setattr__(name, given)
+            return
+        before = getattr(self, name)
+        self._replace(name, given)
+        try:
+            self._settle()
+        except Exception:
+            self._replace(name, before)
+            raise
+
+    def _replace(self, name: str, given: Any) -> None:
+        # A Learnable is a child module and a number is not: PyTorch refuses to put one in the other's place.
+        self._modules.pop(name, None)
+        self.__dict__.pop(name, None)
+        super().__setattr__(name, given)
 
 
-def check(loss: "InfoNCE") -> None:
-    """Raise unless every setting is known, in its range, and fits the others."""
-    if not isinstance(loss.temperature, Learnable):
-        checks.number("temperature", loss.temperature, above=0, below=math.inf)
-    for part in loss.hardening:
+@dataclass(frozen=True)
+class Settings:
+    """The settings of `InfoNCE` at one moment of training: every schedule is a number here.
+
+    A loss keeps the settings of its call, so that a backward pass uses them even if the module has moved on.
+    """
+
+    temperature: float | Learnable
+    hardening: tuple[Hardening, ...]
+    prior: Prior | None  # None: no debiasing
+    debias: str
+    in_batch: str | None
+    symmetric: bool
+    supervision: str
+    combine_positives: str
+    average: str
+    negative_count: str | float
+    positive_in_denominator: bool
+    num_negatives: int | None
+    weight_range: float | None
+    grad_through_weights: bool
+    normalize: bool
+    gather: bool
+    reduction: str
+
+    @property
+    def largest_score(self) -> float | None:
+        """A bound of every |score|, if one is known without computing scores."""
+        if not self.normalize:
+            return None
+        return 1 / (self.temperature.minimum if isinstance(self.temperature, Learnable) else self.temperature)
+
+
+def resolve(given: Mapping[str, Any], progress: float) -> Settings:
+    """The settings at this progress. given: by the names of `InfoNCE`'s arguments, which `check` has passed."""
+    temperature = given["temperature"]
+    if not isinstance(temperature, Learnable):
+        checks.number("temperature", temperature := value(temperature, progress), above=0, below=math.inf)
+    checks.number("class_prior", prior := value(given["class_prior"], progress), at_least=0, below=1)
+    same = {name: given[name] for name in Settings.__dataclass_fields__ if name in given}
+    resolved = {
+        "temperature": temperature,
+        "hardening": tuple(part.at(progress) for part in given["hardening"]),
+        "prior": Prior.of(prior) if prior > 0 else None,
+    }
+    return Settings(**{**same, **resolved})
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Raise unless every setting is known, in its range, and fits the others. given: as in `resolve`."""
+    if not isinstance(given["temperature"], Learnable):
+        checks.number("temperature", given["temperature"], above=0, below=math.inf)
+    for part in given["hardening"]:
         if not isinstance(part, Hardening):
             raise ValueError(f"hardening must be a Hardening or a tuple of them, got {part!r}")
-    if sum(part.weighs for part in loss.hardening) > 1:
-        raise ValueError(f"hardening takes at most one tilt (Exponential or Custom), got {loss.hardening!r}")
-    checks.number("class_prior", loss.class_prior, at_least=0, below=1)
-    checks.choice("debias", loss.debias, ("hcl", "exact"))
-    if loss.in_batch is not None:
-        checks.choice("in_batch", loss.in_batch, ("both", "other"))
-    if loss.symmetric and loss.in_batch != "other":
-        raise ValueError(f"symmetric=True needs in_batch='other', got in_batch={loss.in_batch!r}")
-    checks.choice("supervision", loss.supervision, ("none", "positives", "negatives", "full"))
-    checks.choice("combine_positives", loss.combine_positives, ("mean_of_logs", "log_of_mean", "in_denominator"))
-    if loss.combine_positives == "in_denominator" and not loss.positive_in_denominator:
+    if sum(part.weighs for part in given["hardening"]) > 1:
+        raise ValueError(f"hardening takes at most one tilt (Exponential or Custom), got {given['hardening']!r}")
+    checks.number("class_prior", given["class_prior"], at_least=0, below=1)
+    checks.choice("debias", given["debias"], ("hcl", "exact"))
+    if given["in_batch"] is not None:
+        checks.choice("in_batch", given["in_batch"], ("both", "other"))
+    if given["symmetric"] and given["in_batch"] != "other":
+        raise ValueError(f"symmetric=True needs in_batch='other', got in_batch={given['in_batch']!r}")
+    checks.choice("supervision", given["supervision"], ("none", "positives", "negatives", "full"))
+    checks.choice("combine_positives", given["combine_positives"], ("mean_of_logs", "log_of_mean", "in_denominator"))
+    if given["combine_positives"] == "in_denominator" and not given["positive_in_denominator"]:
         raise ValueError("combine_positives='in_denominator' contradicts positive_in_denominator=False: change one")
-    checks.choice("average", loss.average, ("anchors", "pairs"))
-    if isinstance(loss.negative_count, str):
-        checks.choice("negative_count", loss.negative_count, ("support", "batch"))
+    checks.choice("average", given["average"], ("anchors", "pairs"))
+    if isinstance(given["negative_count"], str):
+        checks.choice("negative_count", given["negative_count"], ("support", "batch"))
     else:
-        checks.number("negative_count", loss.negative_count, above=0, below=math.inf)
-    if loss.num_negatives is not None and (not isinstance(loss.num_negatives, int) or loss.num_negatives < 1):
-        raise ValueError(f"num_negatives must be an integer ≥ 1 or None, got {loss.num_negatives!r}")
-    if loss.weight_range is not None:
-        checks.number("weight_range", loss.weight_range, above=0, below=math.inf)
-    checks.choice("backend", loss.backend, BACKENDS)
-    checks.choice("reduction", loss.reduction, ("mean", "sum", "none"))
-    for name, flag in (
-        ("symmetric", loss.symmetric),
-        ("positive_in_denominator", loss.positive_in_denominator),
-        ("grad_through_weights", loss.grad_through_weights),
-        ("normalize", loss.normalize),
-        ("gather", loss.gather),
-    ):
-        if not isinstance(flag, bool):
-            raise ValueError(f"{name} must be True or False, got {flag!r}")
-    if loss.generator is not None and not isinstance(loss.generator, torch.Generator):
-        raise ValueError(f"generator must be a torch.Generator or None, got {loss.generator!r}")
+        checks.number("negative_count", given["negative_count"], above=0, below=math.inf)
+    if given["num_negatives"] is not None:
+        checks.whole("num_negatives", given["num_negatives"])
+    if given["weight_range"] is not None:
+        checks.number("weight_range", given["weight_range"], above=0, below=math.inf)
+    checks.choice("backend", given["backend"], BACKENDS)
+    checks.choice("reduction", given["reduction"], ("mean", "sum", "none"))
+    for name in ("symmetric", "positive_in_denominator", "grad_through_weights", "normalize", "gather"):
+        if not isinstance(given[name], bool):
+            raise ValueError(f"{name} must be True or False, got {given[name]!r}")
+    if given["generator"] is not None and not isinstance(given["generator"], torch.Generator):
+        raise ValueError(f"generator must be a torch.Generator or None, got {given['generator']!r}")
+
+
+def adaptive(given: Mapping[str, Any]) -> Iterator[Adaptive]:
+    """The schedules with a memory, each once, in a fixed order. given: as in `resolve`."""
+    scheduled = [given["temperature"], given["class_prior"]]
+    for part in given["hardening"]:
+        scheduled += part.schedules()
+    seen: set[int] = set()
+    for setting in scheduled:
+        for leaf in setting.leaves() if isinstance(setting, Schedule) else ():
+            if isinstance(leaf, Adaptive) and id(leaf) not in seen:
+                seen.add(id(leaf))
+                yield leaf
 
 
 def is_plain(
-    loss: "InfoNCE",
+    settings: Settings,
     z1: Tensor,
     z2: Tensor | None,
     negatives: Tensor | None,
@@ -70,29 +163,29 @@ def is_plain(
 ) -> bool:
     """Is this a plain case: pairs against one or both views of all others, or anchors against a queue or bank?"""
     given = (exclude, negative_labels, negative_mask)
-    if loss.in_batch is not None:
+    if settings.in_batch is not None:
         plain = negatives is None and all(part is None for part in given)
         # In both directions all are anchors at once: a band of each anchor's own would have to be one for both.
-        plain = plain and not (loss.symmetric and any(_differs_between_anchors(part) for part in loss._hardening))
+        plain = plain and not (settings.symmetric and any(map(_differs_between_anchors, settings.hardening)))
     else:
         plain = isinstance(negatives, Tensor) and negatives.dim() == 2 and len(negatives) > 0
         plain = plain and negatives.dtype != torch.float64  # type: ignore[union-attr]
         # What is not met must not be counted.
-        plain = plain and (loss.negative_count != "batch" or (exclude is None and negative_mask is None))
+        plain = plain and (settings.negative_count != "batch" or (exclude is None and negative_mask is None))
     return (
         plain
-        and loss.supervision == "none"
-        and loss.normalize
+        and settings.supervision == "none"
+        and settings.normalize
         and isinstance(z1, Tensor)
         and isinstance(z2, Tensor)
         and z2.dim() == 2
         and positive_mask is None
         and z1.dtype != torch.float64 != z2.dtype
-        and (not loss.is_debiased or loss.debias == "hcl")
-        and loss.num_negatives is None
-        and loss.weight_range is None
-        and not any(part.needs_positive for part in loss.hardening)
-        and not (loss.gather and distributed.world_size() > 1)
+        and (settings.prior is None or settings.debias == "hcl")
+        and settings.num_negatives is None
+        and settings.weight_range is None
+        and not any(part.needs_positive for part in settings.hardening)
+        and not (settings.gather and distributed.world_size() > 1)
     )
 
 

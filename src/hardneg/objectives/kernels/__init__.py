@@ -75,7 +75,21 @@ def _suits_triton(device: torch.device) -> bool:
     return device.type == "cuda" and _has_triton() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+# Plain operations only: autograd can differentiate it any number of times.
+PLAIN: Kernel = choose("reference", general_weights=False)
+
 __all__ = [
-    "BACKENDS", "Eligibility", "Kernel", "LogSums", "Losses", "Lowered", "PairLoss", "PairRecord", "Places", "Rule",
-    "Units", "choose",
+    "BACKENDS",
+    "PLAIN",
+    "Eligibility",
+    "Kernel",
+    "LogSums",
+    "Losses",
+    "Lowered",
+    "PairLoss",
+    "PairRecord",
+    "Places",
+    "Rule",
+    "Units",
+    "choose",
 ]  # fmt: skip

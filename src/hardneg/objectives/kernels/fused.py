@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hardneg.objectives.kernels import gradients, programs, rowwise, tiled, tiles, tuning
-from hardneg.objectives.kernels.problem import Eligibility, LogSums, Lowered, PairRecord, Places, Rule
+from hardneg.objectives.kernels.problem import Eligibility, LogSums, Lowered, PairRecord, Places, Rule, first_order
 from hardneg.objectives.kernels.questions import Negatives, Positives, numbered
 from hardneg.objectives.kernels.walks import Pulls, Sums, Walk, bands_and_sums, tilt
 
@@ -90,20 +90,18 @@ class _Fused(torch.autograd.Function):
         edges, sums = bands_and_sums(question, scale, low, others)
         results, kept = _forward(question, len(low), sums)
         ctx.question, ctx.mine, ctx.band = question, mine, edges
-        # Saved, not merely kept: autograd then refuses a backward pass over what was overwritten meanwhile.
-        watched = [] if question.who.allowed is None else [question.who.allowed]
         given = [block for block, own in zip(others, mine, strict=True) if not own]
-        ctx.save_for_backward(scale, low, *kept, *watched, *given)
+        ctx.save_for_backward(scale, low, *kept, *given)
         ctx.mark_non_differentiable(results[2])
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
-    @rowwise.differentiable_once
+    @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         question, mine = ctx.question, ctx.mine
         scale, low, *saved = ctx.saved_tensors
-        given = iter(saved[len(saved) - mine.count(False) :])
+        given = iter(saved[KEPT:])
         blocks = [low if own else next(given) for own in mine]
         for_scale, for_anchors, *for_blocks = ctx.needs_input_grad[1:]
         with torch.autocast(low.device.type, enabled=False):
@@ -207,11 +205,12 @@ def pair_loss(
     prior: tuple[float, float] | None,
     decoupled: bool,
     reduction: str,
+    plain: Callable[..., Tensor],
 ) -> tuple[Tensor, Callable[[], PairRecord]]:
     """The loss of pairs (B, d) against all others, or of anchors z1 against negatives (N, d).
 
     who: which of them may be met: of 2B candidates all are both views, of B they are z2, and z1 the anchors ·
-    log_number, prior, decoupled: see `losses`
+    log_number, prior, decoupled: see `losses` · plain: the same loss of z1, z2, negatives and scale by plain operations
     """
     from hardneg.objectives.kernels import pairs
 
@@ -221,7 +220,7 @@ def pair_loss(
         smallest, rule.lowered.precision, log_number, prior, decoupled, reduction != "none", reduction == "mean"
     )
     seen: list[Tensor] = []
-    loss = pairs.Whole.apply(z1, z2, negatives, scale, Negatives(who, rule), form, seen)  # type: ignore[no-untyped-call]
+    loss = pairs.Whole.apply(z1, z2, negatives, scale, Negatives(who, rule), form, plain, seen)  # type: ignore[no-untyped-call]
     places = who.own or Places(len(z1), 1, 0, len(z1), z1.device)
 
     def record() -> PairRecord:

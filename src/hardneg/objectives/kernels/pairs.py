@@ -9,6 +9,7 @@ everything else goes through `hardneg.objectives.meetings` and the kernels' own 
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hardneg.objectives import second_order
 from hardneg.objectives.kernels import programs, rowwise, walks
 from hardneg.objectives.kernels.launching import launch
 from hardneg.objectives.kernels.questions import Negatives
@@ -88,6 +90,8 @@ class Whole(torch.autograd.Function):
     """Loss (), or (A,) if not reduced, of pairs z1, z2 (B, d) against both views of all other pairs, or against the
     other view of them, A = 2B; of anchors z1 against all z2 but their own, or against negatives (N, d), A = B.
 
+    plain: the same loss of z1, z2, negatives and scale by plain operations, for second derivatives
+
     seen: gets what diagnostics want: unit vectors of anchors and candidates, similarity of the pairs, and what was kept
     of each anchor, (9, A): its loss, count, whether it is floored, its largest score, and what a gradient of 1 makes of
     it: the factors of its exponentials, in two rows that hold them anchor by anchor, (A, 2), the gradients of its inner
@@ -103,8 +107,10 @@ class Whole(torch.autograd.Function):
         scale: Tensor,
         question: Negatives,
         form: Form,
+        plain: Callable[..., Tensor],
         seen: list[Tensor],
     ) -> Tensor:
+        given = (z1, z2, negatives)
         z1, z2 = rowwise.by_rows(z1), rowwise.by_rows(z2)
         smallest, precision = form.smallest, form.precision
         dtype, batch = precision or torch.float32, z1.shape[0]
@@ -135,18 +141,21 @@ class Whole(torch.autograd.Function):
         if blocks > 1:
             numbers = numbers.sum()
             result = result.sum() / numbers.clamp(min=1) if form.mean else result.sum()
-        # The negatives as they were given: autograd then refuses a backward pass if they were overwritten meanwhile.
-        watched = [] if question.who.allowed is None else [question.who.allowed]
-        ctx.save_for_backward(z1, z2, negatives, scale, low, block, numbers, kept, *watched)
-        ctx.question, ctx.form, ctx.band = question, form, band
+        # As they were given: autograd then refuses a backward pass if one was overwritten meanwhile.
+        watched = (question.who.excluded, question.who.allowed)
+        ctx.save_for_backward(*given, scale, low, block, numbers, kept, *watched)
+        ctx.question, ctx.form, ctx.band, ctx.plain = question, form, band, plain
         seen += (low, block, similarity, kept)
         # A view could not be changed in place, as in total += other.
         return result if form.reduced else kept[0].clone()
 
     @staticmethod
-    @rowwise.differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z1, z2, negatives, scale, low, block, numbers, kept, *_watched = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a graph of the gradient is asked for
+            inputs = (z1, z2, negatives, scale)
+            return *second_order.gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None, None
+        z1, z2 = rowwise.by_rows(z1), rowwise.by_rows(z2)
         question, form = ctx.question, ctx.form
         top, factors, made = kept[3], kept[4:6].view(-1, 2), kept[6:].unbind()
         # Everything is linear in the gradient: if it is one number, multiplying comes last and costs no launch.
@@ -169,4 +178,4 @@ class Whole(torch.autograd.Function):
             for_scale = for_scale + by_scale.sum()
             if amount is not None:
                 for_scale = for_scale * (grad / numbers.clamp(min=1) if form.mean else grad)
-        return d1, d2, d_negatives, for_scale, None, None, None
+        return d1, d2, d_negatives, for_scale, None, None, None, None

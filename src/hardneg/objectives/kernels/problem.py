@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,24 @@ from hardneg.hardening import Bound
 
 # Above it softplus(x) is taken to be x. PyTorch's own choice, 20, is wrong by 2e-9: too much for float64.
 EXACT_SOFTPLUS = 40.0
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """For the backward pass of a kernel's function, which autograd cannot differentiate again.
+
+    Where a graph of the gradient is asked for, the loss answers by plain operations (`second_order.Traced`) and passes
+    no gradient on to here. Anything else that gets here would get a wrong second derivative, and is refused.
+    """
+
+    @wraps(backward)
+    def guarded(ctx: Any, *grads: Tensor | None) -> Any:
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        if torch.is_grad_enabled():
+            raise RuntimeError("this kernel has no second derivative of its own: use backend='reference'")
+        return backward(ctx, *grads)
+
+    return guarded
 
 
 @dataclass(frozen=True)

@@ -7,42 +7,22 @@ In small batches a GPU waits for the host, and these few operations would be a h
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import math
-from collections.abc import Callable
-from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from triton.language.extra import libdevice
 
 from hardneg import checks
 from hardneg.objectives.kernels.launching import launch
-from hardneg.objectives.kernels.problem import constant
+from hardneg.objectives.kernels.problem import constant, first_order
 from hardneg.objectives.kernels.tiles import PLAIN, log
 
 NUMBERS = 1024  # that a program holds of each matrix
 
 ROUNDINGS: dict[torch.dtype | None, int] = {torch.bfloat16: 1, torch.float16: 2}
-
-
-def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """As PyTorch's decorator, but refuses a second derivative also of a loss that is used as it is.
-
-    There the gradient given depends on no input, and the one returned would pass for a constant.
-    """
-    once = once_differentiable(backward)
-
-    @wraps(backward)
-    def refusing(ctx: Any, *grads: Tensor | None) -> Any:
-        if not torch.is_grad_enabled():
-            return backward(ctx, *grads)
-        grads = tuple(g.detach().requires_grad_() if g is not None and g.is_floating_point() else g for g in grads)
-        return once(ctx, *grads)
-
-    return refusing
 
 
 @triton.jit
@@ -215,7 +195,7 @@ class Units(torch.autograd.Function):
         return out, similarity
 
     @staticmethod
-    @differentiable_once
+    @first_order
     def backward(ctx: Any, for_out: Tensor | None, for_similarity: Tensor | None) -> tuple[Tensor | None, ...]:
         z1, z2 = ctx.saved_tensors
         if for_out is None:
@@ -371,10 +351,11 @@ class Losses(torch.autograd.Function):
         ctx.save_for_backward(d_mean, d_positive, d_scale, scale)
         ctx.batch = batch
         ctx.mark_non_differentiable(floored)
+        ctx.set_materialize_grads(False)
         return losses, floored
 
     @staticmethod
-    @differentiable_once
+    @first_order
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         d_mean, d_positive, d_scale, scale = ctx.saved_tensors
         batch, block = ctx.batch, 256

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 from hardneg.objectives.kernels import ranks
@@ -23,6 +22,7 @@ from hardneg.objectives.kernels.problem import (
     Rule,
     count_true,
     draw,
+    first_order,
     per_row,
     wrapped,
 )
@@ -148,25 +148,25 @@ class _Strips(torch.autograd.Function):
         # What is but one strip need not be made twice.
         ctx.strip = scores if reduction.shares and len(scores) == len(anchors) else None
         ctx.reduction, ctx.mine = reduction, [block is None for block in blocks]
-        # Saved, not merely kept: autograd then refuses a backward pass over keys that were overwritten meanwhile.
-        watched = [] if reduction.who.allowed is None else [reduction.who.allowed]
-        ctx.save_for_backward(scale, anchors, *results, *watched, *(b for b in blocks if b is not None))
+        ctx.save_for_backward(scale, anchors, *results, *(b for b in blocks if b is not None))
         ctx.mark_non_differentiable(results[2])
+        ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    @first_order
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        results = ctx.saved_tensors[2:5]
+        given = [torch.zeros_like(r) if g is None else g for g, r in zip(grads, results, strict=True)]
         # A backward pass may be run inside an autocast block; this arithmetic stays as it is.
-        with torch.autocast(grads[0].device.type, enabled=False):
-            return _Strips._backward(ctx, grads)
+        with torch.autocast(results[0].device.type, enabled=False):
+            return _Strips._backward(ctx, given)
 
     @staticmethod
     def _backward(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         reduction, mine = ctx.reduction, ctx.mine
         scale, anchors, *saved = ctx.saved_tensors
-        results, others = saved[:3], saved[len(saved) - mine.count(False) :]
-        given = iter(others)
+        results, given = saved[:3], iter(saved[3:])
         candidates = [anchors if own else next(given) for own in mine]
         for_scale, for_anchors, *for_blocks = ctx.needs_input_grad[1:]
 
