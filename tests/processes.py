@@ -53,7 +53,7 @@ def inputs() -> dict[str, Tensor]:
 
 
 def run(name: str, rows: slice, gather: bool, backend: str) -> dict[str, Tensor]:
-    """Loss and gradients of one case on some rows of the batch."""
+    """Loss and gradients of one case on some rows of the batch, and the gradients of the squared gradients."""
     options, names = settings()[name]
     if "num_negatives" in options:
         options["generator"] = torch.Generator().manual_seed(1)
@@ -66,6 +66,10 @@ def run(name: str, rows: slice, gather: bool, backend: str) -> dict[str, Tensor]
     found = {"loss": value.detach(), "z1": z1.grad, "z2": z2.grad}
     if isinstance(loss.temperature, hn.Learnable):
         found["temperature"] = loss.temperature.log_value.grad
+    again = loss(z1, z2, **extra)
+    first = torch.autograd.grad(again.mean() if again.dim() else again, (z1, z2), create_graph=True)
+    second = torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (z1, z2))
+    found |= {"second z1": second[0], "second z2": second[1]}
     return {key: tensor for key, tensor in found.items() if tensor is not None}
 
 

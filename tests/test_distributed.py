@@ -34,6 +34,9 @@ def test_processes_together_equal_one(found: tuple[list[int], Found], name: str,
     for view in ("z1", "z2"):
         together = torch.cat([part[view] for part in parts]) / len(sizes)
         assert_close(together, alone[view], rtol=1e-6, atol=1e-9)
+        squared = torch.cat([part[f"second {view}"] for part in parts]) / len(sizes) ** 2
+        assert float(alone[f"second {view}"].norm()) > 1e-6
+        assert_close(squared, alone[f"second {view}"], rtol=1e-6, atol=1e-9)
     if "temperature" in alone:
         average = torch.stack([part["temperature"] for part in parts]).mean()
         assert_close(average, alone["temperature"], rtol=1e-6, atol=1e-9)
