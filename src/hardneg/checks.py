@@ -1,12 +1,32 @@
 """Checks of arguments: each failure names the argument, the value given and what to do."""
 
+import inspect
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hardneg.schedules import Schedule, value
+
+
+class Fixed:
+    """A class whose constructor's arguments, kept as attributes, cannot be assigned later.
+
+    Buffers, graphs and batches are made from them, and would not follow.
+    """
+
+    _arguments: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._arguments = frozenset(inspect.signature(cls.__init__).parameters)
+
+    def __setattr__(self, name: str, given: object) -> None:
+        if name in self._arguments and name in vars(self):
+            raise AttributeError(f"{name} is fixed: make a new {type(self).__name__} with {name}={given!r}")
+        super().__setattr__(name, given)
 
 
 def number(

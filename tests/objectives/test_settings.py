@@ -256,3 +256,22 @@ def test_draws_are_uniform_over_the_support() -> None:
         assert_close(value, torch.log1p(1000 * expected * torch.tensor(-1.0).exp()))
         counts += torch.bincount(picked, minlength=10)
     assert float(((counts - 2000).square() / 2000).sum()) < 27.9  # 0.999 quantile
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "new"),
+    [
+        (hn.Queue(size=4, dim=2), "size", 8),
+        (hn.MemoryBank(size=4, dim=2), "momentum", 2.0),
+        (hn.Clusters(k=2), "k", 3),
+        (hn.UniformBatchSampler(size=8, batch_size=2), "batch_size", 4),
+        (hn.ProximityBatchSampler(size=80, batch_size=2, candidates=20, neighbors=5), "neighbors", 50),
+        (hn.KNNBatchSampler(size=8, batch_size=2), "coverage", "once"),
+    ],
+)
+def test_what_others_are_made_from_cannot_be_assigned_later(made: Any, name: str, new: Any) -> None:
+    before = getattr(made, name)
+    with pytest.raises(AttributeError, match=f"{name} is fixed: make a new"):
+        setattr(made, name, new)
+    assert getattr(made, name) == before
+    assert getattr(copy.deepcopy(made), name) == before

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from hardneg.checks import whole
+from hardneg.checks import Fixed, whole
 from hardneg.randomness import generator
 
 
-class UniformBatchSampler(Sampler[list[int]]):
+class UniformBatchSampler(Fixed, Sampler[list[int]]):
     """Batches cut from a fresh permutation in each epoch, for ``DataLoader(batch_sampler=…)``.
 
     Each iteration is the next epoch, unless `set_epoch` says which. The batch of a step is a function of (seed, epoch,

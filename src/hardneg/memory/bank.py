@@ -13,7 +13,7 @@ from hardneg.products import row_blocks
 from hardneg.randomness import generator
 
 
-class MemoryBank(nn.Module):
+class MemoryBank(checks.Fixed, nn.Module):
     """One unit vector per instance, moved towards its newest embedding: row = normalize(m·row + (1−m)·z).
 
     Look up the positives and call the loss, run backward, then update: in between, autograd refuses the backward pass,

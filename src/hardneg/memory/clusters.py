@@ -13,7 +13,7 @@ from hardneg.products import exact_products
 BACKENDS = ("auto", "faiss", "torch")
 
 
-class Clusters(nn.Module):
+class Clusters(checks.Fixed, nn.Module):
     """Several clusterings of N rows by spherical k-means; the close set of a row is the union of its clusters.
 
     A row is in its own close set. For negatives from the same cluster (Cave) take it out by ``exclude``:

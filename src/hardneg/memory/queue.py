@@ -10,7 +10,7 @@ from hardneg.checks import whole
 from hardneg.objectives.inputs import normalized
 
 
-class Queue(nn.Module):
+class Queue(checks.Fixed, nn.Module):
     """The newest ``size`` keys (K of MoCo), with a label and an instance id beside each.
 
     Enqueue after the backward pass. Before the loss, a positive would become its own negative; between loss and
