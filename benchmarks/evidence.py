@@ -39,6 +39,7 @@ from hardneg.evaluation import extract_set, knn_accuracy, linear_probe
 from hardneg.evaluation.features import extract_all
 from hardneg.methods.method import Method
 from hardneg.training import files, recipe, run
+from hardneg.training.recipe import Recipe
 from hardneg.training.refresh import Refresh
 
 HERE = Path(__file__).parent
@@ -70,7 +71,7 @@ class Cell:
         """What makes it another run, whatever it is called."""
         return json.dumps([self.recipe, sorted(self.overrides), self.seed, self.epochs, self.variant])
 
-    def settings(self, source: str) -> recipe.Recipe:
+    def settings(self, source: str) -> Recipe:
         """The whole recipe on this data."""
         own = [f"data.source={source}", f"seed={self.seed}", f"trainer.epochs={self.epochs}", "trainer.knn_every=0"]
         return recipe.load(recipe.find(self.recipe), [*self.overrides, *own])
@@ -182,16 +183,15 @@ class Watch(L.Callback):
         self.visits.zero_()
         epoch = trainer.global_step // self.steps
         if epoch in self.cell.knn_at or epoch == self.cell.epochs:
-            features = self._features(trainer, module)
-            self.knn[str(epoch)] = knn_accuracy(*features)
+            known, asked = self._features(trainer, module)
+            self.knn[str(epoch)] = knn_accuracy(*known, *asked)
             print(f"    epoch {epoch}: kNN {100 * self.knn[str(epoch)]:.2f} %, {spent:.2f} s", flush=True)
         self.keep()
 
-    def _features(self, trainer: L.Trainer, module: Method) -> list[Tensor]:
+    def _features(self, trainer: L.Trainer, module: Method) -> list[tuple[Tensor, Tensor]]:
         prepare = getattr(module.views, "plain", None)
         with trainer.precision_plugin.forward_context():
-            pairs = [extract_set(module.encoder, part, prepare=prepare) for part in self.sets]
-        return [*pairs[0], *pairs[1]]
+            return [extract_set(module.encoder, part, prepare=prepare) for part in self.sets]
 
     def _check_time(self) -> None:
         pace = min((row["seconds"] for row in self.epochs), default=0.0)
@@ -219,9 +219,9 @@ class Watch(L.Callback):
 
         learn = refresh.sampler.refresh
 
-        def timed_refresh(rows: Tensor) -> None:
+        def timed_refresh(embeddings: Tensor) -> None:
             began = time.perf_counter()
-            learn(rows)
+            learn(embeddings)
             wait()
             self.graph += time.perf_counter() - began
 
