@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hardneg as hn
+from hardneg.methods.simclr import SimCLR
+from hardneg.training import recipe, run
 from hardneg.training.refresh import Refresh
 
 SCRIPT = """
@@ -88,3 +90,29 @@ def test_the_sampler_refuses_to_be_replaced_by_lightning_and_says_what_to_do(tmp
     done = in_two_processes(tmp_path, own=False)
     assert done.returncode != 0
     assert "use_distributed_sampler=False" in done.stderr
+
+
+def test_a_run_builds_its_graphs_from_the_cosines_that_its_loss_scores(tmp_path: Path) -> None:
+    settings = recipe.load(
+        recipe.find("digits-simclr"),
+        ["trainer.epochs=1", "trainer.knn_every=0", "batches.sampler=proximity", "batches.candidates=60",
+         "batches.neighbors=10", "batches.refresh_every=4"],
+    )  # fmt: skip
+    found: list[Tensor] = []
+
+    class Look(L.Callback):
+        def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            assert isinstance(pl_module, SimCLR)
+            refresh = next(one for one in trainer.callbacks if isinstance(one, Refresh))  # type: ignore[attr-defined]
+            pl_module.eval()
+            assert pl_module.views is not None
+            assert pl_module.images is not None
+            with torch.no_grad():
+                raw = pl_module.head(pl_module.encoder(pl_module.views.plain(pl_module.images)))  # type: ignore[attr-defined]
+            found.extend([refresh.embeddings(), raw])
+
+    run.train(settings, tmp_path / "run", callbacks=[Look()])
+    given, raw = found
+    norms = raw.norm(dim=1)
+    assert norms.max() > 1.5 * norms.min()  # else inner products would rank as cosines do
+    torch.testing.assert_close(given, raw / norms[:, None])

@@ -24,6 +24,7 @@ from hardneg.methods.moco_v3 import MoCoV3
 from hardneg.methods.past import Past
 from hardneg.methods.simclr import SimCLR
 from hardneg.objectives.infonce import InfoNCE
+from hardneg.objectives.inputs import normalized
 from hardneg.training import graphs, optimizers, recipe
 from hardneg.training.batches import Batches
 from hardneg.training.recipe import Recipe
@@ -212,10 +213,15 @@ def refresh(
     def encode() -> Tensor:
         if isinstance(train_set, GraphSet):
             assert isinstance(module, GraphMethod)
-            return module.embeddings(train_set)
-        network = nn.Sequential(module.encoder, module.head)
-        prepare = getattr(module.views, "plain", None)
-        return extract_all(network, train_set, prepare=prepare, workers=settings.data.workers)
+            rows = module.embeddings(train_set)
+        else:
+            network = nn.Sequential(module.encoder, module.head)
+            prepare = getattr(module.views, "plain", None)
+            with module.trainer.precision_plugin.forward_context():  # as in a training step
+                rows = extract_all(network, train_set, prepare=prepare, workers=settings.data.workers)
+        # As the loss scores them: by raw inner products, the samples of largest norm would be everyone's neighbours.
+        cosines = isinstance(module.objective, InfoNCE) and module.objective.normalize
+        return normalized(rows) if cosines else rows
 
     if settings.batches.embeddings == "encode":
         return Refresh(batches.sampler, encode)

@@ -1,0 +1,103 @@
+"""The queue of runs behind the measured tables."""
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def evidence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("evidence")
+
+
+def queue(evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "smoke", "--out", str(out), *arguments])
+    evidence.main()
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "smoke.jsonl").read_text().splitlines()]
+
+
+CURVE = ("name", "seed", "knn", "loss", "false_negatives", "mean_cosine", "seen", "linear")
+
+
+def test_a_run_stopped_in_time_goes_on_as_if_it_had_not_been(
+    evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = evidence.load_table("smoke")
+    cell = table.cells[1]
+    assert "batches.sampler=proximity" in cell.overrides
+    whole = evidence.run_cell(cell, "digits", tmp_path / "whole", math.inf)
+    check = evidence.Watch._check_time
+
+    def over_after_two_epochs(watch: Any) -> None:
+        if len(watch.epochs) == 2:
+            watch.deadline = 0.0
+        check(watch)
+
+    monkeypatch.setattr(evidence.Watch, "_check_time", over_after_two_epochs)
+    with pytest.raises(evidence.OutOfTimeError):
+        evidence.run_cell(cell, "digits", tmp_path / "parts", math.inf)
+    monkeypatch.setattr(evidence.Watch, "_check_time", check)
+    resumed = evidence.run_cell(cell, "digits", tmp_path / "parts", math.inf)
+    assert (whole["resumed"], resumed["resumed"]) == (False, True)
+    assert {name: resumed.get(name) for name in CURVE} == {name: whole.get(name) for name in CURVE}
+    assert set(whole["knn"]) == {"1", "2", "4"}
+    assert whole["seen"][4] < 0.9 < 0.95 < whole["seen"][1] + whole["seen"][2]
+    assert not (tmp_path / "parts").exists()
+
+
+def test_an_unfinished_run_of_other_source_starts_anew(
+    evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cell = evidence.load_table("smoke").cells[0]
+    stale = {"source": "another", "knn": {"1": 0.0}, "epochs": [], "spent": 0.0}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "evidence.json").write_text(json.dumps(stale))
+    found = evidence.run_cell(cell, "digits", tmp_path / "run", math.inf)
+    assert found["resumed"] is False
+    assert found["knn"]["1"] > 0.5
+
+
+def test_the_queue_runs_what_is_missing_once_and_tells_it(
+    evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue(evidence, monkeypatch, tmp_path, "--minutes", "0")
+    assert not (tmp_path / "smoke.jsonl").exists()
+    queue(evidence, monkeypatch, tmp_path, "--minutes", "30")
+    first = records(tmp_path)
+    assert [(line["name"], line["seed"]) for line in first] == [
+        ("uniform", 0), ("proximity", 0), ("proximity, raw inner products", 0), ("uniform", 1),
+    ]  # fmt: skip
+    for name in ("command", "commit", "machine", "versions", "recipe", "overrides", "linear_converged"):
+        assert first[0][name] is not None
+    parts = first[1]["seconds_per_epoch"]
+    assert 0 < parts["encode"] + parts["graph"] + parts["training"] < 1.05 * parts["all"]
+    kept = [line for line in first if line["name"] != "proximity"]
+    (tmp_path / "smoke.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept) + '{"key": "cut o')
+    queue(evidence, monkeypatch, tmp_path, "--minutes", "30")
+    again = [line for text in (tmp_path / "smoke.jsonl").read_text().splitlines() if "cut o" not in text
+             for line in [json.loads(text)]]  # fmt: skip
+    assert len(again) == 4
+    assert {name: again[-1][name] for name in CURVE} == {name: first[1][name] for name in CURVE}
+    capsys.readouterr()
+    queue(evidence, monkeypatch, tmp_path, "--table")
+    shown = capsys.readouterr().out
+    mean = 50 * (first[0]["knn"]["4"] + first[3]["knn"]["4"])
+    row = next(line for line in shown.splitlines() if line.startswith("| uniform | 2 |"))
+    assert f" {mean:.1f} ± " in row
+
+
+def test_every_table_is_sound(evidence: ModuleType) -> None:
+    tables = [evidence.load_table(file.stem) for file in sorted(evidence.TABLES.glob("*.yaml"))]
+    assert {table.name for table in tables} >= {"proximity", "smoke"}
