@@ -321,3 +321,44 @@ def test_hooks_of_profilers_see_every_launch() -> None:
     finally:
         knobs.runtime.launch_enter_hook.remove(hook)
     assert seen == ["normalise", "sums", "conclude"]
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if "cold" not in name])
+def test_second_derivatives_are_those_of_the_reference_in_float64(name: str) -> None:
+    options, arguments = case(name, 65, 24, torch.float32)
+
+    def second(arguments: Arguments, backend: str) -> list[Tensor]:
+        loss = hn.InfoNCE(**copy.deepcopy(options), backend=backend).cuda()
+        given = {key: t.clone().requires_grad_() if t.is_floating_point() else t for key, t in arguments.items()}
+        leaves = [*(t for t in given.values() if t.requires_grad), *loss.parameters()]
+        first = torch.autograd.grad(loss(**given), leaves, create_graph=True)
+        return list(torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), leaves))
+
+    doubled = {key: t.double() if t.is_floating_point() else t for key, t in arguments.items()}
+    truth = second(doubled, "reference")
+    assert all(float(t.norm()) > 1e-8 for t in truth)
+    assert max(errors(second(arguments, "fused"), truth)) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["queue", "batch and queue", "labels"])
+def test_no_argument_may_be_overwritten_before_the_backward_pass(name: str) -> None:
+    options, arguments = case(name, 65, 24, torch.float32)
+    for key in arguments:
+        copies = {other: t.clone() for other, t in arguments.items()}
+        value = hn.InfoNCE(**options)(**{**copies, "z1": copies["z1"].requires_grad_()})
+        with torch.no_grad():
+            copies[key][0] = copies[key][1]
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            value.backward()
+
+
+def test_draws_are_those_of_a_cpu_wherever_the_counter_is() -> None:
+    arguments = views(64, 16, torch.float64)
+    losses = [
+        hn.InfoNCE(num_negatives=5, reduction="none", generator=torch.Generator().manual_seed(3)) for _ in range(3)
+    ]
+    losses[1].cuda()
+    for _ in range(3):
+        on_host = losses[0](arguments["z1"].cpu(), arguments["z2"].cpu())
+        for loss in losses[1:]:
+            torch.testing.assert_close(loss(**arguments).cpu(), on_host)
