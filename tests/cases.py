@@ -55,7 +55,8 @@ class Case:
 
     def truth(self, constants: oracle.Result | None = None) -> oracle.Result:
         """The oracle's answer; ``constants``: as `oracle.info_nce` has it."""
-        known = {name: value for name, value in self.options.items() if name in KNOWN_BY_ORACLE}
+        known: dict[str, Any] = {"constants": constants}
+        known |= {name: value for name, value in self.options.items() if name in KNOWN_BY_ORACLE}
         arrays = {name: tensor.detach().double().numpy() if tensor.is_floating_point() else tensor.numpy()
                   for name, tensor in self.arguments.items()}  # fmt: skip
         draws = None
@@ -65,7 +66,7 @@ class Case:
             paired = z2 is not None and z2.ndim == 2 and in_batch == "both"
             shapes = [(2 * batch, k)] if paired else [(batch, k)] * (2 if symmetric else 1)
             draws = np.concatenate([torch.randint(1 << 62, s, generator=generator).numpy() for s in shapes])
-        return oracle.info_nce(**arrays, **known, **self.oracle_options, draws=draws, constants=constants)
+        return oracle.info_nce(**arrays, **known, **self.oracle_options, draws=draws)
 
     def matters(self, truth: oracle.Result) -> set[str]:
         """What this case is a test of: the settings and arguments without which the oracle's answer is another.
