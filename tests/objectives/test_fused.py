@@ -151,7 +151,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "both directions, banded": (TOWERS | {"hardening": (hn.Threshold(0.5), hn.Exponential(1.0))}, []),
     "both directions, learnt": (TOWERS | {"temperature": hn.Learnable(0.2), "hardening": hn.Exponential(1.3)}, []),
     "both directions, none": (TOWERS | {"reduction": "none", "hardening": hn.Exponential(2.0)}, []),
-    "both directions, number": (TOWERS | {"negative_count": "batch", "positive_in_denominator": False}, []),
+    "both directions, number": (TOWERS | {"negative_count": "batch", "hardening": hn.Threshold(0.5)}, []),
     "both directions, ring": (TOWERS | {"hardening": hn.Ring(0.3, 0.9)}, []),
     "both directions, labels": (TOWERS | {"supervision": "negatives"}, ["labels"]),
     "both directions and queue": (TOWERS | {"hardening": hn.Exponential(0.5)}, QUEUE),
