@@ -1,11 +1,15 @@
 """Random settings and inputs of the objective, drawn by hypothesis, with the oracle's answer to each."""
 
-from dataclasses import dataclass
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import oracle
 import torch
+from hypothesis import assume
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,9 +17,25 @@ import hardneg as hn
 
 KNOWN_BY_ORACLE = {
     "class_prior", "debias", "in_batch", "symmetric", "supervision", "combine_positives", "average", "negative_count",
-    "positive_in_denominator", "weight_range", "normalize", "temperature",
+    "positive_in_denominator", "weight_range", "normalize", "temperature", "grad_through_weights",
 }  # fmt: skip
 SEED = 7  # of the draws
+# What a setting, an argument or a part of the hardening is replaced with, to see whether it matters.
+WITHOUT_OPTION: dict[str, Any] = {
+    "class_prior": 0.0, "weight_range": None, "symmetric": False, "negative_count": "support", "average": "anchors",
+    "positive_in_denominator": True, "num_negatives": None, "debias": "hcl", "normalize": True,
+}  # fmt: skip
+WITHOUT_HARDENING: dict[str, Any] = {"beta": 0.0, "eta": None, "tau_threshold": None, "rings": (), "below": None}
+# Views of a batch: candidates in the batch, whether both towers are anchors, and the shape of z2.
+LAYOUTS = [
+    ("both", False, "two"), ("other", True, "two"), (None, False, "two"), ("other", False, "two"),
+    ("both", False, "several"), ("other", False, "several"), (None, False, "several"),
+    ("both", False, "one"), (None, False, "one"),
+]  # fmt: skip
+BANDS = [
+    (), ("ring",), ("threshold",), ("below",), ("ring", "threshold"), ("ring", "below"), ("threshold", "below"),
+    ("ring", "ring"), ("ring", "ring", "threshold", "below"),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,9 +53,10 @@ class Case:
             options["generator"] = torch.Generator().manual_seed(SEED)
         return hn.InfoNCE(**options)
 
-    def truth(self) -> oracle.Result:
-        """The oracle's answer."""
-        known = {name: value for name, value in self.options.items() if name in KNOWN_BY_ORACLE}
+    def truth(self, constants: oracle.Result | None = None) -> oracle.Result:
+        """The oracle's answer; ``constants``: as `oracle.info_nce` has it."""
+        known: dict[str, Any] = {"constants": constants}
+        known |= {name: value for name, value in self.options.items() if name in KNOWN_BY_ORACLE}
         arrays = {name: tensor.detach().double().numpy() if tensor.is_floating_point() else tensor.numpy()
                   for name, tensor in self.arguments.items()}  # fmt: skip
         draws = None
@@ -47,6 +68,47 @@ class Case:
             draws = oracle.drawn(seed, 0, anchors, k)
         return oracle.info_nce(**arrays, **known, **self.oracle_options, draws=draws)
 
+    def matters(self, truth: oracle.Result) -> set[str]:
+        """What this case is a test of: the settings and arguments without which the oracle's answer is another.
+
+        Also "valid" (an anchor has candidates and positives), "zero" (no anchor has), "floored", "unfloored" (debiased
+        anchors) and the form of several positives.
+        """
+        found = {"valid" if any(truth.valid) else "zero"}
+        for name, other in self._others():
+            without = other.truth()
+            if (without.losses, without.mean) != (truth.losses, truth.mean):
+                found.add(name)
+        if self.options["class_prior"] > 0 and any(truth.valid):
+            found |= {"floored" if floored else "unfloored" for floored in truth.floored}
+        if any(ok and len(scores) > 1 for ok, scores in zip(truth.valid, truth.positives, strict=True)):
+            found.add(self.options["combine_positives"])
+        return found
+
+    def _others(self) -> "Iterator[tuple[str, Case]]":
+        """This case without each of its settings and arguments."""
+        for name, value in WITHOUT_OPTION.items():
+            if self.options[name] != value:
+                yield name, replace(self, options=self.options | {name: value})
+        for name, value in WITHOUT_HARDENING.items():
+            if self.oracle_options.get(name, value) != value:
+                yield name, replace(self, oracle_options=self.oracle_options | {name: value})
+        for name in ("exclude", "negative_mask", "negative_labels"):
+            if name in self.arguments:
+                yield name, replace(self, arguments={k: v for k, v in self.arguments.items() if k != name})
+        if "negatives" in self.arguments:
+            kept = {k: v for k, v in self.arguments.items() if k in ("z1", "z2", "labels")}
+            yield "negatives", replace(self, arguments=kept)
+        if (labels := self.arguments.get("labels")) is not None:
+            unknown = torch.full_like(labels, oracle.UNKNOWN)
+            yield "labels", replace(self, arguments=self.arguments | {"labels": unknown})
+
+
+def check_reached(reached: Counter[str], least: Mapping[str, int]) -> None:
+    """Raise if fewer examples than these got through a test with a part that matters to the answer."""
+    short = {name: (reached[name], number) for name, number in least.items() if reached[name] < number}
+    assert not short, f"too few examples, (found, least): {short}; all: {dict(reached)}"
+
 
 def _softplus_weight(score: float) -> float:
     return float(np.logaddexp(0.0, score))
@@ -57,86 +119,96 @@ def _ramp_weight(score: float) -> float:
 
 
 @st.composite
-def cases(draw: st.DrawFn, custom: bool = True, integer: bool = False) -> Case:
-    """Any settings that go together. ``integer``: embeddings of small integers, with exact scores that often tie."""
-    batch, dim = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+def cases(draw: st.DrawFn, custom: bool = True, integer: bool = False, smooth: bool = False) -> Case:
+    """Any settings that go together, mostly such that each of them matters to the loss.
+
+    ``integer``: embeddings of small integers, with exact scores that often tie. ``smooth``: no row is zero and no
+    weight has a corner, so that the loss has a gradient almost everywhere.
+    """
+    # Uniform choices: hypothesis prefers simple and repeated ones, to which few settings matter.
+    seed = draw(st.integers(0, 2**20))
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+
+    def some(*values: Any) -> Any:
+        return chance.choice(values)
+
+    batch, dim = some(3, 2, 4, 5, 5, 4, *(() if smooth else (1,))), some(3, 2, 4, 5, 4, *(() if smooth else (1,)))
 
     def embeddings(*shape: int) -> Tensor:
         if integer:
             return torch.randint(-1, 2, shape, generator=generator).double()
         z = torch.randn(*shape, generator=generator, dtype=torch.float64)
-        if draw(st.booleans()):
+        if not smooth and some(*[False] * 7, True):
             z.view(-1, shape[-1])[0] = 0
         return z
 
-    in_batch = draw(st.sampled_from(["both", "other", None]))
-    supervision = draw(st.sampled_from(["none", "positives", "negatives", "full"]))
-    kinds = ["two", "several"] + (["one"] if supervision in ("positives", "full") and in_batch != "other" else [])
-    kind = draw(st.sampled_from(kinds))
+    in_batch, symmetric, kind = some(*LAYOUTS)
+    supervision = some("positives", "full") if kind == "one" else some("none", "positives", "negatives", "full")
     arguments = {"z1": embeddings(batch, dim)}
     if kind == "two":
         arguments["z2"] = embeddings(batch, dim)
     elif kind == "several":
-        arguments["z2"] = embeddings(batch, draw(st.integers(1, 3)), dim)
-    labels = st.lists(st.integers(-1, 2), min_size=batch, max_size=batch)
+        arguments["z2"] = embeddings(batch, some(2, 3, 1), dim)
     if supervision != "none":
-        arguments["labels"] = torch.tensor(draw(labels))
-    if in_batch is None or draw(st.booleans()):
-        per_anchor, count = draw(st.booleans()), draw(st.integers(1, 6))
+        arguments["labels"] = torch.randint(-1, 2, (batch,), generator=generator)
+    if in_batch is None or some(True, False):
+        per_anchor, count = some(True, False), some(6, 5, 4, 8, 3, 2)
         arguments["negatives"] = embeddings(batch, count, dim) if per_anchor else embeddings(count, dim)
-        if draw(st.booleans()):
-            shape = draw(st.sampled_from([(batch,), (batch, 0), (batch, 1), (batch, 3)]))
+        if some(True, False):
+            shape = some((batch, 1), (batch,), (batch, 2), (batch, 0))
             arguments["exclude"] = torch.randint(count, shape, generator=generator)
-        if draw(st.booleans()):
+        if some(True, False):
             arguments["negative_mask"] = torch.rand(batch, count, generator=generator) < 0.7
         if supervision in ("negatives", "full"):
             shape = (batch, count) if per_anchor else (count,)
             arguments["negative_labels"] = torch.randint(-1, 3, shape, generator=generator)
 
     # With exact scores the bands fall between them, so that no rounding decides.
-    temperature = 1.0 if integer else draw(st.sampled_from([0.05, 0.2, 0.5, 2.0]))
+    temperature = 1.0 if integer else some(0.5, 1.0, 0.2, 2.0, 0.05)
     hardening: list[hn.Hardening] = []
     known: dict[str, Any] = {}
-    tilt = draw(st.sampled_from(["none", "exponential"] + (["custom"] if custom else [])))
+    tilt = some("exponential", "none", "exponential", *(["custom"] if custom else []))
     if tilt == "exponential":
-        known["beta"] = draw(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.7]))
+        known["beta"] = some(1.0, 0.5, 2.0, 3.7, 0.0)
         hardening.append(hn.Exponential(known["beta"]))
     elif tilt == "custom":
-        if draw(st.booleans()):
+        if smooth or some(True, False):
             known["eta"] = _softplus_weight
             hardening.append(hn.Custom(lambda s: torch.logaddexp(s, torch.zeros_like(s))))
         else:
             known["eta"] = _ramp_weight
             hardening.append(hn.Custom(lambda s: s.relu()))
-    if draw(st.booleans()):
-        tau = float(np.exp(draw(st.sampled_from([-0.55, -0.15, 0.05])) / temperature))
+    bands = some(*BANDS)
+    known["rings"] = tuple(some((0.0, 0.5), (0.3, 1.0), (0.5, 0.8), (0.9, 0.99)) for band in bands if band == "ring")
+    hardening += [hn.Ring(*ring) for ring in known["rings"]]
+    if "threshold" in bands:
+        tau = float(np.exp(some(-0.55, -0.15, 0.05) / temperature))
         known["tau_threshold"] = tau
         hardening.append(hn.Threshold(tau))
-    rings = draw(st.lists(st.sampled_from([(0.0, 0.5), (0.3, 1.0), (0.5, 0.8), (0.9, 0.99)]), max_size=2))
-    known["rings"] = tuple(rings)
-    hardening += [hn.Ring(*ring) for ring in rings]
-    if draw(st.booleans()):
+    if "below" in bands:
         # Never exactly the positive's score: with labels a candidate may be that positive.
-        known["below"] = draw(st.sampled_from([("margin", 0.35), ("margin", -0.35), ("relative", 0.95)]))
+        known["below"] = some(("margin", -0.35), ("margin", 0.35), ("relative", 0.95))
         kind_of_limit, amount = known["below"]
         hardening.append(hn.BelowPositive(**{kind_of_limit: amount}))
 
-    combine = draw(st.sampled_from(["mean_of_logs", "log_of_mean", "in_denominator"]))
+    combine = some("mean_of_logs", "log_of_mean", "in_denominator")
     options = {
         "temperature": temperature,
-        "hardening": tuple(draw(st.permutations(hardening))),
-        "class_prior": draw(st.sampled_from([0.0, 0.1, 0.4])),
-        "debias": draw(st.sampled_from(["hcl", "exact"])),
+        "hardening": tuple(chance.sample(hardening, len(hardening))),
+        "class_prior": some(0.05, 0.0, 0.15, 0.0, 0.4),
+        "debias": some("hcl", "exact"),
         "in_batch": in_batch,
-        "symmetric": in_batch == "other" and kind == "two" and draw(st.booleans()),
+        "symmetric": symmetric,
         "supervision": supervision,
         "combine_positives": combine,
-        "average": draw(st.sampled_from(["anchors", "pairs"])),
-        "negative_count": draw(st.sampled_from(["support", "batch", 37.5])),
-        "positive_in_denominator": combine == "in_denominator" or draw(st.booleans()),
-        "num_negatives": draw(st.sampled_from([None, None, 4])),
-        "weight_range": draw(st.sampled_from([None, 2.0])),
-        "normalize": not integer and draw(st.booleans()),
+        "average": some("anchors", "pairs"),
+        "negative_count": some("support", "batch", 37.5),
+        "positive_in_denominator": combine == "in_denominator" or some(True, False, True),
+        "num_negatives": some(None, None, 4),
+        "weight_range": some(None, 2.0) if tilt != "none" else some(None, None, None, 2.0),
+        "normalize": not integer and some(True, False, True),
     }
-    return Case(options, arguments, known)
+    case = Case(options, arguments, known)
+    # Few cases in which no anchor has both candidates and positives: test_degenerate has its own.
+    assume(some(*[False] * 15, True) or any(case.truth().valid))
+    return case

@@ -19,6 +19,10 @@ class Result(NamedTuple):
     support: list[list[int]]
     mean: float
     total: float
+    negatives: list[list[float]]  # scores of the support
+    positives: list[list[float]]  # scores
+    log_weights: list[tuple[list[float], list[float]]]  # of the support and of the positives
+    factor: float  # by which scores are rescaled inside the weights
 
 
 class Sample(NamedTuple):
@@ -169,8 +173,14 @@ def info_nce(
     draws: np.ndarray | None = None,
     weight_range: float | None = None,
     normalize: bool = True,
+    constants: Result | None = None,
+    grad_through_weights: bool = True,
 ) -> Result:
-    """Compute the objective of METHODS.md section 1 anchor by anchor."""
+    """Compute the objective of METHODS.md section 1 anchor by anchor.
+
+    constants: an earlier result with the same support: what carries no gradient is taken from it, the factor of
+    weight_range and, without grad_through_weights, all weights. So differences of values are those of the gradient.
+    """
     size = len(z1)
     if in_batch not in ("both", "other", None) or supervision not in ("none", "positives", "negatives", "full"):
         raise ValueError(f"in_batch={in_batch!r}, supervision={supervision!r}")
@@ -222,12 +232,12 @@ def info_nce(
     for queries, batch_columns, pool in directions:
         for query in queries:
             i = query.instance
-            positives = []
+            positive_scores = []
             for other in pool:
                 is_itself = other.instance == i and other.view == query.view
                 by_label = supervision in ("positives", "full") and same_label(query, other)
                 if not is_itself and (other.instance == i or by_label):
-                    positives.append(score(query, other))
+                    positive_scores.append(score(query, other))
             columns = batch_columns + given[i]
             excluded = set() if exclude is None else {int(n) for n in np.atleast_1d(exclude[i])}
             eligible, batch_count = [], 0
@@ -242,19 +252,23 @@ def info_nce(
                 if supervision in ("negatives", "full") and same_label(query, other):
                     continue
                 eligible.append(column)
-            anchors.append(Anchor(positives, [score(query, other) for other in columns], eligible, batch_count))
+            anchors.append(Anchor(positive_scores, [score(query, other) for other in columns], eligible, batch_count))
 
     # weight_range rescales the scores inside the weights only, by one factor for the whole call.
     factor = 1.0
     if weight_range is not None:
         largest = max((abs(a.scores[j]) for a in anchors for j in a.eligible), default=0.0)
         factor = weight_range / largest if largest > 0 else 1.0
+    if constants is not None:
+        factor = constants.factor
 
     def log_weight(s: float) -> float:
         return beta * (s * factor) if eta is None else log_or_minus_inf(eta(s * factor))
 
     log_floor = -1 / temperature if normalize else math.log(np.finfo(np.float64).tiny)
     losses, valid, floored, supports = [], [], [], []
+    negative_scores: list[list[float]] = []
+    log_weights: list[tuple[list[float], list[float]]] = []
     for number, anchor in enumerate(anchors):
         p, s = anchor.positives, anchor.scores
         # All rings rank the same eligible columns: percentiles come before other bands, and bands intersect.
@@ -279,15 +293,19 @@ def info_nce(
         if draws is not None and support:
             support = [support[int(draw) % len(support)] for draw in draws[number]]
         supports.append(support)
+        s_neg = [s[column] for column in support]
+        w_neg = [log_weight(value) for value in s_neg]
+        w_pos = [log_weight(value) for value in p]
+        if constants is not None and not grad_through_weights:
+            w_neg, w_pos = constants.log_weights[number]
+        negative_scores.append(s_neg)
+        log_weights.append((w_neg, w_pos))
 
         valid.append(bool(support) and bool(p))
         if not valid[-1]:
             losses.append(0.0)
             floored.append(False)
             continue
-        s_neg = [s[column] for column in support]
-        w_neg = [log_weight(value) for value in s_neg]
-        w_pos = [log_weight(value) for value in p]
         log_g, was_floored = log_debiased(w_neg, s_neg, w_pos, p, class_prior, debias, log_floor)
         counts = {"support": len(support), "batch": anchor.batch_count}
         count = counts[negative_count] if isinstance(negative_count, str) else negative_count
@@ -303,4 +321,6 @@ def info_nce(
             weight = len(anchor.positives) if average == "pairs" else 1
             total += weight * loss
             divisor += weight
-    return Result(losses, valid, floored, supports, total / divisor if divisor else 0.0, total)
+    mean = total / divisor if divisor else 0.0
+    positives = [anchor.positives for anchor in anchors]
+    return Result(losses, valid, floored, supports, mean, total, negative_scores, positives, log_weights, factor)

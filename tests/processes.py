@@ -62,7 +62,7 @@ def run(name: str, rows: slice, gather: bool, backend: str) -> dict[str, Tensor]
     z1, z2 = (whole[view][rows].clone().requires_grad_() for view in ("z1", "z2"))
     extra = {key: whole[key] if key == "negatives" else whole[key][rows] for key in names}
     value = loss(z1, z2, **extra)
-    (value.mean() if value.dim() else value).backward()
+    value.sum().backward()
     found = {"loss": value.detach(), "z1": z1.grad, "z2": z2.grad}
     if isinstance(loss.temperature, hn.Learnable):
         found["temperature"] = loss.temperature.log_value.grad

@@ -34,6 +34,11 @@ def test_ring_anneals_from_all_but_the_closest_to_the_papers_ring() -> None:
         assert loss.hardening[0].at(loss.progress).percentiles() == pytest.approx((lower, upper))
 
 
+def test_ring_annealing_ends_after_a_third_of_training() -> None:
+    shares = [hn.RingAnneal().at(epoch / 300) for epoch in (0, 50, 99, 100, 101, 300)]
+    assert shares == pytest.approx([1.0, 0.55, 0.109, 0.1, 0.1, 0.1])
+
+
 def test_hscl_threshold_moves_as_equation_4() -> None:
     loss = hn.hscl_threshold(-0.5, 0.1, temperature=0.5)
     for epoch in (1, 50, 200):

@@ -228,6 +228,15 @@ def test_equal_weights_have_the_law_of_none() -> None:
     assert same_law(laws[0], laws[1]) > 1e-4
 
 
+def test_a_depth_first_walk_goes_back_from_a_dead_end() -> None:
+    # From 0 to a leaf, back, and on to the other; the rest of the graph cannot be reached from there.
+    neighbors = torch.tensor([[1, 2], [0, 0], [0, 0], [4, 5], [5, 3], [3, 4], [7, 8], [8, 6], [6, 7]])
+    batches = [walk(Terrain(neighbors), 3, generator("cpu", seed), "depth-first") for seed in range(60)]
+    from_the_root = [batch for batch in batches if batch[0] == 0]
+    assert len(from_the_root) >= 3
+    assert {tuple(batch) for batch in from_the_root} == {(0, 1, 2), (0, 2, 1)}
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_graph_gives_as_many_distinct_nodes_as_asked_for(data: st.DataObject) -> None:

@@ -20,7 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "threshold": {"hardening": hn.Threshold(1.0)},
     "ring": {"hardening": hn.Ring(0.5, 0.95)},
     "ring and tilt": {"hardening": (hn.Ring(0.2, 0.9), hn.Exponential(2.0))},
-    "below positive": {"hardening": hn.BelowPositive(0.1)},
+    "below positive": {"hardening": hn.BelowPositive(1.0)},
     "labels": {"supervision": "full", "hardening": hn.Exponential(1.0)},
     "other": {"in_batch": "other", "symmetric": True},
     "detached": {"hardening": hn.Exponential(1.0), "grad_through_weights": False},
