@@ -67,7 +67,7 @@ def run(name: str, rows: slice, gather: bool, backend: str) -> dict[str, Tensor]
     if isinstance(loss.temperature, hn.Learnable):
         found["temperature"] = loss.temperature.log_value.grad
     again = loss(z1, z2, **extra)
-    first = torch.autograd.grad(again.mean() if again.dim() else again, (z1, z2), create_graph=True)
+    first = torch.autograd.grad(again.sum(), (z1, z2), create_graph=True)
     second = torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (z1, z2))
     found |= {"second z1": second[0], "second z2": second[1]}
     return {key: tensor for key, tensor in found.items() if tensor is not None}

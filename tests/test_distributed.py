@@ -36,7 +36,7 @@ def test_processes_together_equal_one(found: tuple[list[int], Found], name: str,
         assert alone[view].abs().max() > 1e-3
         together = torch.cat([part[view] for part in parts]) / factor
         assert_close(together, alone[view], rtol=1e-6, atol=1e-9)
-        squared = torch.cat([part[f"second {view}"] for part in parts]) / len(sizes) ** 2
+        squared = torch.cat([part[f"second {view}"] for part in parts]) / factor**2
         assert float(alone[f"second {view}"].norm()) > 1e-6
         assert_close(squared, alone[f"second {view}"], rtol=1e-6, atol=1e-9)
     if "temperature" in alone:
