@@ -1,5 +1,7 @@
 """Sets of images: one uint8 tensor where memory allows, decoded on demand where it does not."""
 
+import hashlib
+import io
 import os
 import sys
 import warnings
@@ -34,6 +36,8 @@ class ImageSet:
         labels: (N,) int64 on the same device, −1 where unknown; None if there are none.
         classes: the name of each label; empty without labels.
         name: what reports call the set.
+        ids: (N,) int64 on the CPU, a hash of each image as it is stored, before any resizing; None if not read from a
+            source.
 
     Examples:
         >>> images = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1, -1]), ("cat", "dog"))
@@ -45,6 +49,7 @@ class ImageSet:
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
     name: str = "images"
+    ids: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.images.dim() != 4 or self.images.dtype != torch.uint8 or not self.images.is_contiguous():
@@ -71,7 +76,8 @@ class ImageSet:
         rows = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)  # (n,)
         checks.in_range("indices", rows, len(self))
         labels = None if self.labels is None else self.labels[rows]
-        return replace(self, images=self.images[rows], labels=labels)
+        ids = None if self.ids is None else self.ids[rows.cpu()]
+        return replace(self, images=self.images[rows], labels=labels, ids=ids)
 
 
 class EncodedImages(Protocol):
@@ -212,26 +218,44 @@ def survey(encoded: EncodedImages, size: int | None, broken: Broken) -> tuple[in
 
 def decode_all(
     encoded: EncodedImages, shape: tuple[int, int, int], size: int | None, broken: Broken
-) -> tuple[Tensor, Tensor]:
-    """All sound images (n, C, H, W) and their indices (n,); the others are added to ``broken``."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All sound images (n, C, H, W), their indices (n,) and their ids (n,); the others are added to ``broken``."""
     required("PIL.Image", PILLOW)
     images = torch.empty(len(encoded), *shape, dtype=torch.uint8)  # (N, C, H, W)
     sound: list[int] = []
+    ids: list[int] = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for start in progress(range(0, len(encoded), _CHUNK), f"decoding {broken.name}"):
-            futures: dict[int, Future[Tensor]] = {}
+            futures: dict[int, Future[tuple[Tensor, int]]] = {}
             for index in range(start, min(start + _CHUNK, len(encoded))):
                 try:
-                    futures[index] = pool.submit(decode, encoded.open(index), shape, size)
+                    futures[index] = pool.submit(_decode_with_id, encoded.open(index), shape, size)
                 except Exception as error:
                     broken.add(index, encoded.place(index), error)
             for index, future in futures.items():
                 try:
-                    images[len(sound)] = future.result()
+                    images[len(sound)], content = future.result()
                     sound.append(index)
+                    ids.append(content)
                 except Exception as error:
                     broken.add(index, encoded.place(index), error)
-    return images[: len(sound)], torch.tensor(sound, dtype=torch.int64)
+    return images[: len(sound)], torch.tensor(sound, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64)
+
+
+def _decode_with_id(file: BinaryIO, shape: tuple[int, int, int], size: int | None) -> tuple[Tensor, int]:
+    with file:
+        data = file.read()
+    return decode(io.BytesIO(data), shape, size), content_id(data)
+
+
+def content_id(data: Any) -> int:
+    """A 64-bit hash of bytes, or of a contiguous array, as a signed number: the same on every machine.
+
+    Examples:
+        >>> content_id(b"image") == content_id(np.frombuffer(b"image", np.uint8)) != content_id(b"other")
+        True
+    """
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def decode(file: BinaryIO, shape: tuple[int, int, int], size: int | None) -> Tensor:
