@@ -40,6 +40,7 @@ _KINDS = (
 )
 _PYARROW = 'pip install "hardneg[mine]"'
 _DATASETS = "pip install datasets"
+IN_MEMORY = 4 * 2**30  # bytes of decoded images
 _MOST_CLASSES = 1 << 20  # that may go by numbers alone
 
 
@@ -48,7 +49,7 @@ def load_images(
     split: str = "train",
     size: int | None = None,
     labels: bool = False,
-    in_memory: int = 4 * 2**30,
+    in_memory: int = IN_MEMORY,
 ) -> ImageSet | StreamedImages:
     """Images from wherever they are, always in the same order.
 
@@ -93,7 +94,7 @@ def _load(source: str | Path, split: str, size: int | None, in_memory: int) -> I
     return _resized(replace(found, ids=ids), size)
 
 
-def find(source: str | Path, split: str, in_memory: int) -> "ImageSet | Found":
+def find(source: str | Path, split: str, in_memory: int = IN_MEMORY) -> "ImageSet | Found":
     """What a source holds of a split: arrays, or images still to be decoded; arguments as for `load_images`."""
     if source == "digits":
         return _digits(split)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain
 from types import ModuleType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,27 @@ _GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 _ORIENTATION = 0x0112  # the EXIF tag
 
 
+@dataclass(frozen=True)
+class Division:
+    """How a source was divided into what a run trains on and what it is tested on; a run records it.
+
+    Args:
+        test: what the source calls its test part, or ``HELD_OUT``, ``NO_TEST`` (nothing has a label) or ``UNKNOWN``.
+        images: number of images trained on.
+        fingerprint: hash of them in their order, and of their labels.
+        held_out: ids of the images that were held out of the training part, ascending.
+    """
+
+    HELD_OUT: ClassVar[str] = "held out"
+    NO_TEST: ClassVar[str] = "none"
+    UNKNOWN: ClassVar[str] = "unknown"
+
+    test: str = UNKNOWN
+    images: int = 0
+    fingerprint: str = ""
+    held_out: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class ImageSet:
     """Images in memory, on any device; an image is known by its row.
@@ -38,6 +59,7 @@ class ImageSet:
         name: what reports call the set.
         ids: (N,) int64 on the CPU, a hash of each image as it is stored, before any resizing; None if not read from a
             source.
+        division: of the source, if this is a part of it that `load_split` made.
 
     Examples:
         >>> images = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1, -1]), ("cat", "dog"))
@@ -50,6 +72,7 @@ class ImageSet:
     classes: tuple[str, ...] = ()
     name: str = "images"
     ids: Tensor | None = None
+    division: Division | None = None
 
     def __post_init__(self) -> None:
         if self.images.dim() != 4 or self.images.dtype != torch.uint8 or not self.images.is_contiguous():
@@ -130,7 +153,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
     """Images too many for memory: item i is (i, image) with a uint8 image (C, H, W), decoded on demand.
 
     An image that turns out to be broken is replaced by the next sound one, which comes with its own index: read labels
-    by the index that an item carries.
+    by the index that an item carries. ``division`` is as in `ImageSet`.
 
     Args:
         encoded: the image files.
@@ -170,6 +193,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
         self.encoded, self.shape, self.size = encoded, shape, size
         self.labels, self.classes, self.name = labels, classes, name
         self.broken = Broken(len(encoded), name) if broken is None else broken
+        self.division: Division | None = None
 
     def __len__(self) -> int:
         return len(self.broken.flags)
