@@ -176,7 +176,7 @@ def test_a_recorded_division_is_kept_when_images_come_and_go(tmp_path: Path) -> 
         next(source.glob(f"*/{tone:04}.png")).unlink()
     photos(source, {"a": range(150, 160), "c": range(160, 170)})
     with pytest.warns(
-        UserWarning, match=r"all has changed since the run was trained \(80 training images then, 99 now"
+        UserWarning, match=r"all has changed since the run was trained \(80 training samples then, 99 now"
     ):
         later_train = set(tones(source, "train", division=recorded))
     with pytest.warns(UserWarning, match=r"19 of the 20 images that were held out are left"):

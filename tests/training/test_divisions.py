@@ -81,7 +81,9 @@ def test_a_changed_folder_does_not_move_trained_images_into_the_test(
     assert evaluated == [learnt, held_out]
     add(photos, "class0", range(200, 203))
     next(photos.glob(f"*/{min(held_out):03}.png")).unlink()
-    with pytest.warns(UserWarning, match=r"photos has changed since the run was trained \(80 training images then, 83"):
+    with pytest.warns(
+        UserWarning, match=r"photos has changed since the run was trained \(80 training samples then, 83"
+    ):
         evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
     assert evaluated[2:] == [learnt | {200, 201, 202}, held_out - {min(held_out)}]
     # Also where the source is named anew, and in the report.

@@ -122,8 +122,10 @@ def difference(recorded: Division, now: Division) -> str:
     """What has changed between two divisions, as the rest of a sentence; empty if nothing has."""
     if recorded.test == Division.UNKNOWN or recorded.fingerprint == now.fingerprint:
         return ""
-    counts = f"{recorded.images} training images then, {now.images} now"
-    return f"has changed since the run was trained ({counts}, or others, or other labels)"
+    told = f"{recorded.images} training samples then, {now.images} now"
+    if recorded.images == now.images:
+        told = f"{now.images} training samples as then, but not the same, in another order, or with other labels"
+    return f"has changed since the run was trained ({told})"
 
 
 def comparable(train: ImageSet | StreamedImages, test: ImageSet | StreamedImages) -> ImageSet | StreamedImages:
