@@ -218,6 +218,66 @@ def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
     assert in_memory(tmp_path, size=8).images.shape == (7, 3, 8, 8)
 
 
+def linked(link: Path, target: Path | str) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        link.symlink_to(target)
+    except OSError:
+        pytest.skip("links cannot be made here")
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [("self", "."), ("self", "../animals"), ("up", ".."), ("dog/more", "../cat"), ("dog/again", "../../animals"),
+     ("cats", "cat"), ("dog/copy.png", "../cat/0000.png")],
+)  # fmt: skip
+def test_a_link_back_into_the_folder_is_not_followed(link: str, target: str, tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "animals")
+    Image.fromarray(PIXELS[0]).save(tmp_path / "beside.png")
+    linked(source / link, target)
+    with pytest.warns(UserWarning, match=rf"animals: not followed, .* there already: .*{Path(link).name}"):
+        images = in_memory(source)
+    assert_close(images.images, torch.from_numpy(PIXELS).permute(0, 3, 1, 2))
+    assert images.labels is not None
+    assert (images.labels.tolist(), images.classes) == (LABELS.tolist(), CLASSES)
+
+
+def test_links_to_folders_and_files_elsewhere_are_followed(tmp_path: Path) -> None:
+    elsewhere = write_folder(tmp_path / "elsewhere")
+    source = tmp_path / "animals"
+    linked(source / "cat", elsewhere / "cat")
+    for number in (3, 4, 5):  # as git-annex keeps files: in a hidden folder
+        path = source / ".store" / f"{number:04}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes((elsewhere / "dog" / f"{number:04}.png").read_bytes())
+        linked(source / "dog" / f"{number:04}.png", f"../.store/{number:04}")
+    images = in_memory(source)
+    assert_close(images.images, torch.from_numpy(PIXELS).permute(0, 3, 1, 2))
+    assert images.labels is not None
+    assert (images.labels.tolist(), images.classes) == (LABELS.tolist(), CLASSES)
+    linked(tmp_path / "link", source)
+    assert len(load_images(tmp_path / "link")) == 6
+
+
+def test_a_file_that_two_links_lead_to_is_read_once(tmp_path: Path) -> None:
+    elsewhere = write_folder(tmp_path / "elsewhere")
+    linked(elsewhere / "cat" / "loop", elsewhere)  # a loop that begins outside
+    linked(tmp_path / "animals" / "cat", elsewhere / "cat")
+    linked(tmp_path / "animals" / "dog", elsewhere / "dog")
+    linked(tmp_path / "animals" / "zoo", elsewhere / "dog")
+    with pytest.warns(UserWarning, match=r"not followed.*zoo"):
+        images = in_memory(tmp_path / "animals")
+    assert_close(images.images, torch.from_numpy(PIXELS).permute(0, 3, 1, 2))
+    assert images.classes == CLASSES
+
+
+def test_a_link_in_a_folder_of_parquet_does_not_double_its_files(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "set" / "a.parquet")
+    linked(tmp_path / "set" / "0", ".")
+    linked(tmp_path / "set" / "0.parquet", "a.parquet")
+    assert len(load_images(tmp_path / "set")) == 6
+
+
 def hundreds(folder: Path, broken: int) -> Path:
     """300 JPEGs, the first few of them cut short."""
     for number in range(300):
@@ -309,6 +369,8 @@ def test_npz_is_resized_on_request(tmp_path: Path) -> None:
         ),
         ({"images": PIXELS, "labels": LABELS.astype(object)}, {}, r"cannot be read \(Object arrays.*plain arrays"),
         ({"images": PIXELS}, {"labels": True}, r"labels=True, but .* has no labels.*an array 'labels'"),
+        ({"train_images": PIXELS, "labels": LABELS}, {}, r"'labels' .* for split='train': call them 'train_labels'"),
+        ({"images": PIXELS, "train_labels": LABELS}, {}, r"'train_labels' .* for split='train': call them 'labels'"),
         ({"images": PIXELS}, {"in_memory": 100}, r"above in_memory=100, and .npz cannot be streamed: raise in_memory"),
         ({"train_images": PIXELS}, {"split": "val"}, r"split='val' is not in .*: it has 'train'; pass one of them"),
         ({"x": PIXELS}, {}, r"needs 'images' or 'train_images', got x"),
@@ -358,6 +420,84 @@ def test_a_missing_label_is_unknown(tmp_path: Path) -> None:
     assert images.labels.tolist() == [0, -1, 1, 1, -1, 0]
 
 
+def stringly(path: Path, labels: Any, column: str = "label", metadata: Any = None) -> Path:
+    """Parquet with this array of labels and as many images."""
+    arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
+    import pyarrow.parquet
+
+    pixels = [png(PIXELS[number % 6]) for number in range(len(labels))]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = arrow.table({"image": arrow.array(pixels, arrow.binary()), column: labels})
+    pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), path)
+    return path
+
+
+NAMES = ["dog", "cat", None, "dog", "", "ant"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers", "classes"),
+    [
+        (lambda pa: pa.array(NAMES), [2, 1, -1, 2, -1, 0], ("ant", "cat", "dog")),
+        (lambda pa: pa.array(NAMES, pa.large_string()), [2, 1, -1, 2, -1, 0], ("ant", "cat", "dog")),
+        (lambda pa: pa.array(NAMES).dictionary_encode(), [2, 1, -1, 2, -1, 0], ("ant", "cat", "dog")),
+        (lambda pa: pa.array([True, False, None]), [1, 0, -1], ("false", "true")),
+        # What pandas makes of integers with gaps.
+        (lambda pa: pa.array([2.0, float("nan"), None, 0.0]), [2, -1, -1, 0], ("0", "1", "2")),
+        (lambda pa: pa.array([3, 0], pa.uint8()), [3, 0], ("0", "1", "2", "3")),
+    ],
+)
+def test_labels_of_every_kind_become_classes(labels: Any, numbers: list[int], classes: Any, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
+    images = in_memory(stringly(tmp_path / "set.parquet", labels(arrow)), labels=True)
+    assert images.labels is not None
+    assert (images.labels.tolist(), images.classes) == (numbers, classes)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "saved", "hub"])
+def test_named_labels_have_one_number_in_all_splits(kind: str, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
+    source: Path | str = tmp_path / "set"
+    files = {"train": str(stringly(tmp_path / "set" / "train.parquet", arrow.array(["cat", "ant"])))}
+    files["test"] = str(stringly(tmp_path / "set" / "test.parquet", arrow.array(["dog", "cat"])))
+    if kind != "parquet":
+        datasets = pytest.importorskip("datasets", reason="saved datasets need pip install datasets")
+    if kind == "hub":
+        source = f"hf:{source}"
+    if kind == "saved":
+        splits = {name: datasets.Dataset.from_parquet(file) for name, file in files.items()}
+        source = tmp_path / "saved"
+        datasets.DatasetDict(splits).save_to_disk(str(source))
+    train, test = (in_memory(source, split=split) for split in ("train", "test"))
+    assert train.classes == test.classes == ("ant", "cat", "dog")
+    assert train.labels is not None
+    assert test.labels is not None
+    assert (train.labels.tolist(), test.labels.tolist()) == ([1, 0], [2, 1])
+
+
+def test_labels_that_name_no_classes_are_reported(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
+    for labels in (arrow.array([0.5, 1.0]), arrow.array([[1], [2]])):
+        with pytest.warns(UserWarning, match=r"column 'label' of .*set.parquet holds (double|list.*), which name"):
+            images = in_memory(stringly(tmp_path / "set.parquet", labels))
+        assert images.labels is None
+
+
+def test_shards_that_disagree_on_the_labels_are_refused(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
+    stringly(tmp_path / "set" / "0.parquet", arrow.array(["a"]), column="caption")
+    stringly(tmp_path / "set" / "1.parquet", arrow.array([1]))
+    with pytest.raises(ValueError, match=r"1.parquet .*label.* differ from those of .*0.parquet"):
+        load_images(tmp_path / "set")
+
+
+@pytest.mark.parametrize("notes", ["[]", "{", '{"info": {"features": [1]}}', '{"info": {"features": {"label": 3}}}'])
+def test_malformed_notes_in_a_file_are_passed_over(notes: str, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
+    path = stringly(tmp_path / "set.parquet", arrow.array([0, 1]), metadata={"huggingface": notes})
+    assert in_memory(path).classes == ("0", "1")
+
+
 def test_many_shards_keep_their_order_when_streamed(tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="streaming parquet needs pip install datasets")
     for shard in range(12):
@@ -394,6 +534,39 @@ def test_parquet_may_name_image_files_beside_it(tmp_path: Path) -> None:
     kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
     pyarrow.parquet.write_table(arrow.table({"image": arrow.array(rows, kind)}), tmp_path / "set.parquet")
     assert_close(in_memory(tmp_path / "set.parquet").images, torch.from_numpy(PIXELS).permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("way", ["absolute", "dots", "link"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "saved", "hub"])
+def test_a_row_opens_no_file_outside_the_folder_of_the_data(kind: str, way: str, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
+    import pyarrow.parquet
+
+    secret = tmp_path / "secret.png"
+    Image.fromarray(PIXELS[0]).save(secret)
+    folder = tmp_path / "set"
+    folder.mkdir()
+    path = {"absolute": str(secret), "dots": "../secret.png", "link": "inside.png"}[way]
+    struct = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
+    rows = arrow.array([{"bytes": None, "path": path}] * 2, struct)
+    pyarrow.parquet.write_table(arrow.table({"image": rows}), folder / "train.parquet")
+    source: Path | str = folder / "train.parquet"
+    if kind != "parquet":
+        datasets = pytest.importorskip("datasets", reason="arrow needs pip install datasets")
+    if kind == "hub":
+        source = f"hf:{folder}"
+    if kind in ("arrow", "saved"):
+        source = folder / "saved"
+        made = datasets.Dataset(arrow.table({"image": rows}))
+        with pytest.MonkeyPatch.context() as patch:  # an honest library would put the file's bytes in
+            patch.setattr("datasets.arrow_dataset.embed_table_storage", lambda table, **options: table)
+            made.save_to_disk(str(source))
+        source = next(source.glob("*.arrow")) if kind == "arrow" else source
+    if way == "link":
+        linked((source if kind == "saved" else Path(str(source).removeprefix("hf:")).parent
+                if kind != "hub" else folder) / "inside.png", secret)  # type: ignore[operator]  # fmt: skip
+    with pytest.raises(ValueError, match=r"outside .*: store the bytes of the image, or move it below that folder"):
+        load_images(source)
 
 
 def test_parquet_without_images_or_in_pieces_is_refused(tmp_path: Path) -> None:

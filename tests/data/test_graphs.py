@@ -6,13 +6,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.testing import assert_close
 
 pytest.importorskip("torch_geometric", reason='needs pip install "hardneg[graph]"')
@@ -65,6 +65,51 @@ def test_a_batch_can_be_taken_apart() -> None:
         original = graphs[int(graph.index)]
         assert_close(graph.x, original.x)
         assert_close(graph.edge_index, original.edge_index)
+
+
+def with_attributes() -> list[Data]:
+    graphs = drawn([3, 0, 5, 1])
+    for graph in graphs:
+        nodes, edges = int(graph.num_nodes), graph.edge_index.shape[1]
+        graph.pos, graph.z = torch.randn(nodes, 3), torch.arange(nodes)
+        graph.edge_weight, graph.bond = torch.rand(edges), torch.randint(4, (edges, 2))
+    return graphs
+
+
+def test_attributes_of_nodes_and_edges_come_along() -> None:
+    graphs = with_attributes()
+    made = GraphSet.of(graphs)
+    index = torch.tensor([2, 1, 0, 3, 2])
+    batch = made.to("cpu").batch(index)
+    for number, cut, single in zip(index.tolist(), batch.to_data_list(), [made[int(i)] for i in index], strict=True):
+        for name in ("x", "edge_attr", "pos", "z", "edge_weight", "bond"):
+            assert_close(getattr(cut, name), getattr(graphs[number], name))
+            assert_close(getattr(single, name), getattr(graphs[number], name))
+
+
+def test_nodes_that_differ_in_an_attribute_are_no_twins() -> None:
+    star = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 0, 1, 2], [1, 2, 0, 0]]))
+    assert GraphSet.of([star]).twins(2).tolist() == [0, 1, 1]
+    star.z = torch.tensor([6, 1, 8])
+    assert GraphSet.of([star]).twins(2).tolist() == [0, 1, 2]
+
+
+def test_what_a_set_cannot_hold_is_named() -> None:
+    graphs = with_attributes()
+    for graph in graphs:
+        graph.smiles, graph.face = "C", torch.zeros(3, 1, dtype=torch.int64)
+    with pytest.warns(UserWarning, match="left out what is neither per node nor per edge: face, smiles"):
+        GraphSet.of(graphs)
+    for name in ("z", "edge_attr", "x"):
+        one_less = with_attributes()
+        delattr(one_less[2], name)
+        with pytest.raises(ValueError, match=f"graph 2 has no {name}, and others have"):
+            GraphSet.of(one_less)
+    for y, message in ((torch.tensor([0.7]), "got tensor"), (torch.tensor([0, 1]), r"got shape \(2,\)")):
+        graphs = drawn([3])
+        graphs[0].y = y
+        with pytest.raises(ValueError, match=f"y of graph 0 must be one whole number, {message}"):
+            GraphSet.of(graphs)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -131,6 +176,53 @@ def test_raw_files_and_a_zip_of_them_are_one_set(tmp_path: Path) -> None:
     check_triangle(load_graphs("TOY", tmp_path / "source"))
 
 
+class Hostile:
+    """Its pickle makes a file when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_pickle_beside_the_raw_files_is_never_loaded(zipped: bool, tmp_path: Path) -> None:
+    written(tmp_path / "sets", "TOY")
+    (tmp_path / "sets" / "TOY" / "processed").mkdir()
+    for name in ("data.pt", "pre_transform.pt", "pre_filter.pt"):
+        torch.save(Hostile(tmp_path / "ran"), tmp_path / "sets" / "TOY" / "processed" / name)
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "TOY.zip", "w") as archive:
+            for path in (tmp_path / "sets").rglob("*.*"):
+                archive.write(path, path.relative_to(tmp_path / "sets"))
+    check_triangle(load_graphs("TOY", tmp_path if zipped else tmp_path / "sets"))
+    assert not (tmp_path / "ran").exists()
+    torch.load(tmp_path / "sets" / "TOY" / "processed" / "data.pt", weights_only=False)
+    assert (tmp_path / "ran").exists()  # the pickle does run code where it is loaded
+
+
+def test_a_zip_as_the_collection_offers_it_has_no_folder_raw(tmp_path: Path) -> None:
+    written(tmp_path / "source", "TOY")
+    with zipfile.ZipFile(tmp_path / "TOY.zip", "w") as archive:
+        for path in (tmp_path / "source").rglob("*.txt"):
+            archive.write(path, f"TOY/{path.name}")
+    check_triangle(load_graphs("TOY", tmp_path))
+
+
+def test_targets_that_are_no_classes_are_not_cut_to_classes(tmp_path: Path) -> None:
+    written(tmp_path, "TOY")
+    (tmp_path / "TOY" / "raw" / "TOY_graph_attributes.txt").write_text("0.2\n0.9\n")
+    with pytest.warns(UserWarning, match="TOY has targets that are no classes of graphs: it is read without labels"):
+        assert load_graphs("TOY", tmp_path).labels.tolist() == [-1, -1]
+
+
+def test_a_folder_without_the_edges_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "TOY" / "raw").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"raw has no TOY_A.txt: copy or download the set again"):
+        load_graphs("TOY", tmp_path)
+
+
 def test_packed_bits_are_unpacked(tmp_path: Path) -> None:
     # A triangle of 3 and a node with a loop: upper triangles, diagonals included.
     bits = [0, 1, 1, 0, 1, 0, 1]
@@ -172,9 +264,11 @@ def test_a_missing_package_names_the_extra() -> None:
         ({"edge_index": torch.tensor([[2, 0], [2, 0]])}, "graph after graph"),
         ({"edge_index": torch.tensor([[0], [5]])}, "edge_index must hold indices"),
         ({"labels": torch.tensor([0, -2])}, "labels must be"),
+        ({"edge_attr": torch.ones(2)}, "edge_attr must have 1 rows"),
+        ({"node_attributes": {"pos": torch.ones(2, 3)}}, "pos must have 3 rows"),
     ],
 )
-def test_bad_parts_name_the_argument(parts: dict[str, Tensor], message: str) -> None:
+def test_bad_parts_name_the_argument(parts: dict[str, Any], message: str) -> None:
     good = {"x": torch.ones(3, 1), "edge_index": torch.tensor([[0], [1]]), "ptr": torch.tensor([0, 2, 3])}
     with pytest.raises(ValueError, match=message):
         GraphSet(**{**good, **parts})
@@ -190,3 +284,22 @@ def test_real_sets_have_their_known_counts(name: str, count: int, classes: list[
     assert len(graphs) == count
     assert graphs.labels.bincount().tolist() == classes
     assert graphs.node_features == features
+
+
+@needs_data
+@pytest.mark.parametrize(("name", "attributes"), [("MUTAG", False), ("ENZYMES", True), ("IMDB-BINARY", False)])
+def test_raw_files_are_read_as_pyg_reads_them(name: str, attributes: bool, tmp_path: Path) -> None:
+    from torch_geometric.datasets import TUDataset
+
+    zipfile.ZipFile(TU / f"{name}.zip").extractall(tmp_path)
+    theirs = TUDataset(str(tmp_path), name, use_node_attr=attributes)
+    ours = load_graphs(name, attributes=attributes)
+    assert len(ours) == len(theirs)
+    for number, graph in enumerate(theirs):
+        assert_close(ours[number].edge_index, graph.edge_index)
+        assert ours[number].num_nodes == graph.num_nodes
+        assert int(ours[number].y) == int(graph.y)
+        if graph.x is not None:
+            assert_close(ours[number].x, graph.x)
+        if graph.edge_attr is not None:
+            assert_close(ours[number].edge_attr, graph.edge_attr)

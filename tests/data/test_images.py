@@ -199,7 +199,7 @@ def test_images_of_different_sizes_need_a_size() -> None:
     files = Files([encoded(photo(8, 8)), encoded(photo(8, 9))])
     with pytest.raises(ValueError, match=r"differ in size.*file 0 is 8x8, file 1 is 8x9 \(HxW\); pass size=224"):
         survey(files, None, Broken(2, "test"))
-    images, _ = decode_all(files, survey(files, 6, Broken(2, "test")), 6, Broken(2, "test"))
+    images, *_ = decode_all(files, survey(files, 6, Broken(2, "test")), 6, Broken(2, "test"))
     assert images.shape == (2, 3, 6, 6)
 
 
@@ -210,7 +210,7 @@ def test_sound_images_keep_their_place_beside_broken_ones() -> None:
     files = colours(200)
     files[5], files[120] = files[5][:-30], b"not an image"
     broken = Broken(200, "test")
-    images, sound = decode_all(Files(files), (3, 8, 8), None, broken)
+    images, sound, _ = decode_all(Files(files), (3, 8, 8), None, broken)
     assert sound.tolist() == [number for number in range(200) if number not in (5, 120)]
     assert_close(images[:, 0, 0, 0].long(), sound)
     assert broken.flags.nonzero().flatten().tolist() == [5, 120]
@@ -256,7 +256,7 @@ def test_nothing_readable_says_so() -> None:
 
 def test_a_stream_equals_the_set_in_memory() -> None:
     files = [encoded(photo(20 + seed, 30, seed), "JPEG") for seed in range(10)]
-    in_memory, _ = decode_all(Files(files), (3, 16, 16), 16, Broken(10, "test"))
+    in_memory, *_ = decode_all(Files(files), (3, 16, 16), 16, Broken(10, "test"))
     images = streamed(files, size=16)
     for index in range(10):
         assert images[index][0] == index

@@ -24,7 +24,9 @@ from hardneg.training import recipe, run
 def pretend(monkeypatch: pytest.MonkeyPatch, source: str, channels: int = 1) -> None:
     """Every folder holds a run on this source, with pixels for features."""
     settings = recipe.load({"data": {"source": source}})
-    loaded = SimpleNamespace(settings=settings, encoder=nn.Flatten(), prepare=None, shape=(channels, 8, 8))
+    loaded = SimpleNamespace(
+        settings=settings, encoder=nn.Flatten(), prepare=None, shape=(channels, 8, 8), division=None
+    )
     monkeypatch.setattr(run, "load_run", lambda folder: loaded)
 
 

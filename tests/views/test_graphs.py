@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 pytest.importorskip("torch_geometric", reason='needs pip install "hardneg[graph]"')
 
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from hardneg.data.graphs import GraphSet
 from hardneg.randomness import generator
@@ -99,6 +99,77 @@ def test_perturbed_edges_stay_pairs_in_their_graph(density: float) -> None:
         assert pairs - moved <= len(after) // 2 <= pairs
         assert_close(view.x, original.x)
         assert len(view.edge_attr) == len(after)
+
+
+def described(sizes: list[int]) -> Any:
+    """A collated batch whose nodes and edges say in every attribute which ones they are."""
+    made = []
+    for number, graph in enumerate(graphs(sizes)[n] for n in range(len(sizes))):
+        nodes = 100 * number + torch.arange(len(graph.x))
+        ends = 100 * number + graph.edge_index  # (2, E)
+        made.append(
+            Data(
+                x=nodes[:, None].float(), edge_index=graph.edge_index, z=nodes,
+                pos=nodes[:, None].expand(-1, 3).double(), edge_weight=(1000 * ends[0] + ends[1]).double(), bond=ends.T,
+                y=torch.tensor([number]), charge=torch.tensor([[float(number)]]), smiles=f"C{number}",
+            )
+        )  # fmt: skip
+    return Batch.from_data_list(made)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_attribute_follows_its_node_or_edge(kind: str) -> None:
+    batch = described([9, 2, 17, 1, 12])
+    views = GraphViews("identity", kind, ratio=0.4)(batch, generator("cpu", 3))
+    originals = batch.to_data_list()
+    assert views.num_graphs == 10
+    for place, view in enumerate(views.to_data_list()):
+        number = place % 5
+        assert (int(view.y), float(view.charge), view.smiles) == (number, number, f"C{number}")
+        assert_close(view.pos, view.z[:, None].expand(-1, 3).double())
+        if kind != "mask_attributes":
+            assert_close(view.x, view.z[:, None].float())
+        ends = 100 * number + torch.arange(len(originals[number].x))
+        assert set(view.z.tolist()) <= set(ends.tolist())
+        assert len(view.edge_weight) == len(view.bond) == view.edge_index.shape[1]
+        assert_close(view.edge_weight, (1000 * view.bond[:, 0] + view.bond[:, 1]).double())
+        there = view.z[view.edge_index].T  # (E, 2)
+        same = (there == view.bond).all(dim=1)
+        if kind == "perturb_edges" and place >= 5:
+            # A pair with new ends keeps what the old one had, each direction its own.
+            before = {tuple(pair) for pair in originals[number].bond.tolist()}
+            assert {tuple(pair) for pair in view.bond.tolist()} <= before
+            new = {tuple(bond): tuple(ends) for bond, ends in zip(view.bond.tolist(), there.tolist(), strict=True)}
+            assert all(new[b, a] == new[a, b][::-1] for a, b in new)
+            assert bool(same.all()) == (len(originals[number].x) <= 2)
+        else:
+            assert bool(same.all())
+
+
+def test_attributes_are_told_apart_where_nodes_and_edges_are_as_many() -> None:
+    ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    graph = Data(x=torch.ones(4, 1), edge_index=ring, z=torch.arange(4), edge_weight=torch.arange(4.0))
+    views = GraphViews("identity", "drop_nodes", 0.25)(Batch.from_data_list([graph]), generator("cpu", 0))
+    _, view = views.to_data_list()
+    assert (len(view.z), len(view.edge_weight)) == (3, 2)
+    assert_close(view.z[view.edge_index[0]].float(), view.edge_weight)  # an edge was called after its source
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("face", torch.zeros(3, 1, dtype=torch.int64), "batch.face holds numbers of nodes"),
+        ("edge_label_index", torch.zeros(2, 1, dtype=torch.int64), "batch.edge_label_index holds numbers of nodes"),
+        ("odd", torch.zeros(7), r"batch.odd has 7 rows, but there are 5 nodes, 4 edges and 2 graphs"),
+        ("note", "a string", r"batch.note is a str.*del batch.note"),
+    ],
+)
+def test_what_cannot_follow_is_refused(name: str, value: object, message: str) -> None:
+    pair = torch.tensor([[0, 1], [1, 0]])
+    batch = Batch.from_data_list([Data(x=torch.ones(n, 1), edge_index=pair) for n in (2, 3)])
+    setattr(batch, name, value)
+    with pytest.raises(ValueError, match=message):
+        GraphViews()(batch, generator("cpu", 0))
 
 
 def test_loops_stay_where_they_are() -> None:

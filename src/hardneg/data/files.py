@@ -1,5 +1,6 @@
 """Reading images: scikit-learn's digits, .npz files, image folders, parquet, arrow, and the Hugging Face hub."""
 
+import heapq
 import io
 import json
 import os
@@ -7,7 +8,8 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -17,7 +19,17 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
-from hardneg.data.images import Broken, EncodedImages, ImageSet, StreamedImages, decode_all, fit, required, survey
+from hardneg.data.images import (
+    Broken,
+    EncodedImages,
+    ImageSet,
+    StreamedImages,
+    content_id,
+    decode_all,
+    fit,
+    required,
+    survey,
+)
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _SPLITS = ("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing")
@@ -28,6 +40,8 @@ _KINDS = (
 )
 _PYARROW = 'pip install "hardneg[mine]"'
 _DATASETS = "pip install datasets"
+IN_MEMORY = 4 * 2**30  # bytes of decoded images
+_MOST_CLASSES = 1 << 20  # that may go by numbers alone
 
 
 def load_images(
@@ -35,7 +49,7 @@ def load_images(
     split: str = "train",
     size: int | None = None,
     labels: bool = False,
-    in_memory: int = 4 * 2**30,
+    in_memory: int = IN_MEMORY,
 ) -> ImageSet | StreamedImages:
     """Images from wherever they are, always in the same order.
 
@@ -45,7 +59,8 @@ def load_images(
             - ``"digits"``: scikit-learn's 1,797 digits of 1x8x8, pixels 0..16 times 15; 500 are ``test``;
             - an ``.npz`` file with ``{split}_images``, ``{split}_labels`` and ``classes``, or with ``images`` and
               ``labels``: uint8 (N, H, W), (N, H, W, C) or (N, C, H, W), C being the shorter of second and last axis;
-            - a folder of images, or of one folder per class, or of one such folder per split;
+            - a folder of images, or of one folder per class, or of one such folder per split; links to files and
+              folders elsewhere are followed, links back into the folder are not, and each file is read once;
             - a ``.parquet`` or ``.arrow`` file, a folder of parquet files, or what ``datasets`` saved to disk;
             - ``"hf:NAME"`` or ``"hf:NAME:CONFIG"``: a dataset of the Hugging Face hub.
         split: which part; a source without parts is read whole, with a warning unless this is ``"train"``.
@@ -65,39 +80,45 @@ def load_images(
     if labels and (images.labels is None or not bool((images.labels >= 0).any())):
         raise ValueError(
             f"labels=True, but {str(source)!r} has no labels for split={split!r}: use one folder per class, "
-            "an array 'labels' in an .npz, or an integer column 'label' in parquet; or choose a method without labels"
+            "an array 'labels' in an .npz, or a column 'label' of numbers or names in parquet; "
+            "or choose a method without labels"
         )
     return images
 
 
 def _load(source: str | Path, split: str, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
+    found = find(source, split, in_memory)
+    if isinstance(found, Found):
+        return _decoded(found, size, in_memory)
+    ids = torch.tensor([content_id(image) for image in found.images.numpy()])  # (N,)
+    return _resized(replace(found, ids=ids), size)
+
+
+def find(source: str | Path, split: str, in_memory: int = IN_MEMORY) -> "ImageSet | Found":
+    """What a source holds of a split: arrays, or images still to be decoded; arguments as for `load_images`."""
     if source == "digits":
-        return _resized(_digits(split), size)
+        return _digits(split)
     if isinstance(source, str) and source.startswith("hf:"):
-        name, _, config = source.removeprefix("hf:").partition(":")
-        rows = required("datasets", _DATASETS).load_dataset(name, config or None, split=split)
-        return _decoded(_from_dataset(rows, Path(name), split), size, in_memory)
+        return _from_hub(source, split)
     path = Path(source).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"source={str(source)!r} does not exist: give {_KINDS}")
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-            found = _from_dataset(_saved(path, split), path, split)
-        elif parquet := sorted([*path.glob("*.parquet"), *path.glob("*/*.parquet")]):
-            found = _from_parquet(path, _files_of_split(path, parquet, split), split)
-        else:
-            found = _from_folder(path, split)
-        return _decoded(found, size, in_memory)
+            return _from_saved(path, split)
+        if parquet := _each_once([*path.glob("*.parquet"), *path.glob("*/*.parquet")]):
+            return _from_parquet(path, _files_of_split(path, parquet, split), split, parquet)
+        return _from_folder(path, split)
     match path.suffix.lower():
         case ".npz":
-            return _resized(_from_npz(path, split, in_memory), size)
+            return _from_npz(path, split, in_memory)
         case ".parquet":
             _warn_if_whole(path, split)
-            return _decoded(_from_parquet(path, [path], split), size, in_memory)
+            return _from_parquet(path, [path], split, [path])
         case ".arrow":
             _warn_if_whole(path, split)
             rows = required("datasets", _DATASETS).Dataset.from_file(str(path))
-            return _decoded(_from_dataset(rows, path, split), size, in_memory)
+            return _from_dataset(rows, path, split, [path.parent])
     raise ValueError(
         f"source={str(source)!r} is a {path.suffix or 'suffixless'} file, which is not known: give {_KINDS}"
     )
@@ -106,14 +127,16 @@ def _load(source: str | Path, split: str, size: int | None, in_memory: int) -> I
 # --- what the readers of files find, and what becomes of it ---
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
+    """Images as they are stored, with their labels and the name of their set."""
+
     encoded: EncodedImages
     labels: Tensor | None  # (N,) int64
     classes: tuple[str, ...]
     name: str
 
 
-def _decoded(found: _Found, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
+def _decoded(found: Found, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
     encoded, labels, classes, name = found
     if len(encoded) == 0:
         raise ValueError(f"{name} has no rows: check the source")
@@ -123,8 +146,8 @@ def _decoded(found: _Found, size: int | None, in_memory: int) -> ImageSet | Stre
         encoded = encoded.with_random_access() if isinstance(encoded, ParquetImages) else encoded
         images: ImageSet | StreamedImages = StreamedImages(encoded, shape, size, labels, classes, name, broken)
     else:
-        pixels, sound = decode_all(encoded, shape, size, broken)  # (n, C, H, W), (n,)
-        images = ImageSet(pixels, None if labels is None else labels[sound], classes, name)
+        pixels, sound, ids = decode_all(encoded, shape, size, broken)  # (n, C, H, W), (n,), (n,)
+        images = ImageSet(pixels, None if labels is None else labels[sound], classes, name, ids)
     if len(broken):
         warnings.warn(str(broken), stacklevel=4)
     return images
@@ -134,7 +157,7 @@ def _resized(images: ImageSet, size: int | None) -> ImageSet:
     if size is None or images.shape[1:] == (size, size):
         return images
     pixels = torch.cat([fit(chunk, size) for chunk in torch.split(images.images, 1024)])  # (N, C, size, size)
-    return ImageSet(pixels, images.labels, images.classes, images.name)
+    return replace(images, images=pixels)
 
 
 class UndividedWarning(UserWarning):
@@ -162,6 +185,8 @@ def _unknown_split(path: Path | str, split: str, splits: Sequence[str]) -> Unkno
 
 
 def _number_names(highest: int) -> tuple[str, ...]:
+    if highest >= _MOST_CLASSES:
+        raise ValueError(f"labels go up to {highest}: number the classes from 0, or store their names as labels")
     return tuple(str(number) for number in range(highest + 1))
 
 
@@ -198,7 +223,7 @@ def _from_npz(path: Path, split: str, in_memory: int) -> ImageSet:
                 "streamed: raise in_memory or store the images as a folder or as parquet"
             )
         # The labels of all splits, so that they agree on the classes.
-        wanted = [f"{prefix}images", "classes", *(f"{name}_labels" for name in splits), "labels"]
+        wanted = [f"{prefix}images", "classes", *(key for key in arrays.files if key.endswith("labels"))]
         try:
             read = {key: arrays[key] for key in wanted if key in arrays.files}
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
@@ -207,6 +232,9 @@ def _from_npz(path: Path, split: str, in_memory: int) -> ImageSet:
     images = _channels_first(read[f"{prefix}images"], path)  # (N, C, H, W)
     name = f"{path.stem}-{split}"
     if f"{prefix}labels" not in read:
+        for key in read.keys() - {f"{name}_labels" for name in splits}:
+            if key.endswith("labels"):
+                raise ValueError(f"{key!r} of {path} are no labels for {split=}: call them '{prefix}labels'")
         return ImageSet(images, name=name)
     labels = read[f"{prefix}labels"]
     if labels.dtype.kind not in "iu" or labels.shape not in ((len(images),), (len(images), 1)):
@@ -252,26 +280,26 @@ class FolderImages:
         return str(self.root / self.paths[index])
 
 
-def _from_folder(path: Path, split: str) -> _Found:
+def _from_folder(path: Path, split: str) -> Found:
     splits = [name for name in _subfolders(path) if name in _SPLITS]
     folder = path / split if (path / split).is_dir() else path
     if folder == path:
         if splits:
             raise _unknown_split(path, split, splits)
         _warn_if_whole(path, split)
-    paths = sorted(_image_paths(folder))
+    paths = _image_paths(folder)
     if not paths:
         raise ValueError(
             f"{folder} has no images: put {', '.join(_SUFFIXES)} files there, in one folder per class or flat"
         )
     # Every split is asked, so that a class has the same number where another split lacks it.
-    asked = {folder, *(path / name for name in splits)} if folder != path else {folder}
-    classes = tuple(sorted({name for part in asked for name in _subfolders(part)}))
+    everywhere = [paths, *(_image_paths(path / name) for name in splits if folder not in (path, path / name))]
+    classes = tuple(sorted({Path(name).parts[0] for part in everywhere for name in part if len(Path(name).parts) > 1}))
     number = {name: label for label, name in enumerate(classes)}
     # A file beside the class folders has no class.
     known = [number[parts[0]] if len(parts := Path(name).parts) > 1 else -1 for name in paths]
     labels = torch.tensor(known) if any(label >= 0 for label in known) else None  # (N,)
-    return _Found(FolderImages(folder, paths), labels, () if labels is None else classes, f"{path.name}-{split}")
+    return Found(FolderImages(folder, paths), labels, () if labels is None else classes, f"{path.name}-{split}")
 
 
 def _subfolders(folder: Path) -> list[str]:
@@ -279,12 +307,54 @@ def _subfolders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _image_paths(folder: Path) -> Iterator[str]:
-    for here, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if name.lower().endswith(_SUFFIXES) and not name.startswith("."):
-                yield os.path.relpath(os.path.join(here, name), folder)
+def _image_paths(folder: Path) -> list[str]:
+    """The images under a folder, sorted, each real file once: first what lies there, then what links lead to.
+
+    A link to what was read already, or to a folder that holds this one, is not followed, which a warning says.
+    """
+    root = os.path.realpath(folder)
+    seen: set[str] = set(map(str, Path(root).parents))  # real paths of folders and files
+    found: list[str] = []
+    links: list[tuple[int, str]] = []  # a heap by depth and path: the order must not depend on the disk
+    refused: list[str] = []
+    pending = [(str(folder), root)]
+    while pending or links:
+        if not pending:
+            _, link = heapq.heappop(links)
+            real = os.path.realpath(link)
+            if real in seen:
+                refused.append(os.path.relpath(link, folder))
+            elif os.path.isdir(real):
+                pending.append((link, real))
+            elif link.lower().endswith(_SUFFIXES):
+                seen.add(real)
+                found.append(os.path.relpath(link, folder))
+            continue
+        here, real_here = pending.pop()
+        seen.add(real_here)
+        with os.scandir(here) as entries:
+            for entry in entries:
+                real = os.path.join(real_here, entry.name)
+                if entry.name.startswith(".") or real in seen:
+                    continue
+                if entry.is_symlink() or (entry.is_dir() and os.path.realpath(entry.path) != real):
+                    heapq.heappush(links, (entry.path.count(os.sep), entry.path))
+                elif entry.is_dir():
+                    pending.append((entry.path, real))
+                elif entry.name.lower().endswith(_SUFFIXES):
+                    seen.add(real)
+                    found.append(os.path.relpath(entry.path, folder))
+    if refused:
+        few = ", ".join(refused[:3]) + ", …" * (len(refused) > 3)
+        warnings.warn(f"{folder}: not followed, as what they lead to is there already: {few}", stacklevel=5)
+    return sorted(found)
+
+
+def _each_once(files: Sequence[Path]) -> list[Path]:
+    """The files, sorted, without links to others of them."""
+    real = {Path(os.path.realpath(file)): file for file in sorted(files, reverse=True)}
+    real |= {file: file for file in files if file in real}
+    return sorted(real.values())
 
 
 # --- parquet, and what the datasets library reads: arrow, saved datasets, the hub ---
@@ -293,8 +363,8 @@ def _image_paths(folder: Path) -> Iterator[str]:
 class ParquetImages:
     """Images in a column of parquet files, read from first to last: a step back begins anew."""
 
-    def __init__(self, files: Sequence[Path], column: str, base: Path) -> None:
-        self.files, self.column, self.base = files, column, base
+    def __init__(self, files: Sequence[Path], column: str, roots: Sequence[Path]) -> None:
+        self.files, self.column, self.base, self.roots = files, column, files[0].parent, roots
         self.count: int = sum(_parquet().read_metadata(file).num_rows for file in files)
         self._start = 0
         self._cells: Sequence[Any] = ()  # the batch of rows that begins at _start
@@ -309,7 +379,7 @@ class ParquetImages:
         while index >= self._start + len(self._cells):
             self._start += len(self._cells)
             self._cells = next(self._batches).column(0)
-        return _open_cell(self._cells[index - self._start].as_py(), self.base)
+        return _open_cell(self._cells[index - self._start].as_py(), self.base, self.roots)
 
     def place(self, index: int) -> str:
         return f"{self.base} row {index}"
@@ -322,7 +392,7 @@ class ParquetImages:
             raise ValueError(
                 f"datasets read {len(rows)} of the {self.count} rows of {self.base}: rename odd file names"
             )
-        return DatasetImages(rows, self.column, self.base)
+        return DatasetImages(rows, self.column, self.base, self.roots)
 
     def _read(self) -> Iterator[Any]:
         for file in self.files:
@@ -332,45 +402,88 @@ class ParquetImages:
 class DatasetImages:
     """Images in a column of a ``datasets.Dataset``: mapped into memory, any row at once."""
 
-    def __init__(self, rows: Any, column: str, base: Path) -> None:
+    def __init__(self, rows: Any, column: str, base: Path, roots: Sequence[Path]) -> None:
         plain = required("datasets", _DATASETS).Image(decode=False)
-        self.rows, self.column, self.base = rows.select_columns([column]).cast_column(column, plain), column, base
+        self.rows = rows.select_columns([column]).cast_column(column, plain)
+        self.column, self.base, self.roots = column, base, roots
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def open(self, index: int) -> BinaryIO:
-        return _open_cell(self.rows[index][self.column], self.base)
+        return _open_cell(self.rows[index][self.column], self.base, self.roots)
 
     def place(self, index: int) -> str:
         return f"{self.base} row {index}"
 
 
-def _from_parquet(path: Path, files: Sequence[Path], split: str) -> _Found:
+def _from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: Sequence[Path]) -> Found:
     try:
-        schema = _parquet().read_schema(files[0])
-        column, label_column, classes = _columns(schema, path)
-        encoded = ParquetImages(files, column, files[0].parent)
-        cells = None if label_column is None else _parquet().read_table(files, columns=[label_column]).column(0)
+        column, label_column, classes = _columns(_parquet().read_schema(files[0]), path)
+        for file in files[1:]:
+            if (others := _columns(_parquet().read_schema(file), path)) != (column, label_column, classes):
+                raise ValueError(
+                    f"the columns of {file} (images {others[0]!r}, labels {others[1]!r}) or their classes differ from "
+                    f"those of {files[0]} ({column!r}, {label_column!r}): write them alike"
+                )
+        encoded = ParquetImages(files, column, [path if path.is_dir() else path.parent])
+        if label_column is None:
+            return Found(encoded, None, (), f"{path.stem}-{split}")
+
+        def column_of(some: Sequence[Path]) -> Any:
+            return _parquet().read_table(list(some), columns=[label_column]).column(0)
+
+        def everywhere() -> Iterable[Any]:
+            named = (file for file in of_all_splits if label_column in _parquet().read_schema(file).names)
+            return (column_of([file]) for file in named)
+
+        labels = _cell_labels(column_of(files), classes, everywhere, f"column {label_column!r} of {path}")
     except required("pyarrow", _PYARROW).ArrowInvalid as error:
         raise ValueError(f"{path} cannot be read as parquet ({error}): download or write it again") from error
-    return _Found(encoded, *_cell_labels(cells, classes), f"{path.stem}-{split}")
+    return Found(encoded, *labels, f"{path.stem}-{split}")
 
 
-def _from_dataset(rows: Any, path: Path, split: str) -> _Found:
+def _from_dataset(
+    rows: Any, path: Path, split: str, roots: Sequence[Path], of_all_splits: Callable[[], Iterable[Any]] = tuple
+) -> Found:
     column, label_column, classes = _columns(rows.features.arrow_schema, path)
-    cells = None if label_column is None else rows.select_columns([label_column]).with_format("arrow")[:].column(0)
-    return _Found(DatasetImages(rows, column, path), *_cell_labels(cells, classes), f"{path.stem}-{split}")
+    encoded = DatasetImages(rows, column, roots[0], roots)
+    if label_column is None:
+        return Found(encoded, None, (), f"{path.stem}-{split}")
+
+    def column_of(some: Any) -> Any:
+        return some.select_columns([label_column]).with_format("arrow")[:].column(0)
+
+    def everywhere() -> Iterable[Any]:
+        return (column_of(part) for part in of_all_splits() if label_column in part.column_names)
+
+    labels = _cell_labels(column_of(rows), classes, everywhere, f"column {label_column!r} of {path}")
+    return Found(encoded, *labels, f"{path.stem}-{split}")
 
 
-def _saved(path: Path, split: str) -> Any:
+def _from_saved(path: Path, split: str) -> Found:
     rows = required("datasets", _DATASETS).load_from_disk(str(path))
     if not isinstance(rows, dict):
         _warn_if_whole(path, split)
-        return rows
+        return _from_dataset(rows, path, split, [path])
     if split not in rows:
         raise _unknown_split(path, split, list(rows))
-    return rows[split]
+    return _from_dataset(rows[split], path, split, [path], rows.values)
+
+
+def _from_hub(source: str, split: str) -> Found:
+    name, _, config = source.removeprefix("hf:").partition(":")
+    datasets = required("datasets", _DATASETS)
+    try:
+        rows = datasets.load_dataset(name, config or None, split=split)
+    except ValueError as error:
+        if "nknown split" in str(error):
+            raise UnknownSplitError(f"{source}: {error}") from error
+        raise
+    # What the library downloads lies in its own folders, and in those of the hub's library.
+    caches = [datasets.config.HF_DATASETS_CACHE, required("huggingface_hub", _DATASETS).constants.HF_HUB_CACHE]
+    of_all_splits = lambda: datasets.load_dataset(name, config or None).values()  # noqa: E731
+    return _from_dataset(rows, Path(name), split, [Path(name), *map(Path, caches)], of_all_splits)
 
 
 def _files_of_split(root: Path, files: Sequence[Path], split: str) -> list[Path]:
@@ -392,41 +505,94 @@ def _files_of_split(root: Path, files: Sequence[Path], split: str) -> list[Path]
 def _columns(schema: Any, path: Path) -> tuple[str, str | None, tuple[str, ...]]:
     """The column of images, that of labels if any, and the names of the classes."""
     types = required("pyarrow.types", _PYARROW)
-    notes = json.loads((schema.metadata or {}).get(b"huggingface", "{}")).get("info", {}).get("features", {})
+    notes = _notes(schema)
     images = [
         field.name
         for field in schema
         if (types.is_struct(field.type) and "bytes" in [part.name for part in field.type])
         or (types.is_binary(field.type) or types.is_large_binary(field.type))
     ]
-    told = [name for name, note in notes.items() if isinstance(note, dict) and note.get("_type") == "Image"]
+    told = [name for name, note in notes.items() if note.get("_type") == "Image"]
     named = [name for name in (*told, *_IMAGE_COLUMNS) if name in images] or images
     if not named:
         raise ValueError(
             f"{path} has no column of images, only {', '.join(schema.names)}: "
             "store encoded images as bytes, or as {'bytes', 'path'} as the datasets library does, in a column 'image'"
         )
-    numbers = [field.name for field in schema if types.is_integer(field.type)]
-    classed = [name for name, note in notes.items() if isinstance(note, dict) and note.get("_type") == "ClassLabel"]
-    label = next((name for name in (*_LABEL_COLUMNS, *classed) if name in numbers), None)
-    names = notes.get(label, {}).get("names") or ()
-    return named[0], label, tuple(names)
+    classed = [name for name, note in notes.items() if note.get("_type") == "ClassLabel"]
+    labels = [name for name in (*_LABEL_COLUMNS, *classed) if name in schema.names and name != named[0]]
+    kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_large_string,
+             types.is_dictionary)  # fmt: skip
+    fitting = [name for name in labels if any(fits(schema.field(name).type) for fits in kinds)]
+    label = next(iter((*fitting, *labels)), None)
+    names = notes.get(label or "", {}).get("names")
+    return named[0], label, tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _cell_labels(cells: Any, classes: tuple[str, ...]) -> tuple[Tensor | None, tuple[str, ...]]:
-    if cells is None or len(cells) == 0:
+def _notes(schema: Any) -> dict[str, dict[str, Any]]:
+    """What the datasets library noted in the file about each column; whatever else is written there is passed over."""
+    try:
+        notes = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return {name: note for name, note in notes.items() if isinstance(note, dict)} if isinstance(notes, dict) else {}
+
+
+def _cell_labels(
+    cells: Any, classes: tuple[str, ...], everywhere: Callable[[], Iterable[Any]], place: str
+) -> tuple[Tensor | None, tuple[str, ...]]:
+    """The number of each row's class and the names of the classes; names are numbered in the order of the alphabet.
+
+    cells: column of labels · classes: names of whole numbers, if known · everywhere: the columns of all splits
+    """
+    types = required("pyarrow.types", _PYARROW)
+    cells, kind = _values(cells), str(cells.type)
+    if types.is_boolean(cells.type):
+        cells, classes = cells.cast("int8"), ("false", "true")
+    elif types.is_floating(cells.type):  # what pandas makes of whole numbers with gaps
+        numbers = cells.to_numpy().astype(np.float64)
+        known = ~np.isnan(numbers)
+        if not bool((numbers[known] % 1 == 0).all()):
+            cells = None
+        else:
+            cells = required("pyarrow", _PYARROW).array(np.where(known, numbers, -1).astype(np.int64))
+    elif types.is_string(cells.type) or types.is_large_string(cells.type):
+        columns = (_values(part).unique().to_pylist() for part in (cells, *everywhere()))
+        classes = tuple(sorted({name for names in columns for name in names if name}))
+        number = {name: label for label, name in enumerate(classes)}
+        labels = torch.tensor([number.get(name, -1) for name in cells.to_pylist()], dtype=torch.int64)  # (N,)
+        return (labels, classes) if classes else (None, ())
+    if cells is None or not types.is_integer(cells.type):
+        warnings.warn(f"{place} holds {kind}, which names no classes: the images have no labels", stacklevel=5)
+        return None, ()
+    if len(cells) == 0:
         return None, ()
     labels = torch.from_numpy(cells.cast("int64").fill_null(-1).to_numpy().copy())  # (N,)
     return labels, classes or _number_names(int(labels.max()))
 
 
-def _open_cell(cell: Any, base: Path) -> BinaryIO:
+def _values(cells: Any) -> Any:
+    """A column without its dictionary."""
+    encoded = required("pyarrow.types", _PYARROW).is_dictionary(cells.type)
+    return cells.cast(cells.type.value_type) if encoded else cells
+
+
+def _open_cell(cell: Any, base: Path, roots: Sequence[Path]) -> BinaryIO:
+    """The image of a row: its bytes, or the file it names, which must lie below one of the roots."""
     data = cell["bytes"] if isinstance(cell, dict) else cell
     if data is not None:
         return io.BytesIO(data)
     if cell is None or not cell.get("path"):
         raise ValueError("the row holds no image")
-    return (base / str(cell["path"])).open("rb")
+    path = (base / str(cell["path"])).resolve()
+    if not any(path.is_relative_to(root.resolve()) for root in roots):
+        raise ValueError(
+            f"the row names {cell['path']!r}, outside {roots[0]}: store the bytes of the image, or move it below that "
+            "folder"
+        )
+    if not path.is_file():
+        raise FileNotFoundError(f"the row names {cell['path']!r}, which is no file")
+    return path.open("rb")
 
 
 def _parquet() -> Any:

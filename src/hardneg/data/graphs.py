@@ -1,14 +1,13 @@
 """Sets of graphs to train on: the TU collection from local files or by download, or any list of PyG graphs."""
 
-import contextlib
-import io
 import os
 import tempfile
+import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -65,6 +64,8 @@ class GraphSet(Dataset[Any]):
         labels: (N,) integers ≥ −1, −1 = unknown; None if there are none
         edge_attr: (E, …) or None
         name: what to call the set
+        node_attributes: further tensors (n, …) by name, such as ``pos`` or ``z``; every graph and batch has them
+        edge_attributes: the same of edges, (E, …), such as ``edge_weight``
 
     Examples:
         >>> path, point = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 2, 3])
@@ -81,6 +82,8 @@ class GraphSet(Dataset[Any]):
         labels: Tensor | None = None,
         edge_attr: Tensor | None = None,
         name: str = "graphs",
+        node_attributes: Mapping[str, Tensor] | None = None,
+        edge_attributes: Mapping[str, Tensor] | None = None,
     ) -> None:
         checks.floating("x", x)
         if x.dim() != 2:
@@ -98,6 +101,12 @@ class GraphSet(Dataset[Any]):
             labels = torch.full((count,), -1)
         labels = checks.integers("labels", labels, (count,), "one per graph")
         checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
+        self.node_attributes, self.edge_attributes = dict(node_attributes or {}), dict(edge_attributes or {})
+        of_edges = {**({} if edge_attr is None else {"edge_attr": edge_attr}), **self.edge_attributes}
+        for attributes, rows in ((self.node_attributes, len(x)), (of_edges, edge_index.shape[1])):
+            for key, tensor in attributes.items():
+                if tensor.dim() == 0 or len(tensor) != rows:
+                    raise ValueError(f"{key} must have {rows} rows, got shape {tuple(tensor.shape)}")
         self.x, self.edge_index, self.edge_attr, self.ptr, self.labels = x, edge_index, edge_attr, ptr, labels
         self.edge_ptr = torch.searchsorted(graph_of[0].contiguous(), torch.arange(count + 1, device=ptr.device))
         self.name = name
@@ -105,18 +114,20 @@ class GraphSet(Dataset[Any]):
 
     @classmethod
     def of(cls, graphs: Sequence[Any], features: str = "auto", name: str = "graphs") -> "GraphSet":
-        """A set of PyG graphs, with ``y`` a whole number or absent; features as for `load_graphs`."""
+        """A set of PyG graphs, with ``y`` a whole number or absent; features as for `load_graphs`.
+
+        Every attribute per node or per edge comes along; a warning names what is neither.
+        """
         if len(graphs) == 0:
             raise ValueError("graphs is empty: give at least one graph")
         sizes = torch.tensor([int(graph.num_nodes) for graph in graphs])
         ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])  # (N + 1,)
         edges = torch.cat([graph.edge_index + start for graph, start in zip(graphs, ptr, strict=False)], dim=1)
-        own = None if any(graph.x is None for graph in graphs) else torch.cat([graph.x for graph in graphs]).float()
-        labels = [-1 if graph.y is None else int(graph.y) for graph in graphs]
-        attributed = all(getattr(graph, "edge_attr", None) is not None for graph in graphs)
-        edge_attr = torch.cat([graph.edge_attr for graph in graphs]) if attributed else None
-        x = _features(own, edges, int(ptr[-1]), features, name)
-        return cls(x, edges, ptr, torch.tensor(labels), edge_attr, name)
+        nodes, of_edges = _attributes(graphs, sizes)
+        own = nodes.pop("x", None)
+        labels = torch.tensor([_label(graph.y, number) for number, graph in enumerate(graphs)])
+        x = _features(None if own is None else own.float(), edges, int(ptr[-1]), features, name)
+        return cls(x, edges, ptr, labels, of_edges.pop("edge_attr", None), name, nodes, of_edges)
 
     @property
     def node_features(self) -> int:
@@ -132,20 +143,26 @@ class GraphSet(Dataset[Any]):
         number = int(number) % len(self)
         nodes = slice(int(self.ptr[number]), int(self.ptr[number + 1]))
         edges = slice(int(self.edge_ptr[number]), int(self.edge_ptr[number + 1]))
-        extra = {} if self.edge_attr is None else {"edge_attr": self.edge_attr[edges]}
         return _graph_class()(
             x=self.x[nodes],
             edge_index=self.edge_index[:, edges] - nodes.start,
             y=self.labels[number : number + 1],
             index=torch.tensor([number]),
-            **extra,
+            **{key: tensor[nodes] for key, tensor in self.node_attributes.items()},
+            **{key: tensor[edges] for key, tensor in self._of_edges().items()},
         )
+
+    def _of_edges(self) -> dict[str, Tensor]:
+        """Every attribute of edges, (E, …) each."""
+        return {**({} if self.edge_attr is None else {"edge_attr": self.edge_attr}), **self.edge_attributes}
 
     def twins(self, hops: int) -> Tensor:
         """The first twin of each node, (n,), for encoders that see so many hops far; see `hardneg.data.twins`."""
         if hops not in self._twins:
             owner = torch.repeat_interleave(torch.arange(len(self), device=self.ptr.device), self.ptr.diff())
-            self._twins[hops] = twins(self.x, self.edge_index, owner, hops)
+            # Nodes that differ in any attribute are no twins: an encoder may look at each.
+            columns = [tensor[:, None].flatten(1).double() for tensor in (self.x, *self.node_attributes.values())]
+            self._twins[hops] = twins(torch.cat(columns, dim=1), self.edge_index, owner, hops)
         return self._twins[hops]
 
     def batch(self, index: Tensor, hops: int | None = None) -> Any:
@@ -158,22 +175,28 @@ class GraphSet(Dataset[Any]):
         nodes, ptr, batch = _ranges(self.ptr, index)
         edges, _, owner = _ranges(self.edge_ptr, index)
         shift = ptr[:-1] - self.ptr[index]  # (B,)
+        of_nodes = {key: tensor[nodes] for key, tensor in self.node_attributes.items()}
+        if hops is not None:
+            of_nodes["twin_index"] = self.twins(hops)[nodes] + shift[batch]
         return assemble(
             self.x[nodes],
             self.edge_index[:, edges] + shift[owner],
             batch,
             ptr,
-            edge_attr=None if self.edge_attr is None else self.edge_attr[edges],
-            index=index,
-            y=self.labels[index],
-            twin_index=None if hops is None else self.twins(hops)[nodes] + shift[batch],
+            of_nodes,
+            {key: tensor[edges] for key, tensor in self._of_edges().items()},
+            {"index": index, "y": self.labels[index]},
         )
 
     def to(self, device: torch.device | str) -> "GraphSet":
         """The same set on another device."""
         x, edge_index, ptr, labels = (t.to(device) for t in (self.x, self.edge_index, self.ptr, self.labels))
         edge_attr = None if self.edge_attr is None else self.edge_attr.to(device)
-        return GraphSet(x, edge_index, ptr, labels, edge_attr, self.name)
+        nodes, edges = (
+            {key: tensor.to(device) for key, tensor in attributes.items()}
+            for attributes in (self.node_attributes, self.edge_attributes)
+        )
+        return GraphSet(x, edge_index, ptr, labels, edge_attr, self.name, nodes, edges)
 
 
 def _ranges(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,28 +208,83 @@ def _ranges(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return members, starts, owner
 
 
+def attribute_kind(name: str, rows: Tensor, counts: Mapping[str, Tensor]) -> str | None:
+    """What an attribute describes: the key of ``counts`` whose numbers its rows have, or None.
+
+    rows: (G,) rows in each graph · counts: "nodes", "graphs" and "edges" in each graph, (G,) each. Where several fit,
+    an attribute with "edge" in its name is of edges, and another one is of what comes first.
+
+    Examples:
+        >>> ring, one = torch.tensor([4]), torch.tensor([1])  # as many nodes as edges
+        >>> counts = {"nodes": ring, "graphs": one, "edges": ring}
+        >>> [attribute_kind(name, ring, counts) for name in ("pos", "edge_weight")]
+        ['nodes', 'edges']
+    """
+    fitting = [kind for kind, numbers in counts.items() if torch.equal(rows, numbers)]
+    return "edges" if "edge" in name and "edges" in fitting else fitting[0] if fitting else None
+
+
+def refers_to_nodes(name: str) -> bool:
+    """Whether PyG takes an attribute of this name for numbers of nodes or graphs, which it shifts in a batch."""
+    return "index" in name or "batch" in name or name in ("face", "ptr")
+
+
+def _attributes(graphs: Sequence[Any], sizes: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The attributes that all graphs have for each node, and for each edge, one graph after the other."""
+    counts = {"nodes": sizes, "edges": torch.tensor([graph.edge_index.shape[1] for graph in graphs])}
+    found: dict[str, dict[str, Tensor]] = {"nodes": {}, "edges": {}}
+    left_out = []
+    names = {key for graph in graphs for key in graph.keys()}  # noqa: SIM118 (it is no mapping)
+    for key in sorted(names - {"edge_index", "y", "index", "num_nodes"}):
+        values = [getattr(graph, key, None) for graph in graphs]
+        if any(value is None for value in values):
+            lacking = next(number for number, value in enumerate(values) if value is None)
+            raise ValueError(f"graph {lacking} has no {key}, and others have: give it to all graphs or to none")
+        tensors = [value for value in values if isinstance(value, Tensor) and value.dim() > 0]
+        kind = None
+        if len(tensors) == len(values) and not refers_to_nodes(key):
+            kind = attribute_kind(key, torch.tensor([len(tensor) for tensor in tensors]), counts)
+        if kind is None:
+            left_out.append(key)
+        else:
+            found[kind][key] = torch.cat(tensors)
+    if left_out:
+        warnings.warn(f"left out what is neither per node nor per edge: {', '.join(left_out)}", stacklevel=3)
+    return found["nodes"], found["edges"]
+
+
+def _label(y: Any, number: int) -> int:
+    """The label of a graph, −1 without one."""
+    if y is None:
+        return -1
+    found = torch.as_tensor(y)
+    if found.numel() != 1 or found.double() != found.double().round():
+        given = y if found.numel() == 1 else f"shape {tuple(found.shape)}"
+        raise ValueError(f"y of graph {number} must be one whole number, got {given}: set y to its class, or to None")
+    return int(found)
+
+
 def assemble(
     x: Tensor,
     edge_index: Tensor,
     batch: Tensor,
     ptr: Tensor,
-    edge_attr: Tensor | None = None,
-    index: Tensor | None = None,
-    y: Tensor | None = None,
-    twin_index: Tensor | None = None,
+    nodes: Mapping[str, Tensor],
+    edges: Mapping[str, Tensor],
+    graphs: Mapping[str, Tensor | list[Any]],
 ) -> Any:
     """A PyG batch from its parts, which ``to_data_list`` can take apart again; all graph after graph.
 
-    x: (n, F) · edge_index: (2, E) · batch, twin_index: (n,) · ptr: (B + 1,) · edge_attr: (E, …) · index, y: (B,)
+    x: (n, F) · edge_index: (2, E) · batch: (n,) · ptr: (B + 1,) · nodes, edges, graphs: further attributes by name,
+    with n, E and B rows
     """
     each = torch.arange(len(ptr), device=ptr.device)
-    cuts = {"x": ptr, "edge_index": torch.searchsorted(batch[edge_index[0]], each), "index": each, "y": each}
-    cuts |= {"edge_attr": cuts["edge_index"], "twin_index": ptr}
-    given = {"x": x, "edge_index": edge_index, "edge_attr": edge_attr, "index": index, "y": y, "twin_index": twin_index}
-    present = {key: tensor for key, tensor in given.items() if tensor is not None}
+    of_edges = torch.searchsorted(batch[edge_index[0]], each)  # (B + 1,)
+    parts = [({"x": x, **nodes}, ptr), ({"edge_index": edge_index, **edges}, of_edges), (graphs, each)]
+    present = {key: tensor for tensors, _ in parts for key, tensor in tensors.items()}
     made = geometric("torch_geometric.data").Batch(_base_cls=_graph_class(), **present, batch=batch, ptr=ptr)
     made._num_graphs = len(ptr) - 1
-    made._slice_dict = {key: cuts[key] for key in present}
+    made._slice_dict = {key: cuts for tensors, cuts in parts for key in tensors}
     nothing = torch.zeros_like(ptr[:-1])
     made._inc_dict = {key: ptr[:-1] if key in ("edge_index", "twin_index") else nothing for key in present}
     return made
@@ -238,31 +316,59 @@ def load_graphs(
     folder = Path(root).expanduser()
     if (packed := folder / f"{name}.npz").exists():
         return GraphSet.of(_unpacked(packed), features, name)
-    if (folder / name / "raw").is_dir() or (download and not (folder / f"{name}.zip").exists()):
-        return GraphSet.of(_read(folder, name, attributes), features, name)
-    if not (folder / f"{name}.zip").exists():
+    raw, archive = folder / name / "raw", folder / f"{name}.zip"
+    if download and not raw.is_dir() and not archive.exists():
+        collection = geometric("torch_geometric.datasets").TUDataset.url
+        geometric("torch_geometric.data").download_url(f"{collection}/{name}.zip", str(folder), log=False)
+    if raw.is_dir():
+        return GraphSet.of(_read(raw, name, attributes), features, name)
+    if not archive.exists():
         there = sorted({path.name.removesuffix(".zip").removesuffix(".npz") for path in folder.glob("*")})
         raise FileNotFoundError(
             f"{name!r} is not in {folder}, which has {', '.join(there) or 'nothing'}: check the name, or download=True"
         )
-    # The data's own folder may not be writable; and the reader tells the terminal that it is at work.
-    with tempfile.TemporaryDirectory() as unpacked, contextlib.redirect_stderr(io.StringIO()):
-        zipfile.ZipFile(folder / f"{name}.zip").extractall(unpacked)
+    # The data's own folder may not be writable.
+    with tempfile.TemporaryDirectory() as unpacked:
+        with zipfile.ZipFile(archive) as files:
+            for member in files.namelist():  # in a folder NAME/raw/ or NAME/
+                if (path := PurePosixPath(member)).name.startswith(f"{name}_") and path.suffix == ".txt":
+                    Path(unpacked, path.name).write_bytes(files.read(member))
         return GraphSet.of(_read(Path(unpacked), name, attributes), features, name)
 
 
 def _read(folder: Path, name: str, attributes: bool) -> list[Any]:
-    """Graphs from the raw files of the collection."""
-    found = geometric("torch_geometric.datasets").TUDataset(str(folder), name, use_node_attr=attributes)
-    # PyG counts graphs by their edges, and forgets those without any at the end of a set.
-    longest = max(len(cuts) for cuts in found.slices.values())
-    found.slices = {key: cuts[torch.arange(longest).clamp(max=len(cuts) - 1)] for key, cuts in found.slices.items()}
-    return list(found)
+    """Graphs from the raw text files of the collection.
+
+    PyG's ``TUDataset`` would rather load the ``processed/data.pt`` beside them, a pickle that may run any code.
+    """
+    if not (folder / f"{name}_A.txt").exists():
+        raise FileNotFoundError(f"{folder} has no {name}_A.txt: copy or download the set again")
+    data, slices, widths = geometric("torch_geometric.io").read_tu_data(str(folder), name)
+    sizes = slices["x"].diff() if "x" in slices else torch.tensor(data._num_nodes)  # (N,)
+    x = None if data.x is None else data.x[:, 0 if attributes else widths["num_node_attributes"] :]
+    edge_attr = None if data.edge_attr is None else data.edge_attr[:, widths["num_edge_attributes"] :]
+    y = data.y
+    if y is not None and (y.is_floating_point() or len(y) != len(sizes)):
+        warnings.warn(f"{name} has targets that are no classes of graphs: it is read without labels", stacklevel=3)
+        y = None
+    nodes = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])  # (N + 1,)
+    # PyG counts edges up to the last graph that has any.
+    edges = slices["edge_index"][torch.arange(len(nodes)).clamp(max=len(slices["edge_index"]) - 1)]  # (N + 1,)
+    return [
+        _graph_class()(
+            x=None if x is None else x[nodes[number] : nodes[number + 1]],
+            edge_index=data.edge_index[:, edges[number] : edges[number + 1]],
+            edge_attr=None if edge_attr is None else edge_attr[edges[number] : edges[number + 1]],
+            y=None if y is None else y[number],
+            num_nodes=int(sizes[number]),
+        )
+        for number in range(len(sizes))
+    ]
 
 
 def _unpacked(path: Path) -> list[Any]:
     """Graphs from an .npz of ``num_nodes`` (N,), ``labels`` (N,) and the bits of all upper triangles."""
-    stored = np.load(path)
+    stored = np.load(path, allow_pickle=False)
     sizes = stored["num_nodes"].astype(np.int64)
     cuts = np.cumsum(sizes * (sizes + 1) // 2)
     bits = np.unpackbits(stored["triu_bits"])[: cuts[-1]].astype(bool)

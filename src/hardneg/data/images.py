@@ -1,5 +1,7 @@
 """Sets of images: one uint8 tensor where memory allows, decoded on demand where it does not."""
 
+import hashlib
+import io
 import os
 import sys
 import warnings
@@ -9,7 +11,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain
 from types import ModuleType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +27,27 @@ _GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 _ORIENTATION = 0x0112  # the EXIF tag
 
 
+@dataclass(frozen=True)
+class Division:
+    """How a source was divided into what a run trains on and what it is tested on; a run records it.
+
+    Args:
+        test: what the source calls its test part, or ``HELD_OUT``, ``NO_TEST`` (nothing has a label) or ``UNKNOWN``.
+        images: number of images trained on.
+        fingerprint: hash of them in their order, and of their labels.
+        held_out: ids of the images that were held out of the training part, ascending.
+    """
+
+    HELD_OUT: ClassVar[str] = "held out"
+    NO_TEST: ClassVar[str] = "none"
+    UNKNOWN: ClassVar[str] = "unknown"
+
+    test: str = UNKNOWN
+    images: int = 0
+    fingerprint: str = ""
+    held_out: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class ImageSet:
     """Images in memory, on any device; an image is known by its row.
@@ -34,6 +57,9 @@ class ImageSet:
         labels: (N,) int64 on the same device, −1 where unknown; None if there are none.
         classes: the name of each label; empty without labels.
         name: what reports call the set.
+        ids: (N,) int64 on the CPU, a hash of each image as it is stored, before any resizing; None if not read from a
+            source.
+        division: of the source, if this is a part of it that `load_split` made.
 
     Examples:
         >>> images = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1, -1]), ("cat", "dog"))
@@ -45,6 +71,8 @@ class ImageSet:
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
     name: str = "images"
+    ids: Tensor | None = None
+    division: Division | None = None
 
     def __post_init__(self) -> None:
         if self.images.dim() != 4 or self.images.dtype != torch.uint8 or not self.images.is_contiguous():
@@ -71,7 +99,8 @@ class ImageSet:
         rows = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)  # (n,)
         checks.in_range("indices", rows, len(self))
         labels = None if self.labels is None else self.labels[rows]
-        return replace(self, images=self.images[rows], labels=labels)
+        ids = None if self.ids is None else self.ids[rows.cpu()]
+        return replace(self, images=self.images[rows], labels=labels, ids=ids)
 
 
 class EncodedImages(Protocol):
@@ -124,7 +153,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
     """Images too many for memory: item i is (i, image) with a uint8 image (C, H, W), decoded on demand.
 
     An image that turns out to be broken is replaced by the next sound one, which comes with its own index: read labels
-    by the index that an item carries.
+    by the index that an item carries. ``division`` is as in `ImageSet`.
 
     Args:
         encoded: the image files.
@@ -164,6 +193,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
         self.encoded, self.shape, self.size = encoded, shape, size
         self.labels, self.classes, self.name = labels, classes, name
         self.broken = Broken(len(encoded), name) if broken is None else broken
+        self.division: Division | None = None
 
     def __len__(self) -> int:
         return len(self.broken.flags)
@@ -212,26 +242,44 @@ def survey(encoded: EncodedImages, size: int | None, broken: Broken) -> tuple[in
 
 def decode_all(
     encoded: EncodedImages, shape: tuple[int, int, int], size: int | None, broken: Broken
-) -> tuple[Tensor, Tensor]:
-    """All sound images (n, C, H, W) and their indices (n,); the others are added to ``broken``."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All sound images (n, C, H, W), their indices (n,) and their ids (n,); the others are added to ``broken``."""
     required("PIL.Image", PILLOW)
     images = torch.empty(len(encoded), *shape, dtype=torch.uint8)  # (N, C, H, W)
     sound: list[int] = []
+    ids: list[int] = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for start in progress(range(0, len(encoded), _CHUNK), f"decoding {broken.name}"):
-            futures: dict[int, Future[Tensor]] = {}
+            futures: dict[int, Future[tuple[Tensor, int]]] = {}
             for index in range(start, min(start + _CHUNK, len(encoded))):
                 try:
-                    futures[index] = pool.submit(decode, encoded.open(index), shape, size)
+                    futures[index] = pool.submit(_decode_with_id, encoded.open(index), shape, size)
                 except Exception as error:
                     broken.add(index, encoded.place(index), error)
             for index, future in futures.items():
                 try:
-                    images[len(sound)] = future.result()
+                    images[len(sound)], content = future.result()
                     sound.append(index)
+                    ids.append(content)
                 except Exception as error:
                     broken.add(index, encoded.place(index), error)
-    return images[: len(sound)], torch.tensor(sound, dtype=torch.int64)
+    return images[: len(sound)], torch.tensor(sound, dtype=torch.int64), torch.tensor(ids, dtype=torch.int64)
+
+
+def _decode_with_id(file: BinaryIO, shape: tuple[int, int, int], size: int | None) -> tuple[Tensor, int]:
+    with file:
+        data = file.read()
+    return decode(io.BytesIO(data), shape, size), content_id(data)
+
+
+def content_id(data: Any) -> int:
+    """A 64-bit hash of bytes, or of a contiguous array, as a signed number: the same on every machine.
+
+    Examples:
+        >>> content_id(b"image") == content_id(np.frombuffer(b"image", np.uint8)) != content_id(b"other")
+        True
+    """
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def decode(file: BinaryIO, shape: tuple[int, int, int], size: int | None) -> Tensor:

@@ -100,7 +100,7 @@ def look_at_test_set(folder: Path) -> Sight:
     if len(loaded.shape) == 1:
         return _look_at_graphs(loaded)
     try:
-        test = load_split(data.source, "test", data.size, channels=loaded.shape[0])
+        test = load_split(data.source, "test", data.size, channels=loaded.shape[0], division=loaded.division)
     except ValueError:
         test = load_split(data.source, "train", data.size, channels=loaded.shape[0])
         if test.labels is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import lightning as L
 
 from hardneg.data import load_split
+from hardneg.data.splits import comparable
 from hardneg.training import evaluate, files, graphs, recipe, run
 from hardneg.training.recipe import Recipe
 
@@ -103,7 +104,7 @@ def check_data(runs: Sequence[Run]) -> None:
     """Raise if the runs could be trained but not judged: found out now, not after hours."""
     for source, size in {(planned.settings.data.source, planned.settings.data.size) for planned in runs}:
         if not source.startswith(graphs.SOURCE):  # graphs are judged by folds
-            load_split(source, "test", size)
+            comparable(load_split(source, "train", size), load_split(source, "test", size))
 
 
 def carry_out(

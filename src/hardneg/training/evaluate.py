@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.data import ImageSet, StreamedImages, load_split
+from hardneg.data.splits import comparable, difference, division_of
 from hardneg.evaluation import METRICS, extract_set, judge
 from hardneg.training import build, files, graphs
 from hardneg.training.recipe import Recipe
@@ -30,10 +31,15 @@ def evaluate(
     run = load_run(folder)
     if len(run.shape) == 1:
         return _saved(run.folder, files.EVALUATION, _of_graphs(run, source))
+    own = run.settings.data.source
     same = source is None
-    source = run.settings.data.source if source is None else source
+    source = own if source is None else source
+    division = run.division if source == own or Path(source).resolve() == Path(own).resolve() else None
     side = size if size is not None else run.settings.data.size if same else run.shape[-1]
-    known, asked = (load_split(source, part, side, labels=True, channels=run.shape[0]) for part in ("train", "test"))
+    known, asked = (
+        load_split(source, part, side, labels=True, channels=run.shape[0], division=division)
+        for part in ("train", "test")
+    )
     encoder = run.encoder.to(_device(run.settings))
     found = of_encoder(encoder, known, asked, run.prepare, metrics, run.settings.data.workers)
     if same:
@@ -47,7 +53,10 @@ def evaluate(
 def _of_graphs(run: Loaded, source: str | None) -> dict[str, float]:
     if source is not None:
         raise ValueError(f"{source}: a graph encoder knows the node features of its own set only")
-    return graphs.judge(run.encoder, graphs.load(run.settings), run.settings.seed)
+    found = graphs.load(run.settings)
+    if told := difference(run.division, division_of(found)):
+        warnings.warn(f"{run.settings.data.source} {told}", stacklevel=3)
+    return graphs.judge(run.encoder, found, run.settings.seed)
 
 
 def _saved(folder: Path, name: str, found: dict[str, T]) -> dict[str, T]:
@@ -71,6 +80,7 @@ def of_encoder(
     workers: int = 0,
 ) -> dict[str, float]:
     """The accuracies of an encoder that knows the labels of one set and is asked for those of another."""
+    asked = comparable(known, asked)
     features = [extract_set(encoder, part, prepare=prepare, workers=workers) for part in (known, asked)]
     return judge(*features[0], *features[1], metrics)
 

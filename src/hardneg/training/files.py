@@ -16,6 +16,7 @@ import hardneg
 
 RECIPE, ENVIRONMENT, METRICS, EVALUATION = "recipe.yaml", "environment.json", "metrics.jsonl", "evaluation.json"
 CHECKPOINT, ENCODER, LOCK = "last.ckpt", "encoder.safetensors", "run.lock"
+SPLIT = "split.json"  # what the run was trained on, and which images were held out
 
 
 def write(file: Path, text: str) -> None:
@@ -42,7 +43,7 @@ def is_free(folder: Path) -> bool:
     """Whether a run may be begun in this folder: it is not there, or holds only what a killed beginning left."""
     if not folder.exists():
         return True
-    left = (LOCK, ENVIRONMENT)
+    left = (LOCK, ENVIRONMENT, SPLIT)
     return folder.is_dir() and all(file.name in left or file.suffix == ".new" for file in folder.iterdir())
 
 

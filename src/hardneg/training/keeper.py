@@ -15,6 +15,7 @@ from hardneg import randomness
 from hardneg.batches import cosine_histogram, false_negative_share, mean_cosine
 from hardneg.data import ImageSet, StreamedImages, load_split
 from hardneg.data.graphs import GraphSet
+from hardneg.data.splits import comparable
 from hardneg.evaluation import extract_set, knn_accuracy
 from hardneg.methods.method import Method
 from hardneg.training import files
@@ -171,7 +172,9 @@ class Keeper(L.Callback):
         data = self.settings.data
         if self.test_set is None:
             try:
-                self.test_set = load_split(data.source, "test", data.size, channels=self.train_set.shape[0])
+                shape, division = self.train_set.shape, self.train_set.division
+                found = load_split(data.source, "test", data.size, channels=shape[0], division=division)
+                self.test_set = comparable(self.train_set, found)
             except (ValueError, FileNotFoundError) as error:
                 warnings.warn(f"no online kNN: {error}", stacklevel=2)
                 return None

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor, nn
 
 from hardneg.data.graphs import GraphSet
+from hardneg.data.images import Division
+from hardneg.data.splits import difference, division_of, read_division
 from hardneg.objectives.infonce import InfoNCE
 from hardneg.training import build, files, graphs, recipe
 from hardneg.training.batches import Batches, sampler
@@ -42,7 +44,8 @@ class Result:
 class Loaded:
     """A run read from its folder: its recipe, its encoder, and what makes pictures (uint8) into the encoder's input.
 
-    shape: (C, H, W) of a picture, or (features,) of a node of a graph, which needs no preparing
+    shape: (C, H, W) of a picture, or (features,) of a node of a graph, which needs no preparing · division: what it was
+    trained on, and what was held out
     """
 
     folder: Path
@@ -50,6 +53,7 @@ class Loaded:
     encoder: nn.Module
     prepare: Callable[[Tensor], Tensor] | None
     shape: tuple[int, ...]
+    division: Division
 
 
 def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks: Sequence[L.Callback] = ()) -> Result:
@@ -74,6 +78,9 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
         _check_free(folder)
     train_set = build.data(settings)
+    division = division_of(train_set)
+    if resume:
+        _check_division(settings, folder, division)
     module = build.method(settings, train_set, trainer.world_size)
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
     batches = Batches(chosen, settings.trainer.epochs)
@@ -91,7 +98,7 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
         folder.mkdir(parents=True, exist_ok=True)
     with files.alone(folder) if trainer.is_global_zero else nullcontext():
         if trainer.is_global_zero:
-            _begin(settings, folder, resume, trainer.world_size)
+            _begin(settings, folder, resume, trainer.world_size, division)
         _fit(trainer, module, build.loader(batches, train_set, settings), folder / files.CHECKPOINT, resume)
         if trainer.is_global_zero:
             shape = (train_set.node_features,) if isinstance(train_set, GraphSet) else train_set.shape
@@ -106,12 +113,23 @@ def _check_free(folder: Path) -> None:
         raise ValueError(f"{folder} exists and is no run: choose another folder")
 
 
-def _begin(settings: Recipe, folder: Path, resume: bool, processes: int) -> None:
+def _check_division(settings: Recipe, folder: Path, division: Division) -> None:
+    """Raise if the data are not those that the run was begun with: held-out images might be trained on."""
+    recorded = read_division(folder / files.SPLIT)
+    source = settings.data.source
+    if told := difference(recorded, division):
+        raise ValueError(f"{source} {told}: restore it, or begin a new run")
+    if recorded.test == Division.UNKNOWN and division.test == Division.HELD_OUT:
+        raise ValueError(f"{folder} does not record which images of {source} it held out: begin a new run")
+
+
+def _begin(settings: Recipe, folder: Path, resume: bool, processes: int, division: Division) -> None:
     """Write what the run is, or that it goes on."""
     environment = files.environment(processes=processes)
     if not resume:
         _check_free(folder)  # again, as another process may have been here while the data were read
         files.write_json(folder / files.ENVIRONMENT, environment)
+        files.write_json(folder / files.SPLIT, asdict(division))
         files.write(folder / files.RECIPE, recipe.dump(settings))  # last: it makes the folder a run
         return
     if (folder / files.ENCODER).exists():
@@ -149,7 +167,7 @@ def load_run(folder: str | Path) -> Loaded:
     except RuntimeError as error:
         raise ValueError(f"{folder}: the weights do not fit encoder {settings.encoder.name!r}: {error}") from error
     prepare = build.views_of(settings, shape[-1]).plain if pictures else None
-    return Loaded(folder, settings, encoder.eval(), prepare, shape)
+    return Loaded(folder, settings, encoder.eval(), prepare, shape, read_division(folder / files.SPLIT))
 
 
 def _trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Trainer:

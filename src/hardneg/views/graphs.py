@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
-from hardneg.data.graphs import assemble
+from hardneg.data.graphs import assemble, attribute_kind, refers_to_nodes
 
 KINDS = ("identity", "drop_nodes", "perturb_edges", "mask_attributes", "subgraph")
 
@@ -23,6 +23,11 @@ class GraphViews:
     a random neighbour of what there is, until ⌈(1 − ratio) · nodes⌉ are there or the component ends. A graph that has
     nodes keeps at least one.
 
+    Every attribute per node (``pos``, ``z``, …) stays with its node, and every one per edge (``edge_attr``,
+    ``edge_weight``, …) with its edge. An edge with new ends keeps the attributes it had; one whose new pair exists
+    already leaves with its attributes. Only ``x`` is masked. Attributes per graph are repeated with the graphs. What is
+    none of these, or holds numbers of nodes (``face``), is refused.
+
     Args:
         first: a name of the above or ``"identity"``, or several to draw from
         second: the same for the second view; by default the graph as it is against any of the four, as GraphCL's
@@ -30,7 +35,7 @@ class GraphViews:
         ratio: how much changes, in [0, 1]
 
     Called with a PyG batch and a generator on its device (see `hardneg.randomness.generator`), it returns one batch:
-    all first views and then all second ones. ``index`` and ``y`` are repeated with the graphs.
+    all first views and then all second ones.
 
     Examples:
         >>> from hardneg.data.graphs import GraphSet
@@ -76,22 +81,21 @@ class _Graphs:
     edge_index: Tensor  # (2, E)
     batch: Tensor  # (n,)
     count: int  # G
-    edge_attr: Tensor | None  # (E, …)
-    index: Tensor | None  # (G,)
-    y: Tensor | None  # (G,)
+    nodes: dict[str, Tensor]  # further attributes, (n, …) each
+    edges: dict[str, Tensor]  # (E, …) each
+    graphs: dict[str, Tensor | list[Any]]  # (G, …) each
 
     @classmethod
     def of(cls, batch: Any) -> "_Graphs":
         for name in ("x", "edge_index", "batch"):
             if not isinstance(getattr(batch, name, None), Tensor):
                 raise ValueError(f"batch must be a PyG batch with x, edge_index and batch, but has no {name}")
-        extras = (getattr(batch, name, None) for name in ("edge_attr", "index", "y"))
-        edge_index, edge_attr, index, y = batch.edge_index, *extras
-        owner = batch.batch[edge_index[0]]
+        count, edge_index, owner = int(batch.num_graphs), batch.edge_index, batch.batch[batch.edge_index[0]]
+        nodes, edges, graphs = _attributes(batch, count, owner)
         if bool((owner.diff() < 0).any()):  # a user's own batch may mix them
             order = owner.argsort(stable=True)
-            edge_index, edge_attr = edge_index[:, order], None if edge_attr is None else edge_attr[order]
-        return cls(batch.x, edge_index, batch.batch, int(batch.num_graphs), edge_attr, index, y)
+            edge_index, edges = edge_index[:, order], {key: tensor[order] for key, tensor in edges.items()}
+        return cls(batch.x, edge_index, batch.batch, count, nodes, edges, graphs)
 
     @property
     def sizes(self) -> Tensor:
@@ -157,7 +161,7 @@ class _Graphs:
         new = torch.where(forward, ends[:, pair_of], ends.flip(0)[:, pair_of])
         kept = ~double[pair_of]
         edge_index = torch.where(moved[pair_of], new, self.edge_index)[:, kept]
-        return self.with_(edge_index=edge_index, edge_attr=None if self.edge_attr is None else self.edge_attr[kept])
+        return self.with_(edge_index=edge_index, edges={key: tensor[kept] for key, tensor in self.edges.items()})
 
     def grown(self, ratio: float, generator: torch.Generator) -> Tensor:
         """The first ⌈(1 − ratio) · nodes⌉ nodes that growth from a random one reaches, (n,) bool.
@@ -190,11 +194,56 @@ class _Graphs:
             x=self.x[kept],
             edge_index=number[self.edge_index[:, edges]],
             batch=self.batch[kept],
-            edge_attr=None if self.edge_attr is None else self.edge_attr[edges],
+            nodes={key: tensor[kept] for key, tensor in self.nodes.items()},
+            edges={key: tensor[edges] for key, tensor in self.edges.items()},
         )
 
     def with_(self, **parts: Any) -> "_Graphs":
         return _Graphs(**{**self.__dict__, **parts})
+
+
+def _attributes(
+    batch: Any, count: int, owner: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor | list[Any]]]:
+    """The attributes of a batch beside its structure: of nodes, of edges (whose graph is ``owner``), and of graphs."""
+    nodes: dict[str, Tensor] = {}
+    edges: dict[str, Tensor] = {}
+    graphs: dict[str, Tensor | list[Any]] = {}
+    slices = getattr(batch, "_slice_dict", {})
+    for key in batch.keys():  # noqa: SIM118 (it is no mapping)
+        value = batch[key]
+        if key in ("x", "edge_index", "batch", "ptr", "num_nodes"):
+            continue
+        if isinstance(value, list) and len(value) == count:
+            graphs[key] = value
+            continue
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            raise ValueError(f"batch.{key} is a {type(value).__name__}, of no node, edge or graph: del batch.{key}")
+        if key != "index" and refers_to_nodes(key):
+            raise ValueError(f"batch.{key} holds numbers of nodes, which views change: del batch.{key}")
+        kind: str | None = {"index": "graphs", "y": "graphs", "edge_attr": "edges"}.get(key)
+        totals = {"nodes": len(batch.x), "graphs": count, "edges": len(owner)}
+        if kind is None and key in slices:
+            counts = {
+                "nodes": batch.batch.bincount(minlength=count),
+                "graphs": owner.new_ones(count),
+                "edges": owner.bincount(minlength=count),
+            }
+            kind = attribute_kind(key, slices[key].diff().to(owner), counts)
+        if kind is None or len(value) != totals[kind]:
+            kind = attribute_kind(
+                key, torch.tensor(len(value)), {name: torch.tensor(total) for name, total in totals.items()}
+            )
+        if kind is None:
+            raise ValueError(
+                f"batch.{key} has {len(value)} rows, but there are {totals['nodes']} nodes, {totals['edges']} edges "
+                f"and {count} graphs: del batch.{key}"
+            )
+        if kind == "graphs":
+            graphs[key] = value
+        else:
+            (nodes if kind == "nodes" else edges)[key] = value
+    return nodes, edges, graphs
 
 
 def _share(counts: Tensor, ratio: float) -> Tensor:
@@ -225,10 +274,13 @@ def _joined(parts: list[_Graphs]) -> Any:
         nodes, graphs = nodes + len(part.x), graphs + part.count
     batch = torch.cat(owners)
     sizes = batch.bincount(minlength=graphs)
-    extras = {
-        name: torch.cat([getattr(part, name) for part in parts])
-        for name in ("edge_attr", "index", "y")
-        if getattr(parts[0], name) is not None
-    }
     ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    return assemble(torch.cat([part.x for part in parts]), torch.cat(edges, dim=1), batch, ptr, **extras)
+    attributes = [
+        {key: _end_to_end([getattr(part, kind)[key] for part in parts]) for key in getattr(parts[0], kind)}
+        for kind in ("nodes", "edges", "graphs")
+    ]
+    return assemble(torch.cat([part.x for part in parts]), torch.cat(edges, dim=1), batch, ptr, *attributes)
+
+
+def _end_to_end(values: list[Any]) -> Any:
+    return torch.cat(values) if isinstance(values[0], Tensor) else [item for value in values for item in value]

@@ -1,0 +1,154 @@
+"""A run records what it held out: no image that it was trained on becomes a test image when the data change."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch import Tensor
+
+from hardneg.insight.evidence import look_at_test_set
+from hardneg.training import compare, evaluate, recipe, run
+
+BRIEF = ["encoder.name=tiny", "encoder.hidden=16", "encoder.outputs=8", "trainer.epochs=1", "trainer.batch_size=16",
+         "trainer.accelerator=cpu", "trainer.knn_every=1", "trainer.channels_last=false"]  # fmt: skip
+
+
+def add(folder: Path, label: str, numbers: range) -> None:
+    (folder / label).mkdir(parents=True, exist_ok=True)
+    for number in numbers:
+        Image.fromarray(image(number)).save(folder / label / f"{number:03}.png")
+
+
+def image(number: int) -> np.ndarray:
+    pixels: np.ndarray = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    return pixels
+
+
+def numbers(images: Tensor) -> set[int]:
+    """Which images these are, by their pixels."""
+    known = {image(number).tobytes(): number for number in range(300)}
+    return {known[pixels.permute(1, 2, 0).contiguous().numpy().tobytes()] for pixels in images.cpu()}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for label in range(5):
+        add(tmp_path / "photos", f"class{label}", range(20 * label, 20 * label + 20))
+    return tmp_path / "photos"
+
+
+def trained(photos: Path, folder: Path) -> set[int]:
+    """Train a run; returns the images that its steps looked up."""
+    settings = recipe.load({}, [f"data.source={photos}", *BRIEF])
+    module = {}
+
+    class Watch(run.L.Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            module["images"] = pl_module.images
+
+    run.train(settings, folder, callbacks=[Watch()])
+    return numbers(module["images"])
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """The sets of images that evaluations look at, in turn: what is known, then what is asked."""
+    seen: list[set[int]] = []
+    extract_set = evaluate.extract_set
+
+    def watched(encoder: Any, images: Any, **options: Any) -> Any:
+        seen.append(numbers(images.images))
+        return extract_set(encoder, images, **options)
+
+    monkeypatch.setattr(evaluate, "extract_set", watched)
+    return seen
+
+
+def test_a_changed_folder_does_not_move_trained_images_into_the_test(
+    photos: Path, tmp_path: Path, evaluated: list[set[int]]
+) -> None:
+    learnt = trained(photos, tmp_path / "run")
+    held_out = set(range(100)) - learnt
+    assert len(held_out) == 20
+    assert all(len(held_out & set(range(20 * label, 20 * label + 20))) == 4 for label in range(5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
+    assert evaluated == [learnt, held_out]
+    add(photos, "class0", range(200, 203))
+    next(photos.glob(f"*/{min(held_out):03}.png")).unlink()
+    with pytest.warns(
+        UserWarning, match=r"photos has changed since the run was trained \(80 training samples then, 83"
+    ):
+        evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
+    assert evaluated[2:] == [learnt | {200, 201, 202}, held_out - {min(held_out)}]
+    # Also where the source is named anew, and in the report.
+    with pytest.warns(UserWarning, match="has changed"):
+        evaluate.evaluate(tmp_path / "run", str(photos.parent / "." / "photos"), metrics=["nearest"])
+    assert evaluated[5] == held_out - {min(held_out)}
+    with pytest.warns(UserWarning, match="has changed"):
+        assert numbers(look_at_test_set(tmp_path / "run").images) == held_out - {min(held_out)}  # type: ignore[arg-type]
+
+
+def test_a_run_is_not_resumed_on_other_data(photos: Path, tmp_path: Path) -> None:
+    trained(photos, tmp_path / "run")
+    settings = recipe.load({})
+    run.train(settings, tmp_path / "run", resume=True)  # nothing has changed
+    gone = next(iter(photos.glob("class3/*.png")))
+    content = gone.read_bytes()
+    gone.unlink()
+    with pytest.raises(
+        ValueError, match=r"photos has changed since the run was trained .*: restore it, or begin a new"
+    ):
+        run.train(settings, tmp_path / "run", resume=True)
+    gone.write_bytes(content)
+    run.train(settings, tmp_path / "run", resume=True)
+
+
+def test_a_run_without_a_record_is_not_evaluated_on_an_undivided_source(photos: Path, tmp_path: Path) -> None:
+    trained(photos, tmp_path / "run")
+    record = tmp_path / "run" / "split.json"
+    found = json.loads(record.read_text(encoding="utf-8"))
+    assert (found["test"], found["images"], len(found["held_out"])) == ("held out", 80, 20)
+    for text in ("{", "[]", '{"held_out": [1e400]}', json.dumps({**found, "test": "../.."})):
+        record.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"split.json cannot be read .*: restore it, or train again"):
+            evaluate.evaluate(tmp_path / "run")
+    record.unlink()
+    with pytest.raises(ValueError, match="does not record which images"):
+        evaluate.evaluate(tmp_path / "run")
+    with pytest.raises(ValueError, match="does not record which images"):
+        run.train(recipe.load({}), tmp_path / "run", resume=True)
+
+
+def test_classes_that_only_the_test_set_has_stop_an_evaluation(tmp_path: Path) -> None:
+    source = tmp_path / "photos"
+    for number, label in enumerate(("ant", "bee")):
+        add(source / "train", label, range(20 * number, 20 * number + 20))
+        add(source / "test", label, range(100 + 5 * number, 105 + 5 * number))
+    trained(source, tmp_path / "run")
+    assert evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
+    add(source / "test", "cow", range(120, 125))
+    with pytest.raises(ValueError, match="photos-test has images of cow, and photos-train has none"):
+        evaluate.evaluate(tmp_path / "run")
+    runs = compare.plan([compare.Cell("one", recipe.load({}, [f"data.source={source}"]))], tmp_path, [0])
+    with pytest.raises(ValueError, match="photos-test has images of cow"):
+        compare.check_data(runs)
+
+
+def test_an_image_moved_from_the_train_part_to_the_test_part_is_noticed(tmp_path: Path) -> None:
+    source = tmp_path / "photos"
+    for number, label in enumerate(("ant", "bee")):
+        add(source / "train", label, range(20 * number, 20 * number + 20))
+        add(source / "test", label, range(100 + 5 * number, 105 + 5 * number))
+    trained(source, tmp_path / "run")
+    (source / "train" / "ant" / "003.png").rename(source / "test" / "ant" / "003.png")
+    with pytest.warns(UserWarning, match="has changed since the run was trained"):
+        evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
+    Image.fromarray(image(3)).save(source / "train" / "ant" / "003.png")
+    with pytest.warns(UserWarning, match="1 of the 11 images of photos-test are in photos-train, too"):
+        evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
