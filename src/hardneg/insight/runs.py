@@ -64,14 +64,10 @@ def read_run(folder: str | Path) -> Run:
     file = folder / "recipe.yaml"
     if not file.is_file():
         raise ValueError(f"{folder} holds no run: recipe.yaml is missing; pass the folder that training wrote")
-    text = file.read_text(encoding="utf-8")
-    yaml = required("yaml", 'pip install "hardneg[train]"')
-    try:
-        recipe = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file} is not readable YAML: {error}") from error
-    if not isinstance(recipe, dict):
-        raise ValueError(f"{file} must hold keys and values, got {type(recipe).__name__}")
+    required("yaml", 'pip install "hardneg[train]"')
+    from hardneg.training import yaml_files
+
+    text, recipe = yaml_files.read_text(file), yaml_files.read_mapping(file)
     metrics = _lines(folder / "metrics.jsonl")
     evaluation = {
         name: float(number) for name, number in _mapping(folder / "evaluation.json").items() if is_finite(number)
