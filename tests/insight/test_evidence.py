@@ -25,7 +25,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, source: str, channels: int = 1) -> 
     """Every folder holds a run on this source, with pixels for features."""
     settings = recipe.load({"data": {"source": source}})
     loaded = SimpleNamespace(settings=settings, encoder=nn.Flatten(), prepare=None, shape=(channels, 8, 8))
-    monkeypatch.setattr(run, "load_run", lambda folder: loaded)
+    monkeypatch.setattr(run, "load_run", lambda folder, trust: loaded)
 
 
 def decoded(uri: str) -> np.ndarray:

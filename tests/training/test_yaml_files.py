@@ -20,7 +20,7 @@ CASES: dict[str, tuple[bytes, str]] = {
     "merge key": (b"data:\n  <<: {source: digits}\n", "'<<'.* line 2"),
     "deep flow": (b"about: " + b"[" * 20_000, "deeper than 32 levels"),
     "deep mappings": (b"{a: " * 5_000 + b"1" + b"}" * 5_000, "deeper than 32 levels"),
-    "deep blocks": (b"".join(b" " * level + b"- \n" for level in range(400)), "deeper than 32 levels"),
+    "deep blocks": (b"".join(b" " * level + b"- \n" for level in range(200)), "deeper than 32 levels"),
     "too large": (b"about: " + b"x" * 70_000, "larger than 65,536 bytes"),
     "same key twice": (b"seed: 1\ntrainer:\n  epochs: 1\n  epochs: 2\n", "key 'epochs' stands twice.* line 4"),
     "same part twice": (b"data: {source: digits}\nseed: 0\ndata: {size: 8}\n", "key 'data' stands twice.* line 3"),

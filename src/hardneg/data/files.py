@@ -75,7 +75,10 @@ def _load(source: str | Path, split: str, size: int | None, in_memory: int) -> I
         return _resized(_digits(split), size)
     if isinstance(source, str) and source.startswith("hf:"):
         name, _, config = source.removeprefix("hf:").partition(":")
-        rows = required("datasets", _DATASETS).load_dataset(name, config or None, split=split)
+        datasets = required("datasets", _DATASETS)
+        # Before version 4, datasets would run a script that a set brings along.
+        plain = {"trust_remote_code": False} if int(datasets.__version__.partition(".")[0]) < 4 else {}
+        rows = datasets.load_dataset(name, config or None, split=split, **plain)
         return _decoded(_from_dataset(rows, Path(name), split), size, in_memory)
     path = Path(source).expanduser()
     if not path.exists():

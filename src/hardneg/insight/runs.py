@@ -114,7 +114,10 @@ def group_runs(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[
 
 def is_finite(number: object) -> bool:
     """Whether this is a number that can be drawn."""
-    return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+    try:
+        return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def _derived(runs: Sequence[Run]) -> list[str]:
@@ -156,7 +159,7 @@ def _mapping(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not readable JSON: {error}; remove it, or write it again") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold an object, got {type(content).__name__}")
@@ -165,10 +168,10 @@ def _mapping(file: Path) -> dict[str, Any]:
 
 def _lines(file: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    for text in file.read_bytes().splitlines() if file.is_file() else ():
         try:
             line = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             break  # cut off when the run was killed; what follows was not written
         if isinstance(line, dict):
             lines.append(line)

@@ -204,6 +204,23 @@ def _check(recipe: Recipe) -> None:
         checks.choice("trainer.compile", trainer.compile, COMPILE_MODES)
 
 
+def check_trust(recipe: Recipe, folder: str | Path, trust: bool) -> None:
+    """Raise if building the parts of a run folder's recipe would run code that the folder names.
+
+    Importing a module already runs it, so nothing is imported to find out.
+    """
+    if not trust and needs_trust(recipe):
+        raise ValueError(
+            f"{folder}: encoder.name={recipe.encoder.name!r} is code that the folder asks to run: if you trust it, add "
+            "--trust (in Python: trust=True)"
+        )
+
+
+def needs_trust(recipe: Recipe) -> bool:
+    """Whether the recipe names a ``module:callable``."""
+    return ":" in recipe.encoder.name
+
+
 def known() -> dict[str, Path]:
     """The recipes that come with the library, by name."""
     return {file.stem: file for file in sorted(RECIPES.glob("*.yaml"))}
