@@ -114,7 +114,7 @@ def test_a_folder_does_not_name_what_is_run(
 def test_a_report_leaves_out_what_it_would_have_to_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     folder = hostile(tmp_path / "theirs", "os:system", {"command": f"touch {mark}"})
-    code, out, err = hardneg(capsys, "report", "theirs")
+    code, _, err = hardneg(capsys, "report", "theirs")
     assert not mark.exists()
     assert code == 0
     assert len(err.strip().splitlines()) == 1
@@ -128,7 +128,7 @@ def test_a_report_leaves_out_what_it_would_have_to_run(capsys: pytest.CaptureFix
 def test_python_functions_do_not_trust_a_folder_either(tmp_path: Path) -> None:
     folder = hostile(tmp_path / "theirs", "os:system", {"command": f"touch {tmp_path / 'mark'}"})
     for read in (run.load_run, evaluate, export_run, lambda f: run.train(recipe.Recipe(), f, resume=True)):
-        with pytest.raises(ValueError, match="encoder.name='os:system' .*trust=True"):
+        with pytest.raises(ValueError, match=r"encoder\.name='os:system' .*trust=True"):
             read(folder)
     with pytest.warns(UserWarning, match="encoder.name='os:system'"):
         write_report([folder], tmp_path / "report.html")

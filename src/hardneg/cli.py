@@ -89,6 +89,7 @@ def train(
             raise ValueError("name a recipe, e.g. hardneg train digits-simclr, or give --resume FOLDER")
         if "=" in recipe and not Path(recipe).is_file():
             raise ValueError(f"the recipe comes first: hardneg train RECIPE {recipe}")
+        recipes.check_once(overrides or [])
         settings = recipes.load(recipes.find(recipe), overrides or [])
         folder = run or _next_folder(Path("runs"), Path(recipe).stem)
     if trust:

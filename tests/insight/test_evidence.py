@@ -81,7 +81,7 @@ class Files:
 def test_a_streamed_set_shows_no_picture_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     streamed = StreamedImages(Files(), (1, 8, 8), labels=torch.arange(200) % 2, classes=("even", "odd"))
     monkeypatch.setattr(hardneg.data, "load_split", lambda *given, **more: streamed)
-    pretend(monkeypatch, "anything")
+    pretend(monkeypatch, str(tmp_path))
     with pytest.warns(UserWarning, match="cannot be read: picture 4"):
         images, labels, _, _ = look_at_test_set(tmp_path)
     assert images[:, 0, 0, 0].sort().values.tolist() == [index for index in range(200) if index != 4]

@@ -97,6 +97,7 @@ def look_at_test_set(folder: Path, trust: bool = False) -> Sight:
 
     # By name: the engine needs Lightning, which the rest of the page does without.
     loaded: Any = import_module("hardneg.training.run").load_run(folder, trust=trust)
+    import_module("hardneg.training.build").check_source(loaded.settings, folder)
     data = loaded.settings.data
     if len(loaded.shape) == 1:
         return _look_at_graphs(loaded)

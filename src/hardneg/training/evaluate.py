@@ -35,6 +35,8 @@ def evaluate(
     """
     run = load_run(folder, trust=trust)
     files.check_links(run.folder)
+    if source is None:
+        build.check_source(run.settings, run.folder)
     if len(run.shape) == 1:
         return _saved(run.folder, files.EVALUATION, _of_graphs(run, source))
     same = source is None

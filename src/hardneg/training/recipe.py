@@ -179,6 +179,17 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
     return recipe
 
 
+def check_once(overrides: Sequence[str]) -> None:
+    """Raise if one of the overrides ``key=value`` would undo an earlier one, which would then be ignored in silence."""
+    for place, later in enumerate(overrides):
+        key = later.partition("=")[0]
+        for earlier in (entry.partition("=")[0] for entry in overrides[:place]):
+            if earlier == key:
+                raise ValueError(f"{key} stands twice, the second time as {later}: leave one out")
+            if earlier.startswith(f"{key}."):
+                raise ValueError(f"{later} would undo {earlier}: leave one out, or put both into one value")
+
+
 def _check(recipe: Recipe) -> None:
     """Raise where a number or a word cannot be meant."""
     trainer, encoder, optimizer = recipe.trainer, recipe.encoder, recipe.optimizer

@@ -79,7 +79,10 @@ def train(
         settings = recipe.load(folder / files.RECIPE)
         recipe.check_trust(settings, folder, trust)
         files.check_links(folder)
+        build.check_source(settings, folder)
         _take_threads(folder)
+    else:
+        settings = build.resolved(settings)
     trainer = _trainer(settings, callbacks)
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
         _check_free(folder)
@@ -152,6 +155,7 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Loaded:
     elif (folder / files.CHECKPOINT).exists():
         saved = torch.load(folder / files.CHECKPOINT, map_location="cpu", weights_only=True)["state_dict"]
         weights = {name[8:]: tensor for name, tensor in saved.items() if name.startswith("encoder.")}
+        build.check_source(settings, folder)
         train_set = build.data(settings)
         shape = (train_set.node_features,) if isinstance(train_set, GraphSet) else train_set.shape
     else:

@@ -53,7 +53,7 @@ def parse(text: str, where: str) -> Any:
         raise ValueError(f"{where} is not readable YAML: {reason}") from error
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """A safe loader that refuses aliases, merge keys, deep nesting and equal keys."""
 
     def __init__(self, text: str) -> None:
