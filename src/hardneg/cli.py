@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from hardneg.terminal import METRIC_TITLES, err, fail, note, out, print_json, say, show_table
+from hardneg.printable import printable
+from hardneg.terminal import METRIC_TITLES, cell, err, fail, note, out, print_json, remark, say, show_table
 
 if TYPE_CHECKING:
     from hardneg.training.compare import Run
@@ -148,7 +148,7 @@ def compare(
     _import_from_here()
     names = [entry for entry in recipes if "=" not in entry]
     cells = comparing.grid(names, [entry for entry in recipes if "=" in entry], over or [])
-    known = [cell.name for cell in cells]
+    known = [row.name for row in cells]
     if baseline is not None and baseline not in known:
         raise ValueError(f"baseline={baseline!r} is no row of this comparison: choose one of {', '.join(known)}")
     runs = comparing.plan(cells, run, range(seeds))
@@ -156,7 +156,7 @@ def compare(
     failed = _carry_out(runs, quiet=as_json)
     show_table(comparing.results(runs), baseline or known[0], as_json, {"run": str(run), "failed": failed})
     if not as_json:
-        trusted = " --trust" * any(needs_trust(cell.settings) for cell in cells)
+        trusted = " --trust" * any(needs_trust(planned.settings) for planned in cells)
         say(f"next: hardneg report {shlex.quote(str(run))}{trusted}", style="dim")
     if failed:
         raise typer.Exit(1)
@@ -224,7 +224,7 @@ def evaluate(
     if as_json:
         print_json(figures)
         return
-    table = Table("figure", "accuracy", title=escape(f"{run}" + (f" on {data}" if data else "")))
+    table = Table("figure", "accuracy", title=cell(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
         table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %")
     out.print(table)
@@ -255,12 +255,14 @@ def recipes(
 ) -> None:
     """List the recipes, or print one as YAML to begin your own from."""
     from hardneg.training import recipe
+    from hardneg.training.yaml_files import read_text
 
     if name is not None and as_json:
         print_json(dataclasses.asdict(recipe.load(recipe.find(name))))
         return
     if name is not None:
-        sys.stdout.write(recipe.find(name).read_text())
+        text = read_text(recipe.find(name))
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         return
     abouts = {known: recipe.load(file).about for known, file in recipe.known().items()}
     if as_json:
@@ -268,7 +270,7 @@ def recipes(
         return
     table = Table("recipe", "what it stands for", box=None)
     for known, about in abouts.items():
-        table.add_row(known, about)
+        table.add_row(known, cell(about))
     out.print(table)
 
 
@@ -307,7 +309,7 @@ def doctor(as_json: Json = False) -> None:
     table = Table("what", "", "found", "fix", box=None)
     for finding in findings:
         colour = colours[finding.status]
-        table.add_row(finding.name, f"[{colour}]{finding.status}[/]", escape(finding.detail), escape(finding.fix))
+        table.add_row(finding.name, f"[{colour}]{finding.status}[/]", cell(finding.detail), cell(finding.fix))
     out.print(table)
     if any(finding.status == "broken" for finding in findings):
         raise typer.Exit(1)
@@ -341,7 +343,7 @@ def _stop() -> None:
     if folder is not None:
         begun = (Path(folder) / "recipe.yaml").exists()
         again = f"go on with: hardneg train --resume {_named(Path(folder))}" if begun else "nothing was written"
-    err.print(f"\nstopped; {again}", markup=False, highlight=False, soft_wrap=True)
+    remark(f"\nstopped; {again}")
     sys.exit(INTERRUPTED)
 
 
@@ -392,5 +394,5 @@ def _carry_out(runs: Sequence["Run"], quiet: bool) -> dict[str, str]:
                 failed[name] = " ".join(str(error).split())
                 note(f"failed: {name}: {error}")
             elif not quiet and not err.is_terminal:  # a log gets a line for each
-                err.print(f"done: {name}", markup=False, highlight=False)
+                remark(f"done: {name}")
     return failed

@@ -15,6 +15,7 @@ from hardneg.insight.evidence import Sight, examine
 from hardneg.insight.report import write_report
 
 VOID = {"meta", "link", "img", "wbr", "br"}
+INLINE = {"bdi", "wbr", "strong", "em"}
 
 
 class Page(HTMLParser):
@@ -31,6 +32,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
+        self.words.append("" if tag in INLINE else " ")
         if tag not in VOID:
             self.open.append(tag)
 
@@ -39,6 +41,7 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag, self.getpos()
+        self.words.append("" if tag in INLINE else " ")
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] not in ("style", "script"):
@@ -46,7 +49,7 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+        return " ".join("".join(self.words).split())
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]

@@ -14,7 +14,7 @@ from string import Template
 
 from hardneg import checks
 from hardneg.insight import evidence
-from hardneg.insight.contents import Contents
+from hardneg.insight.contents import Contents, breakable, plain
 from hardneg.insight.parts import PARTS
 from hardneg.insight.runs import group_runs, is_finite, read_run
 
@@ -79,14 +79,14 @@ def write_report(
 def page(contents: Contents) -> str:
     """The whole page."""
     parts = [part(contents) for part in PARTS]
-    sources = ", ".join(dict.fromkeys(run.source for group in contents.groups for run in group.runs))
+    sources = dict.fromkeys(run.source for group in contents.groups for run in group.runs)
     count = sum(len(group.runs) for group in contents.groups)
     script = _asset("page.js")
     # Only this script may run, whatever a class or a recipe is called, and nothing may be fetched.
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
-        title=escape(f"hardneg: {sources}"),
-        sources=escape(sources),
+        title=plain(f"hardneg: {', '.join(sources)}"),
+        sources=", ".join(map(breakable, sources)),
         counts=f"{_counted(len(contents.groups), 'group')} of runs that differ only in seed · {_counted(count, 'run')}",
         navigation="".join(f'<li><a href="#{part.key}">{escape(part.title)}</a></li>' for part in parts),
         parts="".join(part.html() for part in parts),
