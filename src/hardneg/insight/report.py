@@ -69,7 +69,8 @@ def write_report(
     to.parent.mkdir(parents=True, exist_ok=True)
     fresh = to.with_name(f".{secrets.token_hex(8)}-{to.name}")  # not to be guessed, so that no link waits there
     try:
-        fresh.write_text(page(contents), encoding="utf-8")
+        # A file name that is not UTF-8 must not cost the page.
+        fresh.write_text(page(contents), encoding="utf-8", errors="backslashreplace")
         os.replace(fresh, to)
     finally:
         fresh.unlink(missing_ok=True)

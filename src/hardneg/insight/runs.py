@@ -4,7 +4,6 @@ The recipe is read as plain YAML, so that a run of an older version, whose keys 
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +42,8 @@ class Run:
         """How many epochs are done, and how many the recipe wants."""
         trainer = self.recipe.get("trainer")
         wanted = trainer.get("epochs") if isinstance(trainer, Mapping) else None
-        return (int(self.metrics[-1].get("epoch", 0)) if self.metrics else 0), wanted
+        done = self.metrics[-1].get("epoch") if self.metrics else 0
+        return (int(done) if isinstance(done, int | float) and is_finite(done) else 0), wanted
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ def read_run(folder: str | Path) -> Run:
     from hardneg.training import yaml_files
 
     text, recipe = yaml_files.read_text(file), yaml_files.read_mapping(file)
+    if not isinstance(seed := recipe.get("seed", 0), int) or not is_finite(seed):
+        raise ValueError(f"{file}: seed must be a whole number, got {str(seed)[:40]!r}")
     metrics = _lines(folder / "metrics.jsonl")
     evaluation = {
         name: float(number) for name, number in _mapping(folder / "evaluation.json").items() if is_finite(number)
@@ -114,10 +116,8 @@ def group_runs(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[
 
 def is_finite(number: object) -> bool:
     """Whether this is a number that can be drawn."""
-    try:
-        return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-    except OverflowError:  # an integer beyond every float
-        return False
+    # Nothing that was measured comes near the bound, beyond which axes overflow.
+    return isinstance(number, int | float) and not isinstance(number, bool) and abs(number) <= 1e100
 
 
 def _derived(runs: Sequence[Run]) -> list[str]:

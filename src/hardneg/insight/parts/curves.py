@@ -101,8 +101,9 @@ def _series(group: Group, number: int, read: Reading, scale: float) -> svg.Serie
     for run in group.runs:
         for line in run.metrics:
             value = read(line)
-            if isinstance(value, int | float) and is_finite(value) and isinstance(line.get("epoch"), int):
-                at.setdefault(line["epoch"], []).append(scale * value)
+            epoch = line.get("epoch")
+            if isinstance(value, int | float) and is_finite(value) and isinstance(epoch, int) and is_finite(epoch):
+                at.setdefault(epoch, []).append(scale * value)
     epochs = _thinned(sorted(at))
     several = any(len(at[epoch]) > 1 for epoch in epochs)
     return svg.Series(
