@@ -172,6 +172,26 @@ MISTAKES = {
     "nothing to compare": (["compare", "trainer.epochs=3"], "nothing to compare"),
     "no values to go over": (["compare", "digits-simclr", "--over", "optimizer.lr"], "must be key=value,value"),
     "same row twice": (["compare", "digits-simclr", "--over", "trainer.epochs=1,1"], "stands twice"),
+    "same value twice": (["compare", "digits-simclr", "--over", "optimizer.lr=1e-3,0.001"], "are the same recipe"),
+    "same key over twice": (
+        ["compare", "digits-simclr", "--over", "trainer.epochs=1,2", "--over", "trainer.epochs=3,4"],
+        "trainer.epochs stands twice",
+    ),
+    "fixed and gone over": (
+        ["compare", "digits-simclr", "trainer.epochs=9", "--over", "trainer.epochs=1,2"],
+        "trainer.epochs stands twice",
+    ),
+    "overwritten by what is gone over": (
+        ["compare", "digits-simclr", "--over", "objective.temperature=0.2,0.5", "--over", "objective={preset: hcl}"],
+        "objective={preset: hcl} would undo objective.temperature",
+    ),
+    "same recipe twice": (["compare", "digits-simclr", "digits-simclr"], "stands twice"),
+    "same setting twice": (["train", "digits-simclr", "seed=1", "seed=2"], "seed stands twice"),
+    "overwritten setting": (
+        ["train", "digits-simclr", "objective.temperature=0.2", "objective={preset: hcl}"],
+        "objective={preset: hcl} would undo objective.temperature",
+    ),
+    "folder for a recipe": (["train", "."], ". is a folder: give a YAML file"),
     "seeds to go over": (["compare", "digits-simclr", "--over", "seed=0,1"], "say how many with --seeds"),
     "several devices": (["compare", "digits-simclr", "trainer.devices=2"], "a comparison trains on one device"),
     "several nodes": (["compare", "digits-simclr", "trainer.nodes=2"], "trainer.nodes=2: a comparison trains on one"),
@@ -394,6 +414,59 @@ def test_pictures_of_other_colours_are_tested_and_carried_over(
     code, out, err = hardneg(capsys, "evaluate", "run", "--data", "digits", "--json")
     assert code == 0, err
     assert json.loads(out)["nearest"] > 0.5
+
+
+QUICK_NPZ = ["trainer.epochs=1", "trainer.batch_size=16", "trainer.knn_every=0"]
+
+
+def test_a_run_finds_its_data_from_every_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    npz(tmp_path / "here", images=rng.integers(0, 256, (60, 8, 8), np.uint8), labels=np.arange(60) % 2)
+    monkeypatch.chdir(tmp_path / "here")
+    code, _, err = hardneg(capsys, "train", "digits-simclr", "data.source=data.npz", *QUICK_NPZ, "--run", "run")
+    assert code == 0, err
+    assert recipe.load(Path("run", "recipe.yaml")).data.source == str(tmp_path / "here" / "data.npz")
+    grid = ["compare", "digits-simclr", "data.source=data.npz", *QUICK_NPZ, "--seeds", "1", "--json"]
+    first = hardneg(capsys, *grid, "--run", str(tmp_path / "grid"))
+    assert first[0] == 0, first[2]
+
+    monkeypatch.chdir(tmp_path / "there")
+    run = str(Path("..", "here", "run"))
+    for command in (["evaluate", run], ["train", "--resume", run], ["report", run]):
+        code, _, err = hardneg(capsys, *command)
+        assert (code, err) == (0, ""), command
+    assert (tmp_path / "here" / "run" / "report.html").read_text(encoding="utf-8").count("<img") > 6
+    # The same comparison, named from there, is the same comparison.
+    again = hardneg(capsys, *grid[:2], "data.source=../here/data.npz", *grid[3:], "--run", "../grid")
+    assert json.loads(again[1])["rows"] == json.loads(first[1])["rows"]
+
+
+def test_data_that_moved_are_named_with_the_place_to_say_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    source = npz(tmp_path, images=rng.integers(0, 256, (60, 8, 8), np.uint8), labels=np.arange(60) % 2)
+    code, _, err = hardneg(capsys, "train", "digits-simclr", source, *QUICK_NPZ, "--run", "run")
+    assert code == 0, err
+    (tmp_path / "data.npz").rename(tmp_path / "moved.npz")
+    before = tree(tmp_path)
+    for command in (["evaluate", "run"], ["train", "--resume", "run"]):
+        code, out, err = hardneg(capsys, *command)
+        assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+        assert f"data.source='{tmp_path / 'data.npz'}' is not there" in err
+        assert "run/recipe.yaml" in err
+        assert tree(tmp_path) == before
+    code, _, err = hardneg(capsys, "report", "run", "--to", "page.html")
+    assert code == 0
+    assert "is not there" in err
+    assert "is not there" in Path("page.html").read_text(encoding="utf-8")
+    # What the line says helps.
+    file = tmp_path / "run" / "recipe.yaml"
+    file.write_text(file.read_text().replace("data.npz", "moved.npz"))
+    for command in (["evaluate", "run"], ["train", "--resume", "run"], ["report", "run"]):
+        assert hardneg(capsys, *command)[0] == 0
 
 
 COMPARE = ["compare", "digits-simclr", "trainer.epochs=2", "trainer.knn_every=0", "--seeds", "2",

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from hardneg.terminal import METRIC_TITLES, err, fail, note, out, print_json, say, show_table
+from hardneg.printable import printable
+from hardneg.terminal import METRIC_TITLES, cell, err, fail, note, out, print_json, remark, say, show_table
 
 if TYPE_CHECKING:
     from hardneg.training.compare import Run
@@ -48,6 +48,9 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and no progress.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run the code that the folder names as its encoder, **module:callable**.")
+]
 
 
 @app.command(
@@ -67,6 +70,7 @@ def train(
     run: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/RECIPE-1, -2, …].")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     evaluate: Annotated[bool, typer.Option(help="Judge the encoder afterwards, if there are labels.")] = True,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Train an encoder by a recipe. Ctrl-C or a crash leaves a run that **--resume** takes up exactly."""
@@ -80,17 +84,21 @@ def train(
             raise ValueError("--resume goes on with a run as it was begun: leave out the recipe, settings and --run")
         folder, settings = resume, recipes.Recipe()
     else:
+        trust = True  # the user has started this recipe
         if recipe is None:
             raise ValueError("name a recipe, e.g. hardneg train digits-simclr, or give --resume FOLDER")
         if "=" in recipe and not Path(recipe).is_file():
             raise ValueError(f"the recipe comes first: hardneg train RECIPE {recipe}")
+        recipes.check_once(overrides or [])
         settings = recipes.load(recipes.find(recipe), overrides or [])
         folder = run or _next_folder(Path("runs"), Path(recipe).stem)
+    if trust:
+        _import_from_here()
     # The further processes of one run are started with this command line, and must find the same folder.
     folder = Path(os.environ.get("HARDNEG_RUN", folder)) if "LOCAL_RANK" in os.environ else folder
     os.environ["HARDNEG_RUN"] = str(folder)
     with bars(Console(stderr=True, quiet=as_json)) as progress:
-        result = runs.train(settings, folder, resume is not None, [Bar(progress, folder.name)])
+        result = runs.train(settings, folder, resume is not None, [Bar(progress, folder.name)], trust=trust)
     if "LOCAL_RANK" in os.environ:  # one of several processes
         time.sleep(1)  # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489)
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0":
@@ -98,7 +106,7 @@ def train(
     figures = {}
     if evaluate:
         try:
-            figures = judge(folder)
+            figures = judge(folder, trust=trust)
         except (ValueError, FileNotFoundError) as error:
             note(f"not evaluated: {error}")
     if as_json:
@@ -107,7 +115,7 @@ def train(
     say(f"trained in {folder}: loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}")
     if figures:
         say(" · ".join(f"{METRIC_TITLES[name]} {100 * figure:.1f} %" for name, figure in figures.items()))
-    say(f"next: hardneg report {shlex.quote(str(folder))}", style="dim")
+    say(f"next: hardneg report {_named(folder)}", style="dim")
 
 
 @app.command(
@@ -135,10 +143,12 @@ def compare(
 ) -> None:
     """Train recipes × settings × seeds and print mean ± std, with the difference to a baseline."""
     from hardneg.training import compare as comparing
+    from hardneg.training.recipe import needs_trust
 
+    _import_from_here()
     names = [entry for entry in recipes if "=" not in entry]
     cells = comparing.grid(names, [entry for entry in recipes if "=" in entry], over or [])
-    known = [cell.name for cell in cells]
+    known = [row.name for row in cells]
     if baseline is not None and baseline not in known:
         raise ValueError(f"baseline={baseline!r} is no row of this comparison: choose one of {', '.join(known)}")
     runs = comparing.plan(cells, run, range(seeds))
@@ -146,7 +156,8 @@ def compare(
     failed = _carry_out(runs, quiet=as_json)
     show_table(comparing.results(runs), baseline or known[0], as_json, {"run": str(run), "failed": failed})
     if not as_json:
-        say(f"next: hardneg report {shlex.quote(str(run))}", style="dim")
+        trusted = " --trust" * any(needs_trust(planned.settings) for planned in cells)
+        say(f"next: hardneg report {shlex.quote(str(run))}{trusted}", style="dim")
     if failed:
         raise typer.Exit(1)
 
@@ -201,16 +212,19 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     data: Annotated[str | None, typer.Option(help="Carry the frozen encoder over to these data.")] = None,
     size: Annotated[int | None, typer.Option(help="Side of their pictures [default: as in training].")] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Judge the frozen encoder of a run: kNN, 1-NN, a few labels per class, linear readout."""
     from hardneg.training.evaluate import evaluate as judge
 
-    figures = judge(run, data, size)
+    if trust:
+        _import_from_here()
+    figures = judge(run, data, size, trust=trust)
     if as_json:
         print_json(figures)
         return
-    table = Table("figure", "accuracy", title=escape(f"{run}" + (f" on {data}" if data else "")))
+    table = Table("figure", "accuracy", title=cell(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
         table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %")
     out.print(table)
@@ -221,13 +235,16 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of comparisons.")],
     to: Annotated[Path | None, typer.Option(help="The page [default: report.html in the first folder].")] = None,
     baseline: Annotated[str | None, typer.Option(help="The row to compare with [default: the first].")] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Write one self-contained HTML page: table, curves, histograms, hardest negatives, command and recipe."""
     from hardneg.insight.report import write_report
 
+    if trust:
+        _import_from_here()
     folders = [folder for entry in runs for folder in _runs_below(entry)]
-    page = write_report(folders, to or runs[0] / "report.html", baseline=baseline)
+    page = write_report(folders, to or runs[0] / "report.html", baseline=baseline, trust=trust)
     print_json({"report": str(page)}) if as_json else say(str(page))
 
 
@@ -238,12 +255,14 @@ def recipes(
 ) -> None:
     """List the recipes, or print one as YAML to begin your own from."""
     from hardneg.training import recipe
+    from hardneg.training.yaml_files import read_text
 
     if name is not None and as_json:
         print_json(dataclasses.asdict(recipe.load(recipe.find(name))))
         return
     if name is not None:
-        sys.stdout.write(recipe.find(name).read_text())
+        text = read_text(recipe.find(name))
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         return
     abouts = {known: recipe.load(file).about for known, file in recipe.known().items()}
     if as_json:
@@ -251,7 +270,7 @@ def recipes(
         return
     table = Table("recipe", "what it stands for", box=None)
     for known, about in abouts.items():
-        table.add_row(known, about)
+        table.add_row(known, cell(about))
     out.print(table)
 
 
@@ -262,12 +281,15 @@ def export(
         str, typer.Option("--format", help="safetensors, torchscript, torch_export or onnx.")
     ] = "safetensors",
     to: Annotated[Path | None, typer.Option(help="The file [default: exported.* in the run's folder].")] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Write the encoder for use elsewhere, and check the file by loading it and comparing outputs."""
     import hardneg.export as exporting
 
-    made, difference = exporting.export_run(run, form, to)
+    if trust:
+        _import_from_here()
+    made, difference = exporting.export_run(run, form, to, trust=trust)
     if as_json:
         print_json({"file": str(made), "difference": difference})
         return
@@ -287,7 +309,7 @@ def doctor(as_json: Json = False) -> None:
     table = Table("what", "", "found", "fix", box=None)
     for finding in findings:
         colour = colours[finding.status]
-        table.add_row(finding.name, f"[{colour}]{finding.status}[/]", escape(finding.detail), escape(finding.fix))
+        table.add_row(finding.name, f"[{colour}]{finding.status}[/]", cell(finding.detail), cell(finding.fix))
     out.print(table)
     if any(finding.status == "broken" for finding in findings):
         raise typer.Exit(1)
@@ -295,7 +317,6 @@ def doctor(as_json: Json = False) -> None:
 
 def main() -> None:
     """Run the command line; mistakes in the input become one line and exit code 2."""
-    sys.path.insert(0, "")  # an encoder of the user's lies where the command is given
     warnings.showwarning = lambda message, *rest, **more: note(str(message))
     try:
         code = typer.main.get_command(app)(standalone_mode=False)
@@ -321,9 +342,23 @@ def _stop() -> None:
     again = "the same command goes on where it stopped"
     if folder is not None:
         begun = (Path(folder) / "recipe.yaml").exists()
-        again = f"go on with: hardneg train --resume {shlex.quote(folder)}" if begun else "nothing was written"
-    err.print(f"\nstopped; {again}", markup=False, highlight=False, soft_wrap=True)
+        again = f"go on with: hardneg train --resume {_named(Path(folder))}" if begun else "nothing was written"
+    remark(f"\nstopped; {again}")
     sys.exit(INTERRUPTED)
+
+
+def _import_from_here() -> None:
+    """Find the user's own encoder where the command is given; only for what is trusted, as any import may find it."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+
+
+def _named(folder: Path) -> str:
+    """A run as the next command names it, with what that command needs to take it up."""
+    from hardneg.training import recipe
+
+    trusted = recipe.needs_trust(recipe.load(folder / "recipe.yaml"))
+    return shlex.quote(str(folder)) + " --trust" * trusted
 
 
 def _next_folder(root: Path, stem: str) -> Path:
@@ -359,5 +394,5 @@ def _carry_out(runs: Sequence["Run"], quiet: bool) -> dict[str, str]:
                 failed[name] = " ".join(str(error).split())
                 note(f"failed: {name}: {error}")
             elif not quiet and not err.is_terminal:  # a log gets a line for each
-                err.print(f"done: {name}", markup=False, highlight=False)
+                remark(f"done: {name}")
     return failed

@@ -8,7 +8,9 @@ import copy
 import json
 import logging
 import os
+import secrets
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -66,17 +68,20 @@ def export(
     return _written(encoder, example, Path(to), format, info or {}, tolerance)[0]
 
 
-def export_run(run: str | Path, format: str = "safetensors", to: str | Path | None = None) -> tuple[Path, float]:
+def export_run(
+    run: str | Path, format: str = "safetensors", to: str | Path | None = None, *, trust: bool = False
+) -> tuple[Path, float]:
     """Write the encoder of a run, with its recipe and the mean and std of its pixels among the notes.
 
-    run: the folder · format: as for `export` · to: the file, by default ``exported.*`` in the folder · returns the file
-    and the largest difference that was found when it was checked
+    run: the folder · format: as for `export` · to: the file, by default ``exported.*`` in the folder · trust: allow an
+    encoder that the folder names as ``module:callable`` · returns the file and the largest difference that was found
+    when it was checked
     """
     from hardneg.training import build, files, recipe
     from hardneg.training import run as runs
 
     checks.choice("format", format, tuple(SUFFIXES))
-    loaded = runs.load_run(run)
+    loaded = runs.load_run(run, trust=trust)
     if loaded.prepare is None:
         raise ValueError(f"{run} trained a graph encoder, which no format here can hold: use its encoder.safetensors")
     file = Path(run) / "exported" if to is None else Path(to)
@@ -104,7 +109,7 @@ def verify(file: str | Path, encoder: nn.Module, example: Tensor, tolerance: flo
 
 
 def read_info(file: str | Path) -> dict[str, str]:
-    """The notes in an exported file, without loading its weights where the format allows it."""
+    """The notes in an exported file; its weights and programs are not loaded."""
     file = Path(file)
     if not file.is_file():
         raise FileNotFoundError(f"file={str(file)!r} does not exist: export an encoder first")
@@ -115,15 +120,13 @@ def read_info(file: str | Path) -> dict[str, str]:
         case "onnx":
             model = _required("onnx").load(str(file), load_external_data=False)
             return {note.key: note.value for note in model.metadata_props}
-        case "torchscript":
-            extra = {_NOTES: ""}
-            with _quiet():
-                torch.jit.load(str(file), map_location="cpu", _extra_files=extra)  # type: ignore[no-untyped-call]
-        case _:
-            extra = {_NOTES: ""}
-            with _quiet():
-                torch.export.load(str(file), extra_files=extra)
-    return dict(json.loads(extra[_NOTES] or "{}"))
+    # The other two are zip archives. PyTorch's own loaders would run the file's program or unpickle parts of it.
+    try:
+        with zipfile.ZipFile(file) as archive:
+            member = next(name for name in archive.namelist() if name.endswith(f"/extra/{_NOTES}"))
+            return dict(json.loads(archive.read(member)))
+    except (zipfile.BadZipFile, StopIteration, ValueError) as error:
+        raise ValueError(f"{file} is no file that hardneg exported: its notes are missing") from error
 
 
 # --- one writer and one loader for each format ---
@@ -220,7 +223,8 @@ def _written(
     features = _features(frozen, _checked_example(example))
     notes = _notes(info, example, features)
     file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f".{os.getpid()}-{file.name}")  # keeps the suffix, which torch.export insists on
+    # Not to be guessed, so that no link waits there; it keeps the suffix, which torch.export insists on.
+    fresh = file.with_name(f".{secrets.token_hex(8)}-{file.name}")
     try:
         _WRITERS[format](frozen, example.float().cpu(), fresh, notes)
         difference = _compare(_LOADERS[format](fresh, frozen), frozen, example, tolerance, file)

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hardneg.printable import printable
+
 # What is piped into a file has no width of its own.
 out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
 METRIC_TITLES = {
@@ -25,19 +27,29 @@ METRIC_TITLES = {
 
 
 def say(message: str, style: str | None = None) -> None:
-    """A result, as it is: names may hold what rich would take for markup."""
-    out.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+    """A result: names in it may hold what rich would take for markup, or a terminal for commands."""
+    out.print(printable(message), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def fail(message: str) -> None:
     """One line that says what to mend, and exit code 2."""
-    err.print(f"error: {' '.join(message.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"error: {_one_line(message)}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)
 
 
 def note(message: str) -> None:
     """A remark, in one line."""
-    err.print(f"note: {' '.join(message.split())}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"note: {_one_line(message)}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def remark(message: str) -> None:
+    """A line on stderr, in the colours of the terminal."""
+    err.print(printable(message), markup=False, highlight=False, soft_wrap=True)
+
+
+def cell(text: str) -> str:
+    """A text from elsewhere for a table of rich."""
+    return escape(printable(text))
 
 
 def print_json(content: Any) -> None:
@@ -74,9 +86,13 @@ def show_table(
         table.add_column(METRIC_TITLES[metric], justify="right", no_wrap=True)
     for name, figures in summary.items():
         cells = [_cell(figures[metric], name == baseline) if metric in figures else "–" for metric in metrics]
-        table.add_row(escape(name), *cells)
+        table.add_row(cell(name), *cells)
     out.print(table)
     say(f"mean ± std over seeds; below, the difference to {baseline} ± its standard error", style="dim")
+
+
+def _one_line(message: str) -> str:
+    return printable(" ".join(message.split()))
 
 
 def _cell(figure: Mapping[str, float | int | None], is_baseline: bool) -> str:

@@ -58,8 +58,8 @@ def test_encoders_are_found_by_name_or_by_import() -> None:
         encoders.build("resnet-18")
     with pytest.raises(ValueError, match="could not be imported"):
         encoders.build("torch.nn:NoSuchThing")
-    with pytest.raises(ValueError, match=r"must return a torch\.nn\.Module, got int"):
-        encoders.build("builtins:int")
+    with pytest.raises(ValueError, match=r"must return a torch\.nn\.Module, got ndarray"):
+        encoders.build("numpy:eye", N=2)
     with pytest.raises(ValueError, match="depth must be one of"):
         encoders.ResNet(19)
 

@@ -27,7 +27,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, source: str, channels: int = 1) -> 
     loaded = SimpleNamespace(
         settings=settings, encoder=nn.Flatten(), prepare=None, shape=(channels, 8, 8), division=None
     )
-    monkeypatch.setattr(run, "load_run", lambda folder: loaded)
+    monkeypatch.setattr(run, "load_run", lambda folder, trust: loaded)
 
 
 def decoded(uri: str) -> np.ndarray:
@@ -83,7 +83,7 @@ class Files:
 def test_a_streamed_set_shows_no_picture_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     streamed = StreamedImages(Files(), (1, 8, 8), labels=torch.arange(200) % 2, classes=("even", "odd"))
     monkeypatch.setattr(hardneg.data, "load_split", lambda *given, **more: streamed)
-    pretend(monkeypatch, "anything")
+    pretend(monkeypatch, str(tmp_path))
     with pytest.warns(UserWarning, match="cannot be read: picture 4"):
         images, labels, _, _ = look_at_test_set(tmp_path)
     assert images[:, 0, 0, 0].sort().values.tolist() == [index for index in range(200) if index != 4]

@@ -1,12 +1,14 @@
 """The report in a real browser: it is silent, fetches nothing, fits a phone, follows dark mode and answers a hover."""
 
+import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from insight.folders import digits_look, make_comparison
+from insight.folders import digits_look, make_comparison, make_run
 
 from hardneg.insight.report import write_report
 
@@ -57,6 +59,102 @@ def page(browser: Any, written: Path) -> Iterator[Any]:
 
 def open_everything(page: Any) -> None:
     page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+
+
+REVERSED, ARABIC, LONG = "\u202ereversed", "\u0635\u0648\u0631\u0629", "unbroken" * 60
+ODD = [f"{REVERSED} (1)", ARABIC, LONG, "\u8d85\u957f" * 80, "W" * 90, "a\u2067b", "6", "7", "8", "9"]
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of runs whose names, classes, metrics, settings and environment were chosen to break a page."""
+    folder: Path = tmp_path_factory.mktemp("odd")
+    values = {"simclr": (0.5, 0.51), "hcl": (0.8, 0.81), "hscl": (0.6, 0.61), "scl": (0.7, 0.71)}
+    runs = []
+    for preset, given in values.items():
+        for seed, value in enumerate(given):
+            evaluation = {"knn": value, LONG: value / 2, REVERSED: value / 3, ARABIC: value / 4}
+            run = make_run(folder / preset / str(seed), preset, seed, 4, overrides=[f"about={json.dumps(LONG)}",
+                           f"data.source={json.dumps(ARABIC + LONG)}"], evaluation=evaluation)  # fmt: skip
+            (run / "environment.json").write_text(json.dumps({"command": ["run", REVERSED, LONG], LONG: LONG,
+                                                              REVERSED: REVERSED}))  # fmt: skip
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            for number, line in enumerate(lines):
+                line["seconds"] |= {LONG: 0.1, REVERSED: 0.1}
+                line["objective"] |= {LONG: number, REVERSED: number + 1}
+            (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+            runs.append(run)
+    look = digits_look()
+    return write_report(
+        runs,
+        folder / "report.html",
+        names=[LONG, REVERSED, ARABIC, "\u8d85\u957f" * 80],
+        extra_rows={"W" * 200: {"knn": [0.4]}},
+        look=lambda run: look(run)._replace(classes=ODD),
+    )
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+def test_odd_names_neither_widen_the_page_nor_leave_their_place(browser: Any, odd: Path, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(odd.as_uri())
+    for _ in ("as it opens", "with everything open"):
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        open_everything(page)
+    if shots := os.environ.get("HARDNEG_SCREENSHOTS"):
+        page.screenshot(path=f"{shots}/odd-{width}.png", full_page=True)
+    # Nothing sticks out of its part of the page but what scrolls in a box of its own.
+    wide = page.evaluate("""[...document.querySelectorAll("main *")].filter((element) => {
+        if (element.closest(".wide, pre, .hidden, svg, script")) return false;
+        return element.getBoundingClientRect().right > element.closest("section").getBoundingClientRect().right + 1;
+    }).map((element) => element.outerHTML.slice(0, 80))""")
+    assert wide == []
+    # A table that scrolls is not made endless by a name.
+    widths = page.evaluate("[...document.querySelectorAll('.wide table')].map((table) => table.scrollWidth)")
+    assert max(widths) < 1800
+    cut = page.evaluate("""[...document.querySelectorAll(".plot text.name")].filter((name) =>
+        name.getBoundingClientRect().right > name.closest("svg").getBoundingClientRect().right).length""")
+    assert cut == 0
+    page.close()
+
+
+def test_the_direction_of_a_name_ends_with_it(browser: Any, odd: Path) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(odd.as_uri())
+    open_everything(page)
+    # Every text that can turn the direction stands in an element that isolates it.
+    loose = page.evaluate("""(() => {
+        const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+        const found = [];
+        while (walker.nextNode()) {
+            const [at, words] = [walker.currentNode.parentElement, walker.currentNode.data];
+            if (!/[\\u202e\\u2067\\u0600-\\u06ff]/.test(words) || at.closest("script, style")) continue;
+            const own = ["text", "title", "code", "pre"].includes(at.localName);  // each is a paragraph, or made plain
+            if (!at.closest("bdi") && !own) found.push(at.outerHTML.slice(0, 80));
+        }
+        return found;
+    })()""")
+    assert loose == []
+    # In a sentence, what follows the name is also seen after it.
+    found = page.evaluate("""[...document.querySelectorAll("bdi")].filter((name) =>
+        name.textContent.includes("\\u202e") && name.nextSibling instanceof Text && name.nextSibling.data.trim()
+    ).map((name) => {
+        const after = document.createRange();
+        after.selectNodeContents(name.nextSibling);
+        const [one, other] = [name.getClientRects()[0], after.getClientRects()[0]];
+        return other.top > one.top + 4 || other.left >= one.right - 1;
+    })""")
+    assert len(found) >= 2
+    assert all(found)
+    # No mark is left where no element isolates it.
+    text = odd.read_text(encoding="utf-8")
+    assert "\u202e" not in text[text.index("<title>") : text.index("</title>")]
+    attributes = page.evaluate("""[...document.querySelectorAll("[aria-label], [alt], [title]")].map((element) =>
+        ["aria-label", "alt", "title"].map((name) => element.getAttribute(name) ?? "").join(" ")).join(" ")""")
+    assert "reversed" in attributes
+    assert "\u202e" not in attributes
+    assert "\u202e" not in "".join(page.locator("pre, code, .plot text, .plot title").all_text_contents())
+    page.close()
 
 
 def test_all_pictures_are_decoded(page: Any) -> None:

@@ -1,6 +1,7 @@
 """The report says what the runs say: one file, sound HTML, harmless names, and no run too broken to be compared."""
 
 import json
+import os
 import re
 import statistics
 from html.parser import HTMLParser
@@ -15,6 +16,7 @@ from hardneg.insight.evidence import Sight, examine
 from hardneg.insight.report import write_report
 
 VOID = {"meta", "link", "img", "wbr", "br"}
+INLINE = {"bdi", "wbr", "strong", "em"}
 
 
 class Page(HTMLParser):
@@ -31,6 +33,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
+        self.words.append("" if tag in INLINE else " ")
         if tag not in VOID:
             self.open.append(tag)
 
@@ -39,6 +42,7 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag, self.getpos()
+        self.words.append("" if tag in INLINE else " ")
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] not in ("style", "script"):
@@ -46,7 +50,7 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+        return " ".join("".join(self.words).split())
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
@@ -209,6 +213,13 @@ def test_names_are_harmless(tmp_path: Path) -> None:
     assert page.text.count(bad) > 10
 
 
+def test_a_class_whose_folder_is_not_utf_8_has_a_page(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    run = make_run(tmp_path / "run", epochs=2)
+    page, _ = write(tmp_path, [run], look=lambda folder: digits_look()(folder)._replace(classes=[name] * 10))
+    assert "anchor: caf\\udce9" in page.text
+
+
 def test_curves_show_mean_and_range_over_seeds(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(seed), seed=seed, epochs=4) for seed in range(3)]
     losses = [[json.loads(t)["loss"] for t in (run / "metrics.jsonl").read_text().splitlines()] for run in runs]
@@ -227,6 +238,19 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
     page, text = write(tmp_path, [run])
     assert "The loss is not finite: objective.preset=simclr, seed 0: from epoch 3" in page.text
     assert "nan" not in text[text.index('id="curves"') : text.index('id="histograms"')]
+
+
+@pytest.mark.parametrize("odd", [None, True, "x", [], {}, 10**400, 1e308, -1e308, float("inf"), float("nan")])
+def test_numbers_that_are_none_are_left_out(tmp_path: Path, odd: object) -> None:
+    runs = [make_run(tmp_path / str(seed), seed=seed, epochs=3) for seed in range(2)]
+    lines = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    for line, key in zip(lines, ("loss", "seconds", "epoch"), strict=True):
+        line[key] = odd
+    (runs[0] / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (runs[0] / "evaluation.json").write_text(json.dumps({"knn": odd, "linear": 0.5}))
+    (runs[0] / "environment.json").write_text(json.dumps({"command": odd, "python": odd}))
+    page, _ = write(tmp_path, runs)
+    assert "0 of 3 epochs" in page.text
 
 
 def test_what_never_moves_is_not_drawn(tmp_path: Path) -> None:

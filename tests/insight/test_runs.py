@@ -88,6 +88,7 @@ def test_a_line_cut_off_by_a_kill_is_the_end(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("recipe.yaml", "a: [", "recipe.yaml is not readable YAML"),
+        ("recipe.yaml", "seed: [1]", "recipe.yaml: seed must be a whole number, got '\\[1\\]'"),
         ("recipe.yaml", "- a", "recipe.yaml must hold keys and values, got list"),
         ("evaluation.json", "{", "evaluation.json is not readable JSON: .* remove it, or write it again"),
         ("environment.json", "[]", "environment.json must hold an object, got list"),

@@ -42,6 +42,19 @@ WAYS = {
 }  # fmt: skip
 
 
+def test_graphs_beside_us_are_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HARDNEG_DATA", raising=False)
+    made = recipe.load(recipe.find("mutag-infograph"), [*QUICK, "trainer.epochs=1"])
+    run.train(made, tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert evaluate.evaluate(tmp_path / "run").keys() == {"svm"}
+    run.train(made, tmp_path / "run", resume=True)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"data\.source='tu:.*SHAPES' is not there"):
+        evaluate.evaluate(tmp_path / "run")
+
+
 def settings(way: str) -> recipe.Recipe:
     name, more = WAYS[way]
     return recipe.load(recipe.find(name), [*QUICK, *more])

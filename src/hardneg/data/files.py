@@ -474,15 +474,17 @@ def _from_saved(path: Path, split: str) -> Found:
 def _from_hub(source: str, split: str) -> Found:
     name, _, config = source.removeprefix("hf:").partition(":")
     datasets = required("datasets", _DATASETS)
+    # Before version 4, datasets would run a script that a set brings along.
+    plain = {"trust_remote_code": False} if int(datasets.__version__.partition(".")[0]) < 4 else {}
     try:
-        rows = datasets.load_dataset(name, config or None, split=split)
+        rows = datasets.load_dataset(name, config or None, split=split, **plain)
     except ValueError as error:
         if "nknown split" in str(error):
             raise UnknownSplitError(f"{source}: {error}") from error
         raise
     # What the library downloads lies in its own folders, and in those of the hub's library.
     caches = [datasets.config.HF_DATASETS_CACHE, required("huggingface_hub", _DATASETS).constants.HF_HUB_CACHE]
-    of_all_splits = lambda: datasets.load_dataset(name, config or None).values()  # noqa: E731
+    of_all_splits = lambda: datasets.load_dataset(name, config or None, **plain).values()  # noqa: E731
     return _from_dataset(rows, Path(name), split, [Path(name), *map(Path, caches)], of_all_splits)
 
 

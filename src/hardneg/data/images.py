@@ -20,6 +20,7 @@ from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
 from hardneg import checks
+from hardneg.printable import printable
 
 PILLOW = 'pip install "hardneg[train]"'
 _CHUNK = 64  # images opened at once: well below the limit on open files
@@ -322,9 +323,11 @@ def progress(steps: range, what: str) -> Iterator[int]:
     if not sys.stderr.isatty():
         yield from steps
         return
+    what = printable(what)
     try:
         console: Any = import_module("rich.console").Console(stderr=True)
-        yield from import_module("rich.progress").track(steps, what, console=console, transient=True)
+        name = import_module("rich.markup").escape(what)
+        yield from import_module("rich.progress").track(steps, name, console=console, transient=True)
     except ImportError:
         for done, step in enumerate(steps):
             print(f"\r{what}: {100 * done // len(steps)} % ", end="", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ from html import escape
 
 from hardneg.insight.evidence import Evidence
 from hardneg.insight.runs import Group
+from hardneg.printable import printable
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the page. key: its anchor · see: one sentence that says what to see · body: HTML."""
+    """One part of the page. key: its anchor · see: one sentence that says what to see · see, body: HTML."""
 
     key: str
     title: str
@@ -40,31 +41,46 @@ class Part:
         return (
             f'<section id="{self.key}" aria-labelledby="{self.key}-title">'
             f'<h2 id="{self.key}-title">{escape(self.title)}</h2>'
-            f'<p class="see">{escape(self.see)}</p>{self.body}</section>'
+            f'<p class="see">{self.see}</p>{self.body}</section>'
         )
 
 
 def scrolling(table: str, label: str) -> str:
     """A table that scrolls inside its own box where the screen is too narrow, so that the page does not."""
     # A box that scrolls must be reachable by keyboard.
-    return f'<div class="wide" role="region" tabindex="0" aria-label="{escape(label)}">{table}</div>'
+    return f'<div class="wide" role="region" tabindex="0" aria-label="{plain(label)}">{table}</div>'
+
+
+def named(text: str) -> str:
+    """A text from elsewhere: escaped, and isolated, so that its direction of writing ends with it.
+
+    Examples:
+        >>> named("<b>")
+        '<bdi>&lt;b&gt;</bdi>'
+    """
+    return f"<bdi>{escape(text)}</bdi>"
 
 
 def breakable(name: str) -> str:
-    """A name, escaped, that may be broken after its dots, commas and equal signs: a phone has little room.
+    """As `named`, better broken after dots, commas and equal signs than elsewhere: a phone has little room.
 
     Examples:
         >>> breakable("objective.preset=<b>")
-        'objective.<wbr>preset=<wbr>&lt;b&gt;'
+        '<bdi>objective.<wbr>preset=<wbr>&lt;b&gt;</bdi>'
     """
-    return "<wbr>".join(map(escape, re.split(r"(?<=[.,=/])(?=.)", name)))
+    return f"<bdi>{'<wbr>'.join(map(escape, re.split(r'(?<=[.,=/])(?=.)', name)))}</bdi>"
+
+
+def plain(text: str) -> str:
+    """A text from elsewhere as an attribute or as code: escaped, with hidden marks made visible."""
+    return escape(printable(text))
 
 
 def missing(contents: Contents) -> str:
     """A note for each group whose encoder cannot be looked at."""
     reasons = [(group.name, contents.evidence.get(group.name, "was not looked at")) for group in contents.groups]
     return "".join(
-        f'<p class="note"><strong>{escape(name)}</strong>: {escape(reason)}</p>'
+        f'<p class="note"><strong>{named(name)}</strong>: {named(reason)}</p>'
         for name, reason in reasons
         if isinstance(reason, str)
     )

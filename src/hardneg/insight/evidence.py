@@ -86,16 +86,18 @@ class Evidence:
     plane: Plane
 
 
-def look_at_test_set(folder: Path) -> Sight:
+def look_at_test_set(folder: Path, trust: bool = False) -> Sight:
     """The run's encoder on up to 2,000 pictures of its test set, the same ones for every run.
 
-    Where nothing has a label there is no test set, and the pictures are those of training.
+    Where nothing has a label there is no test set, and the pictures are those of training. trust: allow an encoder that
+    the folder names as ``module:callable``
     """
     from hardneg.data import ImageSet, load_split
     from hardneg.evaluation import extract
 
     # By name: the engine needs Lightning, which the rest of the page does without.
-    loaded: Any = import_module("hardneg.training.run").load_run(folder)
+    loaded: Any = import_module("hardneg.training.run").load_run(folder, trust=trust)
+    import_module("hardneg.training.build").check_source(loaded.settings, folder)
     data = loaded.settings.data
     if len(loaded.shape) == 1:
         return _look_at_graphs(loaded)

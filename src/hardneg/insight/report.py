@@ -1,8 +1,11 @@
 """`report.html`: runs side by side on one page that opens from disk and needs nothing from elsewhere."""
 
 import base64
+import functools
 import hashlib
 import os
+import secrets
+import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -11,7 +14,7 @@ from string import Template
 
 from hardneg import checks
 from hardneg.insight import evidence
-from hardneg.insight.contents import Contents
+from hardneg.insight.contents import Contents, breakable, plain
 from hardneg.insight.parts import PARTS
 from hardneg.insight.runs import group_runs, is_finite, read_run
 
@@ -22,15 +25,18 @@ def write_report(
     names: Sequence[str] | None = None,
     baseline: str | None = None,
     extra_rows: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
-    look: evidence.Look = evidence.look_at_test_set,
+    look: evidence.Look | None = None,
+    *,
+    trust: bool = False,
 ) -> Path:
     """Write one self-contained page that compares runs; returns its path.
 
     runs: run folders; those that differ only in seed form a group · to: the file, replaced if it exists · names: of
     the groups, one per run or one per group (default: the settings in which they differ) · baseline: the row that
     others are compared with (default: the first group) · extra_rows: values by metric of methods without a run folder,
-    as ``{"raw pixels": {"knn": [0.98]}}`` · look: how a run's pictures and features are had; a run whose data or
-    weights are gone is compared all the same
+    as ``{"raw pixels": {"knn": [0.98]}}`` · look: how a run's pictures and features are had (default: its encoder
+    on its test set); a run whose data or weights are gone is compared all the same · trust: allow encoders that the
+    folders name as ``module:callable``; without it such a run is compared, but not looked at
 
     Examples:
         >>> import tempfile; folder = Path(tempfile.mkdtemp())
@@ -45,6 +51,8 @@ def write_report(
     to = Path(to)
     if to.is_dir():
         raise ValueError(f"to={str(to)!r} is a folder: name a file in it, as {to / 'report.html'}")
+    if look is not None and trust:
+        raise ValueError("trust=True is for the runs' own encoders, which look= takes the place of: leave one out")
     extra = _checked(extra_rows or {})
     groups = group_runs([read_run(run) for run in runs], names)
     taken = [name for name in extra if name in {group.name for group in groups}]
@@ -52,26 +60,34 @@ def write_report(
         raise ValueError(f"extra_rows names {taken[0]!r}, which is a group of runs already: choose another name")
     if baseline is not None:
         checks.choice("baseline", baseline, [*(group.name for group in groups), *extra])
+    look = look or functools.partial(evidence.look_at_test_set, trust=trust)
     seen = {group.name: evidence.gather(group, look) for group in groups}
+    for name, found in seen.items():
+        if isinstance(found, str):
+            warnings.warn(f"parts of the report are empty: {name}: {found}", stacklevel=2)
     contents = Contents(groups, baseline or groups[0].name, extra, seen)
     to.parent.mkdir(parents=True, exist_ok=True)
-    fresh = to.with_name(to.name + ".new")
-    fresh.write_text(page(contents), encoding="utf-8")
-    os.replace(fresh, to)
+    fresh = to.with_name(f".{secrets.token_hex(8)}-{to.name}")  # not to be guessed, so that no link waits there
+    try:
+        # A file name that is not UTF-8 must not cost the page.
+        fresh.write_text(page(contents), encoding="utf-8", errors="backslashreplace")
+        os.replace(fresh, to)
+    finally:
+        fresh.unlink(missing_ok=True)
     return to
 
 
 def page(contents: Contents) -> str:
     """The whole page."""
     parts = [part(contents) for part in PARTS]
-    sources = ", ".join(dict.fromkeys(run.source for group in contents.groups for run in group.runs))
+    sources = dict.fromkeys(run.source for group in contents.groups for run in group.runs)
     count = sum(len(group.runs) for group in contents.groups)
     script = _asset("page.js")
     # Only this script may run, whatever a class or a recipe is called, and nothing may be fetched.
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
-        title=escape(f"hardneg: {sources}"),
-        sources=escape(sources),
+        title=plain(f"hardneg: {', '.join(sources)}"),
+        sources=", ".join(map(breakable, sources)),
         counts=f"{_counted(len(contents.groups), 'group')} of runs that differ only in seed · {_counted(count, 'run')}",
         navigation="".join(f'<li><a href="#{part.key}">{escape(part.title)}</a></li>' for part in parts),
         parts="".join(part.html() for part in parts),

@@ -4,7 +4,6 @@ The recipe is read as plain YAML, so that a run of an older version, whose keys 
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +42,8 @@ class Run:
         """How many epochs are done, and how many the recipe wants."""
         trainer = self.recipe.get("trainer")
         wanted = trainer.get("epochs") if isinstance(trainer, Mapping) else None
-        return (int(self.metrics[-1].get("epoch", 0)) if self.metrics else 0), wanted
+        done = self.metrics[-1].get("epoch") if self.metrics else 0
+        return (int(done) if isinstance(done, int | float) and is_finite(done) else 0), wanted
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,12 @@ def read_run(folder: str | Path) -> Run:
     file = folder / "recipe.yaml"
     if not file.is_file():
         raise ValueError(f"{folder} holds no run: recipe.yaml is missing; pass the folder that training wrote")
-    text = file.read_text(encoding="utf-8")
-    yaml = required("yaml", 'pip install "hardneg[train]"')
-    try:
-        recipe = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file} is not readable YAML: {error}") from error
-    if not isinstance(recipe, dict):
-        raise ValueError(f"{file} must hold keys and values, got {type(recipe).__name__}")
+    required("yaml", 'pip install "hardneg[train]"')
+    from hardneg.training import yaml_files
+
+    text, recipe = yaml_files.read_text(file), yaml_files.read_mapping(file)
+    if not isinstance(seed := recipe.get("seed", 0), int) or not is_finite(seed):
+        raise ValueError(f"{file}: seed must be a whole number, got {str(seed)[:40]!r}")
     metrics = _lines(folder / "metrics.jsonl")
     evaluation = {
         name: float(number) for name, number in _mapping(folder / "evaluation.json").items() if is_finite(number)
@@ -118,7 +116,8 @@ def group_runs(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[
 
 def is_finite(number: object) -> bool:
     """Whether this is a number that can be drawn."""
-    return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+    # Nothing that was measured comes near the bound, beyond which axes overflow.
+    return isinstance(number, int | float) and not isinstance(number, bool) and abs(number) <= 1e100
 
 
 def _derived(runs: Sequence[Run]) -> list[str]:
@@ -160,7 +159,7 @@ def _mapping(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not readable JSON: {error}; remove it, or write it again") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold an object, got {type(content).__name__}")
@@ -169,10 +168,10 @@ def _mapping(file: Path) -> dict[str, Any]:
 
 def _lines(file: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    for text in file.read_bytes().splitlines() if file.is_file() else ():
         try:
             line = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             break  # cut off when the run was killed; what follows was not written
         if isinstance(line, dict):
             lines.append(line)

@@ -8,7 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from unicodedata import east_asian_width
+
+from hardneg.printable import printable
 
 WIDTH, HEIGHT = 340, 208  # in user units: a phone's width, so that text is never scaled below its size
 _TOP, _RIGHT, _BOTTOM = 20, 12, 34
@@ -188,10 +191,10 @@ def dot_chart(rows: Sequence[tuple[str, int | str, Sequence[float]]], x_label: s
     drawn.append(_x_axis(axes, marks, x_label))
     for number, (name, style, given) in enumerate(rows):
         y = _TOP / 2 + 34 * number + 24
-        drawn.append(f'<text class="name" x="10" y="{y - 10:.1f}">{escape(_short(name))}</text>')
+        drawn.append(f'<text class="name" x="10" y="{y - 10:.1f}">{escape(_short(printable(name)))}</text>')
         drawn.append(f'<line class="axis faint" x1="10" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         for value in given:
-            shown = f"<title>{escape(name)}: {value:.4g} {escape(x_label)}</title>"
+            shown = f"<title>{escape(printable(name))}: {value:.4g} {escape(x_label)}</title>"
             drawn.append(
                 f'<circle class="dot {style_classes(style)}" cx="{axes.across(value):.1f}" cy="{y:.1f}" r="4">'
                 f"{shown}</circle>"
@@ -223,7 +226,7 @@ def _chart(drawn: str, axes: Axes, series: Sequence[Series], x_label: str, y_lab
 
 
 def _svg(drawn: str, height: float, description: str) -> str:
-    label = escape(description)
+    label = escape(printable(description))
     return f'<svg class="plot" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{label}">{drawn}</svg>'
 
 
@@ -284,4 +287,14 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _short(name: str, most: int = 50) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+    """The name, cut off after so many digits' width.
+
+    Examples:
+        >>> _short("abcdef", 4), _short("ABC", 4), _short("好好", 4)
+        ('abc…', 'A…', '好好')
+    """
+    widths = [2 if letter.isupper() or letter in "mw@%" or east_asian_width(letter) in "WF" else 1 for letter in name]
+    if sum(widths) <= most:
+        return name
+    kept = sum(1 for width in accumulate(widths) if width < most)
+    return name[:kept] + "…"

@@ -1,6 +1,8 @@
 """From a recipe to the parts of a run: the method with its networks, and the batches."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from hardneg.methods.past import Past
 from hardneg.methods.simclr import SimCLR
 from hardneg.objectives.infonce import InfoNCE
 from hardneg.objectives.inputs import normalized
-from hardneg.training import graphs, optimizers, recipe
+from hardneg.training import files, graphs, optimizers, recipe
 from hardneg.training.batches import Batches
 from hardneg.training.recipe import Recipe
 from hardneg.training.refresh import Refresh
@@ -41,6 +43,35 @@ METHODS: dict[str, Callable[..., Method]] = {
     "cmc": CMC,
     "local_aggregation": LocalAggregationMethod,
 }
+
+
+def resolved(settings: Recipe) -> Recipe:
+    """The recipe with the absolute path of its data: a run must find them from every folder."""
+    source = settings.data.source
+    if source.startswith(graphs.SOURCE):
+        source = graphs.located(source)
+    elif (path := _path(source)) is not None:
+        # A link keeps its name, but what ".." leads to after a link must be looked up.
+        source = str(path.resolve() if ".." in path.parts else path.absolute())
+    return replace(settings, data=replace(settings.data, source=source))
+
+
+def check_source(settings: Recipe, folder: Path) -> None:
+    """Raise if the data of the run in a folder are no longer where its recipe says."""
+    path = _path(settings.data.source)
+    if path is not None and not path.exists():
+        raise ValueError(
+            f"{folder}: data.source={settings.data.source!r} is not there: put the data back, or write where they are "
+            f"now into {folder / files.RECIPE}"
+        )
+
+
+def _path(source: str) -> Path | None:
+    """The file or folder that a source lies in; None if the source is found by its name."""
+    if source.startswith(graphs.SOURCE):
+        place = Path(source.removeprefix(graphs.SOURCE))
+        return place.parent if place.is_absolute() else None
+    return None if source == "digits" or source.startswith("hf:") else Path(source).expanduser()
 
 
 def data(settings: Recipe) -> Samples:

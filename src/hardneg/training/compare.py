@@ -11,7 +11,7 @@ import lightning as L
 
 from hardneg.data import load_split
 from hardneg.data.splits import comparable
-from hardneg.training import evaluate, files, graphs, recipe, run
+from hardneg.training import build, evaluate, files, graphs, recipe, run
 from hardneg.training.recipe import Recipe
 
 
@@ -58,6 +58,7 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
     for entry in (*overrides, *over):
         if entry.partition("=")[0] == "seed":
             raise ValueError(f"{entry}: a comparison counts its seeds from 0; say how many with --seeds")
+    recipe.check_once([*overrides, *over])
     dimensions = []
     for entry in over:
         key, separator, values = entry.partition("=")
@@ -82,6 +83,9 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
     for cell, folder in zip(cells, folders, strict=True):
         if folders.count(folder) > 1:
             raise ValueError(f"{cell.name!r} stands twice in the comparison: leave one out")
+    for one, other in itertools.combinations(cells, 2):
+        if replace(one.settings, about="") == replace(other.settings, about=""):
+            raise ValueError(f"{one.name!r} and {other.name!r} are the same recipe: leave one out")
     return cells
 
 
@@ -92,7 +96,7 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
         for cell in cells:
             made = Run(cell, seed, cell.folder(Path(root), seed))
             there = made.folder / files.RECIPE
-            if there.exists() and recipe.load(there) != made.settings:
+            if there.exists() and build.resolved(recipe.load(there)) != build.resolved(made.settings):
                 raise ValueError(
                     f"{made.folder} holds a run of another recipe: choose another folder for this comparison"
                 )
@@ -119,8 +123,9 @@ def carry_out(
         if not planned.finished:
             try:
                 resume = files.is_run(planned.folder)
-                run.train(planned.settings, planned.folder, resume, callbacks(planned))
-                evaluate.evaluate(planned.folder)
+                # `plan` found the folder's recipe equal to the one that was given, which is trusted.
+                run.train(planned.settings, planned.folder, resume, callbacks(planned), trust=True)
+                evaluate.evaluate(planned.folder, trust=True)
             except (ValueError, RuntimeError, OSError) as failure:
                 error = failure
         yield planned, error

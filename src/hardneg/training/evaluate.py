@@ -21,14 +21,23 @@ T = TypeVar("T")
 
 
 def evaluate(
-    folder: str | Path, source: str | None = None, size: int | None = None, metrics: Sequence[str] = tuple(METRICS)
+    folder: str | Path,
+    source: str | None = None,
+    size: int | None = None,
+    metrics: Sequence[str] = tuple(METRICS),
+    *,
+    trust: bool = False,
 ) -> dict[str, float]:
     """The accuracies of a run's encoder, written to its ``evaluation.json``.
 
     folder: of the run · source: other data to carry the frozen encoder over to, written to ``transfer.json`` instead ·
-    size: side of its pictures (default: as in training) · metrics: see `hardneg.evaluation.METRICS`
+    size: side of its pictures (default: as in training) · metrics: see `hardneg.evaluation.METRICS` ·
+    trust: allow an encoder that the folder names as ``module:callable``
     """
-    run = load_run(folder)
+    run = load_run(folder, trust=trust)
+    files.check_links(run.folder)
+    if source is None:
+        build.check_source(run.settings, run.folder)
     if len(run.shape) == 1:
         return _saved(run.folder, files.EVALUATION, _of_graphs(run, source))
     own = run.settings.data.source

@@ -17,6 +17,7 @@ import hardneg
 RECIPE, ENVIRONMENT, METRICS, EVALUATION = "recipe.yaml", "environment.json", "metrics.jsonl", "evaluation.json"
 CHECKPOINT, ENCODER, LOCK = "last.ckpt", "encoder.safetensors", "run.lock"
 SPLIT = "split.json"  # what the run was trained on, and which images were held out
+NEXT = "next.ckpt"  # a checkpoint while it is being written
 
 
 def write(file: Path, text: str) -> None:
@@ -37,6 +38,13 @@ def write_bytes(file: Path, content: bytes) -> None:
 def is_run(folder: Path) -> bool:
     """Whether a run was begun in this folder."""
     return (folder / RECIPE).exists() and (folder / ENVIRONMENT).exists()
+
+
+def check_links(folder: Path) -> None:
+    """Raise if a file that a run writes is a link, which could lead anywhere."""
+    for file in folder.iterdir():
+        if file.is_symlink() and (file.suffix == ".new" or file.name in (METRICS, LOCK, NEXT)):
+            raise ValueError(f"{file} is a link, and nothing is written outside a run's folder: remove it")
 
 
 def is_free(folder: Path) -> bool:

@@ -24,10 +24,15 @@ METHODS = ("graphcl", "infograph")
 
 def load(settings: Recipe) -> GraphSet:
     """The graphs that the recipe names, from ``data/tu`` or ``$HARDNEG_DATA/tu``."""
-    name = settings.data.source.removeprefix(SOURCE)
-    if Path("data", "tu").is_dir():
-        return load_graphs(name, Path("data", "tu"), settings.data.features)
-    return load_graphs(name, features=settings.data.features)
+    place = Path(located(settings.data.source).removeprefix(SOURCE))
+    return load_graphs(place.name, place.parent if place.is_absolute() else None, settings.data.features)
+
+
+def located(source: str) -> str:
+    """The source with the absolute path of a set in ``data/tu``; one of ``$HARDNEG_DATA`` keeps its name alone."""
+    name = source.removeprefix(SOURCE)
+    folder = Path("data", "tu").absolute()
+    return source if Path(name).is_absolute() or not folder.is_dir() else f"{SOURCE}{folder / name}"
 
 
 def method(settings: Recipe, graphs: GraphSet, processes: int = 1) -> GraphMethod:

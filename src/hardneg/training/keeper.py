@@ -188,7 +188,7 @@ class Keeper(L.Callback):
 
     def _save(self, trainer: L.Trainer) -> None:
         """Write the checkpoint beside the old one, then put it in its place: a half-written one is never seen."""
-        fresh = self.folder / "next.ckpt"
+        fresh = self.folder / files.NEXT
         trainer.save_checkpoint(fresh, weights_only=False)  # with the optimiser
         if trainer.is_global_zero:
             os.replace(fresh, self.folder / files.CHECKPOINT)

@@ -5,8 +5,18 @@ from typing import Any
 
 import lightning as L
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
+from hardneg.printable import printable
 from hardneg.training.keeper import Keeper
 
 REFRESH = 0.1  # seconds between two moves of a bar; more often nobody sees
@@ -15,7 +25,7 @@ REFRESH = 0.1  # seconds between two moves of a bar; more often nobody sees
 def bars(console: Console) -> Progress:
     """An empty stack of bars; it shows nothing where the console is no terminal."""
     return Progress(
-        TextColumn("{task.description}"),
+        _Name(),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[facts]}"),
@@ -23,6 +33,13 @@ def bars(console: Console) -> Progress:
         console=console,
         disable=not console.is_terminal,
     )
+
+
+class _Name(ProgressColumn):
+    """What a bar stands for, as text: a name may hold markup."""
+
+    def render(self, task: Task) -> Text:
+        return Text(printable(task.description))
 
 
 class Bar(L.Callback):

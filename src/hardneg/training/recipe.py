@@ -21,7 +21,7 @@ from hardneg import checks, schedules
 from hardneg.objectives import presets
 from hardneg.objectives.infonce import InfoNCE
 from hardneg.objectives.jsd import JSD
-from hardneg.training import optimizers
+from hardneg.training import optimizers, yaml_files
 
 # Losses and memories are in float32: what holds weights in another precision would not meet them.
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -161,17 +161,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         Traceback (most recent call last):
         ValueError: trainer.epoch is not a key of the recipe: did you mean trainer.epochs?
     """
-    import yaml
-
-    if isinstance(source, Mapping):
-        tree = dict(source)
-    else:
-        try:
-            tree = yaml.safe_load(Path(source).read_text()) or {}
-        except yaml.YAMLError as error:
-            raise ValueError(f"{source} is not readable YAML: {error}") from error
-        if not isinstance(tree, dict):
-            raise ValueError(f"{source} must hold keys and values, got {type(tree).__name__}")
+    tree = dict(source) if isinstance(source, Mapping) else yaml_files.read_mapping(source)
     for override in overrides:
         path, separator, text = override.partition("=")
         if not separator or not path:
@@ -182,14 +172,22 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
             below = place.get(parent)
             place[parent] = dict(below) if isinstance(below, Mapping) else {}
             place = place[parent]
-        try:
-            place[last] = yaml.safe_load(text) if text else None
-        except yaml.YAMLError as error:
-            raise ValueError(f"the value of {path} is not readable YAML: {text!r}") from error
+        place[last] = yaml_files.parse(text, f"the value of {path}") if text else None
     recipe: Recipe = _typed(Recipe, tree, "")
     _check(recipe)
     objective(recipe)  # a bad objective is refused now
     return recipe
+
+
+def check_once(overrides: Sequence[str]) -> None:
+    """Raise if one of the overrides ``key=value`` would undo an earlier one, which would then be ignored in silence."""
+    for place, later in enumerate(overrides):
+        key = later.partition("=")[0]
+        for earlier in (entry.partition("=")[0] for entry in overrides[:place]):
+            if earlier == key:
+                raise ValueError(f"{key} stands twice, the second time as {later}: leave one out")
+            if earlier.startswith(f"{key}."):
+                raise ValueError(f"{later} would undo {earlier}: leave one out, or put both into one value")
 
 
 def _check(recipe: Recipe) -> None:
@@ -217,6 +215,23 @@ def _check(recipe: Recipe) -> None:
         checks.choice("trainer.compile", trainer.compile, COMPILE_MODES)
 
 
+def check_trust(recipe: Recipe, folder: str | Path, trust: bool) -> None:
+    """Raise if building the parts of a run folder's recipe would run code that the folder names.
+
+    Importing a module already runs it, so nothing is imported to find out.
+    """
+    if not trust and needs_trust(recipe):
+        raise ValueError(
+            f"{folder}: encoder.name={recipe.encoder.name!r} is code that the folder asks to run: if you trust it, add "
+            "--trust (in Python: trust=True)"
+        )
+
+
+def needs_trust(recipe: Recipe) -> bool:
+    """Whether the recipe names a ``module:callable``."""
+    return ":" in recipe.encoder.name
+
+
 def known() -> dict[str, Path]:
     """The recipes that come with the library, by name."""
     return {file.stem: file for file in sorted(RECIPES.glob("*.yaml"))}
@@ -237,6 +252,10 @@ def find(name: str | Path) -> Path:
         return ours[str(name)]
     if Path(name).is_file():
         return Path(name)
+    if Path(name).is_dir():
+        if (Path(name) / "recipe.yaml").is_file():
+            raise ValueError(f"{name} is a run: give --resume {name}, or its recipe.yaml to begin another run")
+        raise ValueError(f"{name} is a folder: give a YAML file, or the name of one of our recipes")
     if Path(name).suffix in (".yaml", ".yml"):
         raise ValueError(f"there is no file {str(name)!r}: give the path of a recipe, or the name of one of ours")
     raise ValueError(f"there is no recipe {str(name)!r}: {_hint(str(name), list(ours))}")
@@ -313,7 +332,7 @@ def _typed(kind: Any, given: Any, where: str) -> Any:
             return _typed(mapping, given, where)
         return _typed(next(argument for argument in arguments if argument is not type(None)), given, where)
     if origin is dict and isinstance(given, Mapping):
-        return {key: _number(value) for key, value in given.items()}
+        return _mapping(given, where)
     if origin is tuple and isinstance(given, list | tuple):
         return tuple(_typed(arguments[0], value, where) for value in given)
     if kind is float and isinstance(given, str):  # YAML reads 1e-3 as text
@@ -326,12 +345,19 @@ def _typed(kind: Any, given: Any, where: str) -> Any:
     raise ValueError(f"{where} must be {getattr(kind, '__name__', kind)}, got {given!r}")
 
 
-def _number(given: Any) -> Any:
-    """Numbers that YAML takes for text, such as 1e-3, also within mappings and lists."""
+def _mapping(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """A mapping from text, also within, with the numbers that YAML takes for text, such as 1e-3."""
+    for key in given:
+        if not isinstance(key, str):
+            raise ValueError(f"{where} must have text for keys, got {key!r}")
+    return {key: _number(value, f"{where}.{key}") for key, value in given.items()}
+
+
+def _number(given: Any, where: str) -> Any:
     if isinstance(given, Mapping):
-        return {key: _number(value) for key, value in given.items()}
+        return _mapping(given, where)
     if isinstance(given, list):
-        return [_number(value) for value in given]
+        return [_number(value, where) for value in given]
     if isinstance(given, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", given):
         return float(given)
     return given

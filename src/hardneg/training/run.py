@@ -56,7 +56,14 @@ class Loaded:
     division: Division
 
 
-def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks: Sequence[L.Callback] = ()) -> Result:
+def train(
+    settings: Recipe,
+    folder: str | Path,
+    resume: bool = False,
+    callbacks: Sequence[L.Callback] = (),
+    *,
+    trust: bool = False,
+) -> Result:
     """Run a recipe in a folder, or take up again what was begun there.
 
     Nothing is written before recipe, data and device have proved sound.
@@ -66,6 +73,7 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
         folder: of the run; nothing is written elsewhere
         resume: go on from the folder's last checkpoint
         callbacks: of Lightning's, beside our own
+        trust: when resuming, allow an encoder that the folder names as ``module:callable``; ``settings`` are trusted
     """
     folder = Path(folder)
     if resume and not files.is_run(folder):
@@ -73,7 +81,12 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
         raise ValueError(f"{folder} holds no run to resume: {missing} is missing")
     if resume:
         settings = recipe.load(folder / files.RECIPE)
+        recipe.check_trust(settings, folder, trust)
+        files.check_links(folder)
+        build.check_source(settings, folder)
         _take_threads(folder)
+    else:
+        settings = build.resolved(settings)
     trainer = _trainer(settings, callbacks)
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
         _check_free(folder)
@@ -141,12 +154,16 @@ def _begin(settings: Recipe, folder: Path, resume: bool, processes: int, divisio
     files.write_json(folder / files.ENVIRONMENT, first)
 
 
-def load_run(folder: str | Path) -> Loaded:
-    """The recipe and the encoder of a run: the finished one, or as it was at the last checkpoint."""
+def load_run(folder: str | Path, *, trust: bool = False) -> Loaded:
+    """The recipe and the encoder of a run: the finished one, or as it was at the last checkpoint.
+
+    trust: allow an encoder that the folder names as ``module:callable``, which is code to run
+    """
     folder = Path(folder)
     if not (folder / files.RECIPE).exists():
         raise ValueError(f"{folder} is no run: {files.RECIPE} is missing")
     settings = recipe.load(folder / files.RECIPE)
+    recipe.check_trust(settings, folder, trust)
     if (folder / files.ENCODER).exists():
         from safetensors import safe_open
 
@@ -156,6 +173,7 @@ def load_run(folder: str | Path) -> Loaded:
     elif (folder / files.CHECKPOINT).exists():
         saved = torch.load(folder / files.CHECKPOINT, map_location="cpu", weights_only=True)["state_dict"]
         weights = {name[8:]: tensor for name, tensor in saved.items() if name.startswith("encoder.")}
+        build.check_source(settings, folder)
         train_set = build.data(settings)
         shape = (train_set.node_features,) if isinstance(train_set, GraphSet) else train_set.shape
     else:

@@ -7,7 +7,7 @@ from html import escape
 
 from hardneg.insight import svg
 from hardneg.insight.comparing import clear_best, difference
-from hardneg.insight.contents import Contents, Part, breakable, scrolling
+from hardneg.insight.contents import Contents, Part, breakable, named, scrolling
 
 _TITLES = {"knn": "kNN", "nearest": "1-NN", "linear": "linear readout"}
 _FEW = re.compile(r"few_(\d+)")
@@ -24,7 +24,7 @@ def comparison(contents: Contents) -> Part:
         return Part("comparison", "Comparison", "Nothing has been measured.", _unfinished(contents) + body)
     winners = {metric: clear_best({name: row.get(metric, ()) for name, row in rows.items()}) for metric in metrics}
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{escape(_title(metric))}'
+        f'<th scope="col" aria-sort="none"><button type="button">{_shown(metric)}'
         f'<span class="unit">{_unit(rows, metric)}</span></button></th>'
         for metric in metrics
     )
@@ -77,6 +77,11 @@ def _title(metric: str) -> str:
     return f"{few[1]} label{'s' * (few[1] != '1')}/class" if few else _TITLES.get(metric, metric.replace("_", " "))
 
 
+def _shown(metric: str) -> str:
+    """The title as HTML; that of a metric that is not known here comes from a file."""
+    return escape(_title(metric)) if metric in _TITLES or _FEW.fullmatch(metric) else named(_title(metric))
+
+
 def _scale(rows: Rows, metric: str) -> float:
     """100 where all values are fractions, which are shown as percentages."""
     values = [value for row in rows.values() for value in row.get(metric, ())]
@@ -118,18 +123,18 @@ def _finding(winners: Mapping[str, str | None]) -> str:
     by_row: dict[str, list[str]] = {}
     for metric, name in winners.items():
         if name is not None:
-            by_row.setdefault(name, []).append(_title(metric))
+            by_row.setdefault(name, []).append(_shown(metric))
     if not by_row:
         return "Nothing here is clearly the best: the rows in front are within the noise of their seeds."
-    ahead = "; ".join(f"{name} in {', '.join(metrics)}" for name, metrics in by_row.items())
-    level = [_title(metric) for metric, name in winners.items() if name is None]
+    ahead = "; ".join(f"{named(name)} in {', '.join(metrics)}" for name, metrics in by_row.items())
+    level = [_shown(metric) for metric, name in winners.items() if name is None]
     return f"Clearly the best: {ahead}." + (f" Within the noise: {', '.join(level)}." if level else "")
 
 
 def _legend(baseline: str) -> str:
     return (
         '<p class="small">Mean ± standard deviation over seeds. Below it the difference to '
-        f"<em>{escape(baseline)}</em> ± its standard error (seeds taken as independent; a row with one value lends the "
+        f"<em>{named(baseline)}</em> ± its standard error (seeds taken as independent; a row with one value lends the "
         "other's spread): ▲ and ▼ are beyond the noise at 95 % (Welch’s t-test), ≈ is not. "
         "Bold: the best, where it is clear of every other row by the same test.</p>"
     )
@@ -148,7 +153,7 @@ def _dots(contents: Contents, rows: Rows, metrics: Sequence[str]) -> str:
         means = ", ".join(f"{name} {_number(statistics.fmean(values), scale)}" for name, _, values in given)
         unit = "%" if scale == 100 else "value"
         chart = svg.dot_chart(given, unit, f"{_title(metric)}, each seed a dot. Means: {means}.")
-        figures.append(f'<figure class="chart"><figcaption>{escape(_title(metric))}</figcaption>{chart}</figure>')
+        figures.append(f'<figure class="chart"><figcaption>{_shown(metric)}</figcaption>{chart}</figure>')
     return (
         f"<details><summary>Every seed as a dot</summary>"
         f'<p class="small">One dot per seed, a bar at the mean; axes do not begin at 0.</p>'
@@ -162,5 +167,5 @@ def _unfinished(contents: Contents) -> str:
         for run in group.runs:
             done, wanted = run.epochs
             if isinstance(wanted, int) and done < wanted:
-                notes.append(f"{escape(group.name)}, seed {run.seed}: {done} of {wanted} epochs")
+                notes.append(f"{named(group.name)}, seed {run.seed}: {done} of {wanted} epochs")
     return f'<p class="note">Not finished: {"; ".join(notes)}.</p>' if notes else ""

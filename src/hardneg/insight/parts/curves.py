@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from hardneg.insight import svg
-from hardneg.insight.contents import Contents, Part, breakable, scrolling
+from hardneg.insight.contents import Contents, Part, breakable, named, scrolling
 from hardneg.insight.runs import Group, is_finite
 
 _MOST = 200  # points of a line: more cannot be told apart, and would only make the page larger
@@ -45,7 +45,7 @@ def curves(contents: Contents) -> Part:
         return Part("curves", "Training", see, '<p class="note">The runs hold no metrics yet.</p>')
     legend = "".join(
         f'<li><button type="button" aria-pressed="false" data-name="{escape(group.name)}">{svg.swatch(number)}'
-        f"<span>{escape(group.name)}</span></button></li>"
+        f"{named(group.name)}</button></li>"
         for number, group in enumerate(contents.groups)
     )
     body = (
@@ -90,7 +90,7 @@ def _figure(groups: Sequence[Group], key: str, read: Reading) -> str | None:
     ends = ", ".join(f"{line.name} {line.y[-1]:.4g}" for line in lines)
     chart = svg.line_chart(lines, "epoch", unit, f"{title} ({unit}) over epochs. At the end: {ends}.")
     return (
-        f'<figure class="chart" data-chart><figcaption>{escape(title)} <span>{escape(meaning)}</span></figcaption>'
+        f'<figure class="chart" data-chart><figcaption>{named(title)} <span>{escape(meaning)}</span></figcaption>'
         f"{chart}{_table(lines, title, unit)}</figure>"
     )
 
@@ -101,8 +101,9 @@ def _series(group: Group, number: int, read: Reading, scale: float) -> svg.Serie
     for run in group.runs:
         for line in run.metrics:
             value = read(line)
-            if isinstance(value, int | float) and is_finite(value) and isinstance(line.get("epoch"), int):
-                at.setdefault(line["epoch"], []).append(scale * value)
+            epoch = line.get("epoch")
+            if isinstance(value, int | float) and is_finite(value) and isinstance(epoch, int) and is_finite(epoch):
+                at.setdefault(epoch, []).append(scale * value)
     epochs = _thinned(sorted(at))
     several = any(len(at[epoch]) > 1 for epoch in epochs)
     return svg.Series(
@@ -137,7 +138,7 @@ def _table(lines: Sequence[svg.Series], title: str, unit: str) -> str:
         cells = "".join(f'<td class="number">{at[epoch]:.4g}</td>' if epoch in at else "<td>–</td>" for epoch in epochs)
         rows.append(f'<tr><th scope="row">{breakable(line.name)}</th>{cells}</tr>')
     table = (
-        f'<table><caption class="hidden">{escape(title)}, {escape(unit)}, by epoch</caption>'
+        f'<table><caption class="hidden">{named(title)}, {escape(unit)}, by epoch</caption>'
         f'<thead><tr><th scope="col">epoch</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     )
     return f"<details><summary>As numbers</summary>{scrolling(table, f'{title} as numbers')}</details>"
@@ -150,5 +151,5 @@ def _diverged(groups: Sequence[Group]) -> str:
         for run in group.runs:
             bad = [line.get("epoch") for line in run.metrics if "loss" in line and not is_finite(line["loss"])]
             if bad:
-                notes.append(f"{escape(group.name)}, seed {run.seed}: from epoch {escape(str(bad[0]))}")
+                notes.append(f"{named(group.name)}, seed {run.seed}: from epoch {named(str(bad[0]))}")
     return f'<p class="note">The loss is not finite: {"; ".join(notes)}.</p>' if notes else ""

@@ -1,8 +1,6 @@
 """The negatives themselves: pictures of a few anchors, each with what every encoder finds most similar."""
 
-from html import escape
-
-from hardneg.insight.contents import Contents, Part, breakable, missing
+from hardneg.insight.contents import Contents, Part, breakable, missing, named, plain
 from hardneg.insight.evidence import Evidence, Picture
 
 
@@ -47,13 +45,12 @@ def _anchor(number: int, rows: list[tuple[str, Picture, list[Picture]]]) -> str:
     anchor = rows[0][1]
     label = _label(anchor)
     lines = "".join(
-        f'<div class="row"><h3>{escape(name)}</h3>'
-        f'<div class="pictures">{"".join(map(_negative, negatives))}</div></div>'
+        f'<div class="row"><h3>{named(name)}</h3><div class="pictures">{"".join(map(_negative, negatives))}</div></div>'
         for name, _, negatives in rows
     )
     return (
         f'<details class="anchor"{" open" * (number == 0)}><summary>'
-        f'<img src="{anchor.uri}" alt="Anchor, {escape(label)}"><span>anchor: {escape(label)}</span></summary>'
+        f'<img src="{anchor.uri}" alt="Anchor, {plain(label)}"><span>anchor: {named(label)}</span></summary>'
         f"{lines}</details>"
     )
 
@@ -64,8 +61,8 @@ def _negative(picture: Picture) -> str:
     mark = "<b>same class</b>" if picture.same else ""
     return (
         f'<figure{kind}><img src="{picture.uri}" '
-        f'alt="{escape(label)}, cosine {picture.cosine:.2f}{said}">'
-        f"<figcaption>{picture.cosine:.2f} · {escape(label)}{mark}</figcaption></figure>"
+        f'alt="{plain(label)}, cosine {picture.cosine:.2f}{said}">'
+        f"<figcaption>{picture.cosine:.2f} · {named(label)}{mark}</figcaption></figure>"
     )
 
 

@@ -1,10 +1,9 @@
 """How well the classes come apart: cosines of same-class and of different-class pairs over one another."""
 
 from collections.abc import Iterable
-from html import escape
 
 from hardneg.insight import svg
-from hardneg.insight.contents import Contents, Part, missing
+from hardneg.insight.contents import Contents, Part, missing, named
 from hardneg.insight.diagnostics import Histograms
 from hardneg.insight.evidence import Evidence
 
@@ -28,7 +27,7 @@ def histograms(contents: Contents) -> Part:
         if evidence.histograms is not None and int(evidence.histograms.same.sum() + evidence.histograms.different.sum())
     }
     notes = missing(contents) + "".join(
-        f'<p class="note"><strong>{escape(name)}</strong>: its pictures have no labels.</p>'
+        f'<p class="note"><strong>{named(name)}</strong>: its pictures have no labels.</p>'
         for name in found
         if name not in drawable
     )
@@ -60,7 +59,7 @@ def _figure(name: str, found: Histograms, evidence: Evidence, first: int, top: f
     ]
     chart = svg.histogram_chart(edges, shapes, top, "cosine", "% of pairs", f"{name}: {words}.")
     return (
-        f'<figure class="chart" data-chart><figcaption>{escape(name)} '
+        f'<figure class="chart" data-chart><figcaption>{named(name)} '
         f"<span>{words} · seed {evidence.seed}, {evidence.pictures:,} pictures</span></figcaption>{chart}</figure>"
     )
 

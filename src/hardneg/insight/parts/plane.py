@@ -1,9 +1,7 @@
 """Where the samples lie: embeddings in two dimensions, a small chart for each group."""
 
-from html import escape
-
 from hardneg.insight import svg
-from hardneg.insight.contents import Contents, Part
+from hardneg.insight.contents import Contents, Part, named
 from hardneg.insight.evidence import Evidence, Plane
 
 
@@ -21,7 +19,7 @@ def plane(contents: Contents) -> Part:
     if not found:
         return Part("plane", "Embeddings in two dimensions", see, '<p class="note">No run could be looked at.</p>')
     names = next(iter(found.values())).plane.classes
-    legend = "".join(f"<li>{svg.mark_sign(number)}{escape(name)}</li>" for number, name in enumerate(names))
+    legend = "".join(f"<li>{svg.mark_sign(number)}{named(name)}</li>" for number, name in enumerate(names))
     figures = "".join(_figure(name, evidence.plane) for name, evidence in found.items())
     body = (
         f'<ul class="legend">{legend}</ul><div class="charts">{figures}</div>'
@@ -35,4 +33,4 @@ def _figure(name: str, shown: Plane) -> str:
     labels = [f"component {place}, {100 * share:.0f} % of the variance" for place, share in enumerate(shown.shares, 1)]
     description = f"Embeddings of {len(shown.points)} samples of {name} in two dimensions."
     chart = svg.scatter_chart(shown.points, shown.styles, labels[0], labels[1], description)
-    return f'<figure class="chart"><figcaption>{escape(name)}</figcaption>{chart}</figure>'
+    return f'<figure class="chart"><figcaption>{named(name)}</figcaption>{chart}</figure>'

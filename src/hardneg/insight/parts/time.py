@@ -1,10 +1,9 @@
 """Where the time of a step goes."""
 
 import statistics
-from html import escape
 from typing import Any
 
-from hardneg.insight.contents import Contents, Part, breakable, scrolling
+from hardneg.insight.contents import Contents, Part, breakable, named, scrolling
 from hardneg.insight.runs import Group, Run, is_finite
 
 _KNOWN = ("data", "augmentation", "network")
@@ -42,10 +41,10 @@ def time(contents: Contents) -> Part:
             f'<td class="number">{"–" if speed is None else f"{speed:,.0f}"}</td></tr>'
         )
     legend = "".join(
-        f'<li><span class="block t{place % 4}" aria-hidden="true"></span>{escape(kind)}</li>'
+        f'<li><span class="block t{place % 4}" aria-hidden="true"></span>{named(kind)}</li>'
         for place, kind in enumerate(kinds)
     )
-    head = "".join(f'<th scope="col">{escape(kind)}<span class="unit"> ms</span></th>' for kind in kinds)
+    head = "".join(f'<th scope="col">{named(kind)}<span class="unit"> ms</span></th>' for kind in kinds)
     table = (
         '<table><caption class="hidden">Time of a step</caption><thead><tr><th scope="col">negatives</th>'
         f'<th scope="col" class="bars">a step</th>{head}<th scope="col">step<span class="unit"> ms</span></th>'
