@@ -204,6 +204,11 @@ class InfoNCE(nn.Module):
         """Whether an adaptive schedule wants to be told the loss of every step."""
         return any(schedule.better == "lower" for schedule in self._adaptive())
 
+    @property
+    def accuracy_schedules(self) -> tuple[Adaptive, ...]:
+        """The adaptive schedules that observe a validation accuracy."""
+        return tuple(schedule for schedule in self._adaptive() if schedule.better == "higher")
+
     def diagnostics(self) -> dict[str, float]:
         """What the negatives of the last call were; see `hardneg.objectives.diagnostics.Diagnostics`."""
         if self._last is None:

@@ -48,6 +48,7 @@ class JSD(nn.Module):
     """
 
     observes_loss = False
+    accuracy_schedules: tuple[Adaptive, ...] = ()
 
     def __init__(
         self,

@@ -51,6 +51,17 @@ def write_json(file: Path, content: Any) -> None:
     write(file, json.dumps(content, indent=1) + "\n")
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; one line that names the file if there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not readable JSON ({error}): put it back as it was, or remove it") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold an object, got {type(content).__name__}: put it back, or remove it")
+    return content
+
+
 def environment(**more: Any) -> dict[str, Any]:
     """Where and how this process runs."""
     import lightning

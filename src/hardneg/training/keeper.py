@@ -31,6 +31,7 @@ class Keeper(L.Callback):
         folder: of the run
         batches: that the run goes through
         train_set: what online kNN knows
+        validation: what adaptive schedules observe the accuracy on, if the objective has any
         refresh: of the batch sampler, if it has one
     """
 
@@ -41,9 +42,10 @@ class Keeper(L.Callback):
         batches: Batches,
         train_set: ImageSet | StreamedImages | GraphSet,
         refresh: Refresh | None = None,
+        validation: ImageSet | StreamedImages | None = None,
     ) -> None:
         self.settings, self.folder, self.batches, self.train_set = settings, folder, batches, train_set
-        self.refresh = refresh
+        self.refresh, self.validation = refresh, validation
         self.test_set: ImageSet | StreamedImages | None = None
         self.last: dict[str, Any] = {}
         self.last_knn: float | None = None
@@ -132,9 +134,10 @@ class Keeper(L.Callback):
             ),
         }
         if every and (epoch % every == 0 or epoch == epochs):
-            line["knn"] = self.last_knn = self._knn(module)
-            if self.last_knn is not None:
-                module.objective.observe(accuracy=self.last_knn)
+            line["knn"] = self.last_knn = self._knn(module, self._test_set())
+            if self.validation is not None:
+                line["validation_knn"] = accuracy = self._knn(module, self.validation)
+                module.objective.observe(accuracy=accuracy)
         self.last = line
         if trainer.is_global_zero:
             with (self.folder / files.METRICS).open("a") as file:
@@ -164,8 +167,8 @@ class Keeper(L.Callback):
         shares = [false_negative_share(labels[batch]) for batch in used]
         return self.false_negatives + sum(share for share in shares if not math.isnan(share))
 
-    def _knn(self, module: Method) -> float | None:
-        """Weighted kNN accuracy on the test set, if there are labels."""
+    def _test_set(self) -> ImageSet | StreamedImages | None:
+        """What the metrics report the accuracy on, if there are labels."""
         if self.train_set.labels is None or isinstance(self.train_set, GraphSet):
             return None
         data = self.settings.data
@@ -174,12 +177,17 @@ class Keeper(L.Callback):
                 self.test_set = load_split(data.source, "test", data.size, channels=self.train_set.shape[0])
             except (ValueError, FileNotFoundError) as error:
                 warnings.warn(f"no online kNN: {error}", stacklevel=2)
-                return None
-        prepare = getattr(module.views, "plain", None)
+        return self.test_set
+
+    def _knn(self, module: Method, asked_set: ImageSet | StreamedImages | None) -> float | None:
+        """Weighted kNN accuracy on a set, with the labels of the training set."""
+        if asked_set is None or isinstance(self.train_set, GraphSet):
+            return None
+        prepare, workers = getattr(module.views, "plain", None), self.settings.data.workers
         with torch.autocast(module.device.type, torch.bfloat16, enabled="bf16" in self.settings.trainer.precision):
             known, asked = (
-                extract_set(module.encoder, part, prepare=prepare, workers=data.workers)
-                for part in (self.train_set, self.test_set)
+                extract_set(module.encoder, part, prepare=prepare, workers=workers)
+                for part in (self.train_set, asked_set)
             )
         return knn_accuracy(*known, *asked) if len(known[1]) and len(asked[1]) else None
 

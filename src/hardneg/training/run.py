@@ -5,7 +5,6 @@ steps done say it all. To Lightning a run is one long epoch whose loader begins 
 taken; our epochs are counted from the steps.
 """
 
-import json
 import logging
 import os
 import warnings
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from hardneg.data.graphs import GraphSet
 from hardneg.objectives.infonce import InfoNCE
-from hardneg.training import build, files, graphs, recipe
+from hardneg.training import build, files, graphs, recipe, validation
 from hardneg.training.batches import Batches, sampler
 from hardneg.training.keeper import Keeper
 from hardneg.training.recipe import Recipe
@@ -73,7 +72,7 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
     trainer = _trainer(settings, callbacks)
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
         _check_free(folder)
-    train_set = build.data(settings)
+    train_set, held_out = validation.divide(settings, build.data(settings))
     module = build.method(settings, train_set, trainer.world_size)
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
     batches = Batches(chosen, settings.trainer.epochs)
@@ -84,14 +83,20 @@ def train(settings: Recipe, folder: str | Path, resume: bool = False, callbacks:
     module._optimizer(module)  # bad settings are refused now
     if isinstance(module.objective, InfoNCE):
         module.objective.check_device(trainer.strategy.root_device)
-    keeper = Keeper(settings, folder, batches, train_set, refresh)
+    keeper = Keeper(settings, folder, batches, train_set, refresh, held_out)
+    stated = validation.stated(settings, train_set, held_out)
+    if resume and (begun := files.read_json(folder / files.ENVIRONMENT).get("validation")) != stated:
+        raise ValueError(
+            f"{folder} was begun with the validation part {begun}, and its data now give {stated}: "
+            "put the data back as they were, or begin anew in another folder"
+        )
     # The keeper comes last: what it saves is then complete.
     trainer.callbacks += [keeper] if refresh is None else [refresh, keeper]  # type: ignore[attr-defined]
     if trainer.is_global_zero:
         folder.mkdir(parents=True, exist_ok=True)
     with files.alone(folder) if trainer.is_global_zero else nullcontext():
         if trainer.is_global_zero:
-            _begin(settings, folder, resume, trainer.world_size)
+            _begin(settings, folder, resume, trainer.world_size, stated)
         _fit(trainer, module, build.loader(batches, train_set, settings), folder / files.CHECKPOINT, resume)
         if trainer.is_global_zero:
             shape = (train_set.node_features,) if isinstance(train_set, GraphSet) else train_set.shape
@@ -106,9 +111,9 @@ def _check_free(folder: Path) -> None:
         raise ValueError(f"{folder} exists and is no run: choose another folder")
 
 
-def _begin(settings: Recipe, folder: Path, resume: bool, processes: int) -> None:
-    """Write what the run is, or that it goes on."""
-    environment = files.environment(processes=processes)
+def _begin(settings: Recipe, folder: Path, resume: bool, processes: int, stated: dict[str, int] | None = None) -> None:
+    """Write what the run is, or that it goes on; ``stated``: its validation part."""
+    environment = files.environment(processes=processes, **({} if stated is None else {"validation": stated}))
     if not resume:
         _check_free(folder)  # again, as another process may have been here while the data were read
         files.write_json(folder / files.ENVIRONMENT, environment)
@@ -118,7 +123,7 @@ def _begin(settings: Recipe, folder: Path, resume: bool, processes: int) -> None
         return
     # Figures of an unfinished run would pass for those of the finished one.
     (folder / files.EVALUATION).unlink(missing_ok=True)
-    first = json.loads((folder / files.ENVIRONMENT).read_text())
+    first = files.read_json(folder / files.ENVIRONMENT)
     first.setdefault("resumed", []).append(environment)
     files.write_json(folder / files.ENVIRONMENT, first)
 
@@ -225,7 +230,7 @@ def _fit(trainer: L.Trainer, module: L.LightningModule, loader: Any, checkpoint:
 def _take_threads(folder: Path) -> None:
     """Use as many threads as when the run was begun: sums then have the same last bits."""
     file = folder / files.ENVIRONMENT
-    threads = json.loads(file.read_text()).get("threads") if file.exists() else None
+    threads = files.read_json(file).get("threads") if file.exists() else None
     if threads is not None:
         torch.set_num_threads(threads)
 
