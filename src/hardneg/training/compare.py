@@ -1,7 +1,6 @@
 """Comparisons: recipes by overrides by seeds, one folder for each run, continued where they stopped."""
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -91,7 +90,7 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
         for cell in cells:
             made = Run(cell, seed, cell.folder(Path(root), seed))
             there = made.folder / files.RECIPE
-            if there.exists() and recipe.load(there) != made.settings:
+            if not files.is_free(made.folder) and there.exists() and recipe.load(there) != made.settings:
                 raise ValueError(
                     f"{made.folder} holds a run of another recipe: choose another folder for this comparison"
                 )
@@ -117,8 +116,9 @@ def carry_out(
         error: Exception | None = None
         if not planned.finished:
             try:
-                resume = files.is_run(planned.folder)
-                run.train(planned.settings, planned.folder, resume, callbacks(planned))
+                if not (planned.folder / files.ENCODER).exists():
+                    resume = files.is_run(planned.folder) and not files.is_free(planned.folder)
+                    run.train(planned.settings, planned.folder, resume, callbacks(planned))
                 evaluate.evaluate(planned.folder)
             except (ValueError, RuntimeError, OSError) as failure:
                 error = failure
@@ -131,7 +131,7 @@ def results(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
     for done in sorted(runs, key=lambda r: r.seed):
         if done.finished:
             row = found.setdefault(done.cell.name, {})
-            for metric, figure in json.loads((done.folder / files.EVALUATION).read_text()).items():
+            for metric, figure in files.read_json(done.folder / files.EVALUATION).items():
                 row.setdefault(metric, []).append(figure)
     return {cell: found[cell] for cell in dict.fromkeys(r.cell.name for r in runs) if cell in found}
 
