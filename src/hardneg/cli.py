@@ -317,7 +317,7 @@ def main() -> None:
 
 def _stop() -> None:
     folder = os.environ.get("HARDNEG_RUN")
-    again = "the same command goes on where it stopped"
+    again = "nothing was written" if sys.argv[1:2] == ["train"] else "the same command goes on where it stopped"
     if folder is not None:
         begun = (Path(folder) / "recipe.yaml").exists()
         again = f"go on with: hardneg train --resume {shlex.quote(folder)}" if begun else "nothing was written"

@@ -190,7 +190,7 @@ def test_an_absurd_size_of_images_is_refused_before_memory_is_taken(
     ("overrides", "message"),
     [
         (["data.size=4000"], "data.size"),  # 1,297 images of 16 MB
-        (["data.source=few.npz", "data.size=8000", "trainer.batch_size=128"], "trainer.batch_size"),
+        (["views.options={size: 1000000}"], "trainer.batch_size"),
         (["encoder.hidden=100000000000"], "memory"),
         (["method=moco", "objective.preset=moco", "memory.queue=100000000000000"], "memory"),
     ],
@@ -198,32 +198,30 @@ def test_an_absurd_size_of_images_is_refused_before_memory_is_taken(
 def test_settings_that_need_more_memory_than_there_is_are_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, overrides: list[str], message: str
 ) -> None:
-    np.savez(tmp_path / "few.npz", images=np.zeros((130, 9, 8), np.uint8))
     assert message in refused(capsys, "train", "digits-simclr", *overrides)
-    assert [file.name for file in tmp_path.iterdir()] == ["few.npz"]
+    assert list(tmp_path.iterdir()) == []
 
 
 START = {"module": ["-m", "hardneg"], "script": ["-c", "from hardneg.__main__ import main; main()"]}
 
 
-@pytest.mark.parametrize("way", START)
-def test_ctrl_c_while_modules_are_imported_ends_quietly(tmp_path: Path, way: str) -> None:
-    # Imports are watched from outside: the signal comes when this many modules are there.
+@pytest.mark.parametrize(("way", "moment"), [
+    ("module", "typer"), ("module", "torch._C"), ("module", "lightning"), ("script", "torch.nn"),
+])  # fmt: skip
+def test_ctrl_c_while_modules_are_imported_ends_quietly(tmp_path: Path, way: str, moment: str) -> None:
     command = [sys.executable, "-v", *START[way], "train", "digits-simclr", "trainer.epochs=100000"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for sign in ("import 'hardneg'", "import 'typer'", "import 'rich.console'", "import 'torch._C'", "import 'torch.nn",
-                 "import 'hardneg.hardening'", "import 'lightning", "import 'hardneg.training.recipe'"):  # fmt: skip
-        started = subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=tmp_path, env=environment,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-        assert started.stderr is not None
-        said = []
-        for line in started.stderr:
-            if line.startswith(sign):
-                started.send_signal(signal.SIGINT)
-                break
-        said = [line for line in started.stderr if not line.startswith(("#", "import ", "cleanup", "destroy"))]
-        assert started.wait(60) == 130, (sign, said)
-        assert not any("Traceback" in line or "Error" in line for line in said), (sign, said)
+    started = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert started.stderr is not None
+    for line in started.stderr:  # with -v, a line for every module that was imported
+        if line.startswith(f"import '{moment}"):
+            started.send_signal(signal.SIGINT)
+            break
+    said = [line for line in started.stderr if not line.startswith(("#", "import ", "cleanup", "destroy"))]
+    # A shell shows 130 for both: Python ends by the signal itself if it came while a string was executed.
+    assert started.wait(60) in (130, -signal.SIGINT), said
+    assert not any("Traceback" in line or "Error" in line for line in said), said
     assert not (tmp_path / "runs").exists()
