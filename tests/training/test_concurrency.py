@@ -140,6 +140,14 @@ def test_a_run_is_held_by_one_process_until_it_lets_go(
         pass
 
 
+def test_a_lock_is_no_way_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=r"run\.lock"), files.alone(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_broken_transfer_file_is_named_and_kept(finished: Path) -> None:
     file = finished / "run" / "transfer.json"
     file.write_text('{"a": ')

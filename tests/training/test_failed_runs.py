@@ -141,6 +141,16 @@ def test_a_folder_with_files_of_others_is_refused_and_kept(capsys: pytest.Captur
     assert tree(tmp_path) == before
 
 
+def test_a_recipe_of_the_user_is_neither_overwritten_nor_removed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "here" / "run").mkdir(parents=True)
+    (tmp_path / "here" / "run" / "recipe.yaml").write_text("data: {source: digits}\n")
+    before = tree(tmp_path)
+    assert "choose another folder" in refused(capsys, "train", "here/run/recipe.yaml", "--run", "here/run")
+    assert tree(tmp_path) == before
+
+
 @pytest.mark.parametrize("step", [7, 10])
 def test_a_run_that_diverges_later_keeps_its_last_good_checkpoint_and_says_what_to_do(
     tmp_path: Path, step: int

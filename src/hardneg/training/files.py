@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,12 +49,11 @@ def is_run(folder: Path) -> bool:
 
 def is_free(folder: Path) -> bool:
     """Whether a run may be begun in this folder: it is not there, or nothing was trained in it."""
-    return not folder.exists() or (folder.is_dir() and all(map(_is_left_over, folder.iterdir())))
-
-
-def _is_left_over(file: Path) -> bool:
-    """Whether a run that ended before its first checkpoint may have left this file."""
-    return file.name in (LOCK, ENVIRONMENT, RECIPE, NEXT) or file.suffix == ".new"
+    if not folder.exists():
+        return True
+    # A recipe alone is the user's: a run writes its environment first.
+    left = (LOCK, ENVIRONMENT, NEXT) + (RECIPE,) * is_run(folder)
+    return folder.is_dir() and all(file.name in left or file.suffix == ".new" for file in folder.iterdir())
 
 
 def discard(folder: Path) -> None:
@@ -177,11 +176,12 @@ def check_space(folder: Path, needed: int) -> None:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Hold the run for this process; another one that holds it is an error. The system lets go if we are killed."""
-    try:
-        with locked(folder / LOCK, patience=0):
-            yield
-    except TimeoutError as error:
-        raise ValueError(f"{folder} is in use by another process: wait for it, or choose another folder") from error
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(folder / LOCK, patience=0))
+        except TimeoutError as error:
+            raise ValueError(f"{folder} is in use by another process: wait for it, or choose another folder") from error
+        yield
 
 
 @contextmanager
@@ -189,20 +189,20 @@ def locked(file: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Hold a lock file for this process, waiting up to ``patience`` seconds for others; TimeoutError if in vain."""
     end = time.monotonic() + patience
     while True:
-        held = file.open("a+b")  # to append, so that asking for the lock changes nothing
-        try:
-            # A lock on a file that its last holder removed excludes nobody.
+        # Opened to append, so that asking for the lock changes nothing; closing lets go.
+        with open(file, "a+b", opener=_without_links) as held:
+            # A lock on a file that its last holder removed excludes nothing.
             if _try_lock(held) and file.exists() and os.path.samestat(os.fstat(held.fileno()), file.stat()):
-                break
-        except BaseException:
-            held.close()
-            raise
-        held.close()
+                yield
+                return
         if time.monotonic() >= end:
             raise TimeoutError(f"{file} is held by another process: wait for it")
         time.sleep(0.02)
-    with held:  # closing it lets go
-        yield
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a file, but not through a link at its end, which could lead out of the run's folder."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _try_lock(file: IO[bytes]) -> bool:
