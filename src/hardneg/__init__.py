@@ -1,86 +1,22 @@
 """hardneg: choose the negatives of contrastive learning."""
 
-from hardneg.batches import (
-    KNNBatchSampler,
-    ProximityBatchSampler,
-    ProximityGraph,
-    UniformBatchSampler,
-    false_negative_share,
-)
-from hardneg.cached import cached_step
-from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
-from hardneg.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
-from hardneg.insight import alignment, uniformity
-from hardneg.memory import Clusters, MemoryBank, Queue
-from hardneg.objectives.infonce import InfoNCE
-from hardneg.objectives.jsd import JSD
-from hardneg.objectives.local_aggregation import LocalAggregation
-from hardneg.objectives.presets import (
-    clip,
-    debiased,
-    decoupled,
-    graphcl,
-    hcl,
-    hscl,
-    hscl_threshold,
-    instance_discrimination,
-    moco,
-    ring_nce,
-    scl,
-    simclr,
-    simcse,
-    supcon,
-)
-from hardneg.schedules import Adaptive, Constant, HardnessAnneal, Linear, RingAnneal, Schedule, Steps
-from hardneg.temperature import Learnable
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "JSD",
-    "Adaptive",
-    "BelowPositive",
-    "Clusters",
-    "Constant",
-    "Custom",
-    "Exponential",
-    "Hardening",
-    "HardnessAnneal",
-    "InfoNCE",
-    "KNNBatchSampler",
-    "Learnable",
-    "Linear",
-    "LocalAggregation",
-    "MemoryBank",
-    "ProximityBatchSampler",
-    "ProximityGraph",
-    "Queue",
-    "Ring",
-    "RingAnneal",
-    "Schedule",
-    "Steps",
-    "Threshold",
-    "Uniform",
-    "UniformBatchSampler",
-    "alignment",
-    "cached_step",
-    "clip",
-    "debiased",
-    "decoupled",
-    "false_negative_share",
-    "few_label_accuracy",
-    "graphcl",
-    "hcl",
-    "hscl",
-    "hscl_threshold",
-    "instance_discrimination",
-    "knn_accuracy",
-    "linear_probe",
-    "moco",
-    "ring_nce",
-    "scl",
-    "simclr",
-    "simcse",
-    "supcon",
-    "uniformity",
-]
+if TYPE_CHECKING:
+    from hardneg.public import *  # noqa: F403 (what it names in __all__)
+else:
+    # Imported at first use: the command line answers at once, and Ctrl-C finds it ready while torch is imported.
+    def __getattr__(name: str) -> Any:
+        if not name.startswith("_") and importlib.util.find_spec(f"hardneg.{name}"):
+            return importlib.import_module(f"hardneg.{name}")
+        public = importlib.import_module("hardneg.public")
+        if name != "__all__" and name not in public.__all__:
+            raise AttributeError(f"module 'hardneg' has no attribute {name!r}")
+        return getattr(public, name)
+
+    def __dir__() -> list[str]:
+        return [*globals(), *importlib.import_module("hardneg.public").__all__]

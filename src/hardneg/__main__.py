@@ -6,13 +6,14 @@ import sys
 def main() -> None:
     """Start the command line."""
     try:
-        from hardneg import cli
+        import hardneg.cli as cli
+
+        cli.main()
     except ImportError as error:
         print(f'error: the command line cannot start ({error}): pip install "hardneg[train]"', file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # while it is imported, or again while it ends
         sys.exit(130)
-    cli.main()
 
 
 if __name__ == "__main__":

@@ -86,6 +86,10 @@ def integers(name: str, tensor: object, shape: tuple[int, ...], meaning: str) ->
     return tensor.long()
 
 
+class NonFiniteError(ValueError):
+    """A tensor holds NaN or inf."""
+
+
 def finite(name: str, tensor: Tensor) -> None:
     """Raise on NaN or inf: at once on the CPU, as an asynchronous assertion on an accelerator."""
     if tensor.numel() == 0:
@@ -94,6 +98,7 @@ def finite(name: str, tensor: Tensor) -> None:
     values(
         torch.isfinite(lowest) & torch.isfinite(highest),
         f"{name} holds NaN or inf: look for a diverged model or a division by zero before the loss",
+        NonFiniteError,
     )
 
 
@@ -108,13 +113,13 @@ def in_range(name: str, indices: Tensor, size: int) -> None:
     )
 
 
-def values(condition: Tensor, message: str) -> None:
+def values(condition: Tensor, message: str, error: type[ValueError] = ValueError) -> None:
     """Raise unless the condition holds throughout."""
     condition = condition.all()
     # Reading a value would make the host wait for an accelerator, and would break a compiled graph.
     if condition.device.type == "cpu" and not torch.compiler.is_compiling():
         if not bool(condition):
-            raise ValueError(message)
+            raise error(message)
     else:
         torch._assert_async(condition, message)
 

@@ -4,13 +4,13 @@ Progress and notes go to stderr, results to stdout. Exit code 2: the input was a
 """
 
 import dataclasses
-import itertools
 import os
 import shlex
 import sys
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,7 +82,7 @@ def train(
     if resume is not None:
         if recipe is not None or run is not None:
             raise ValueError("--resume goes on with a run as it was begun: leave out the recipe, settings and --run")
-        folder, settings = resume, recipes.Recipe()
+        settings = recipes.Recipe()
     else:
         trust = True  # the user has started this recipe
         if recipe is None:
@@ -91,17 +91,14 @@ def train(
             raise ValueError(f"the recipe comes first: hardneg train RECIPE {recipe}")
         recipes.check_once(overrides or [])
         settings = recipes.load(recipes.find(recipe), overrides or [])
-        folder = run or _next_folder(Path("runs"), Path(recipe).stem)
     if trust:
         _import_from_here()
-    # The further processes of one run are started with this command line, and must find the same folder.
-    folder = Path(os.environ.get("HARDNEG_RUN", folder)) if "LOCAL_RANK" in os.environ else folder
-    os.environ["HARDNEG_RUN"] = str(folder)
-    with bars(Console(stderr=True, quiet=as_json)) as progress:
+    with _folder_of(run or resume, recipe) as folder, bars(Console(stderr=True, quiet=as_json)) as progress:
+        os.environ["HARDNEG_RUN"] = str(folder)
         result = runs.train(settings, folder, resume is not None, [Bar(progress, folder.name)], trust=trust)
     if "LOCAL_RANK" in os.environ:  # one of several processes
         time.sleep(1)  # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489)
-    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0":
+    if not _is_first():
         return  # the first process of all machines tells
     figures = {}
     if evaluate:
@@ -323,7 +320,9 @@ def main() -> None:
         if code == INTERRUPTED:  # typer has turned Ctrl-C into this
             _stop()
         sys.exit(code if isinstance(code, int) else 0)
-    except (typer.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt) as error:
+        if isinstance(error.__cause__, EOFError):  # which typer takes for the end of the input
+            fail(f"a file ended too early ({error.__cause__}): HARDNEG_TRACEBACK=1 shows which")
         _stop()
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("HARDNEG_TRACEBACK"):
@@ -339,7 +338,7 @@ def main() -> None:
 
 def _stop() -> None:
     folder = os.environ.get("HARDNEG_RUN")
-    again = "the same command goes on where it stopped"
+    again = "nothing was written" if sys.argv[1:2] == ["train"] else "the same command goes on where it stopped"
     if folder is not None:
         begun = (Path(folder) / "recipe.yaml").exists()
         again = f"go on with: hardneg train --resume {_named(Path(folder))}" if begun else "nothing was written"
@@ -361,8 +360,22 @@ def _named(folder: Path) -> str:
     return shlex.quote(str(folder)) + " --trust" * trusted
 
 
-def _next_folder(root: Path, stem: str) -> Path:
-    return next(place for number in itertools.count(1) if not (place := root / f"{stem}-{number}").exists())
+def _folder_of(named: Path | None, recipe: str | None) -> AbstractContextManager[Path]:
+    """The folder of a run: as named, or a new one that no other process gets; removed if the run leaves it empty."""
+    from hardneg.training import files
+
+    # The further processes of one run are started with this command line, and must find the same folder.
+    if "LOCAL_RANK" in os.environ and "HARDNEG_RUN" in os.environ:
+        return nullcontext(Path(os.environ["HARDNEG_RUN"]))
+    if named is not None:
+        return nullcontext(named)
+    root, stem = Path("runs"), Path(recipe or "run").stem
+    return files.numbered(root, stem) if _is_first() else nullcontext(root / stem)  # which writes nothing
+
+
+def _is_first() -> bool:
+    """Whether this is the first process of the run on all machines, or the only one."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
 def _runs_below(folder: Path) -> list[Path]:

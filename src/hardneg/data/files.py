@@ -38,6 +38,7 @@ _IMAGE_COLUMNS = ("image", "img", "images", "picture")
 _KINDS = (
     "'digits', 'hf:NAME', an .npz, .parquet or .arrow file, an image folder, a folder of parquet or a saved dataset"
 )
+_MOST_PIXELS = 8192  # of a side
 _PYARROW = 'pip install "hardneg[mine]"'
 _DATASETS = "pip install datasets"
 IN_MEMORY = 4 * 2**30  # bytes of decoded images
@@ -75,6 +76,8 @@ def load_images(
     """
     if size is not None and (not isinstance(size, int) or size < 1):
         raise ValueError(f"size must be an integer ≥ 1 or None, got {size!r}")
+    if size is not None and size > _MOST_PIXELS:
+        raise ValueError(f"size={size} is more than {_MOST_PIXELS} pixels a side: lower it (data.size in a recipe)")
     checks.number("in_memory", in_memory, at_least=0)
     images = _load(source, split, size, in_memory)
     if labels and (images.labels is None or not bool((images.labels >= 0).any())):
@@ -156,6 +159,12 @@ def _decoded(found: Found, size: int | None, in_memory: int) -> ImageSet | Strea
 def _resized(images: ImageSet, size: int | None) -> ImageSet:
     if size is None or images.shape[1:] == (size, size):
         return images
+    needed = len(images) * images.shape[0] * size * size
+    if needed > IN_MEMORY:
+        raise ValueError(
+            f"size={size} makes {len(images):,} images of {images.name} {needed / 1e9:,.1f} GB, more than the "
+            f"{IN_MEMORY / 1e9:,.1f} GB that are held in memory: lower it (data.size in a recipe)"
+        )
     pixels = torch.cat([fit(chunk, size) for chunk in torch.split(images.images, 1024)])  # (N, C, size, size)
     return replace(images, images=pixels)
 

@@ -17,7 +17,7 @@ from hardneg.objectives.inputs import check_negatives, check_use, check_views, h
 from hardneg.objectives.kernels import PLAIN, Eligibility, Kernel, PairLoss, choose
 from hardneg.objectives.second_order import Traced
 from hardneg.objectives.settings import Adjustable, Settings
-from hardneg.schedules import Setting, value
+from hardneg.schedules import Adaptive, Setting, value
 from hardneg.temperature import Learnable
 
 
@@ -195,6 +195,11 @@ class InfoNCE(Adjustable):
     def observes_loss(self) -> bool:
         """Whether an adaptive schedule wants to be told the loss of every step."""
         return any(schedule.better == "lower" for schedule in settings.adaptive(self._given()))
+
+    @property
+    def accuracy_schedules(self) -> tuple[Adaptive, ...]:
+        """The adaptive schedules that observe a validation accuracy."""
+        return tuple(schedule for schedule in settings.adaptive(self._given()) if schedule.better == "higher")
 
     def diagnostics(self) -> dict[str, float]:
         """What the negatives of the last call were; see `hardneg.objectives.diagnostics.Diagnostics`."""

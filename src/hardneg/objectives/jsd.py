@@ -49,6 +49,7 @@ class JSD(Adjustable):
     """
 
     observes_loss = False
+    accuracy_schedules: tuple[Adaptive, ...] = ()
 
     def __init__(
         self,

@@ -80,12 +80,18 @@ class Batches:
         """Everything needed to go on after so many steps of the run."""
         # The end of an epoch is told as such: the sampler may not have begun the next.
         epoch, rest = divmod(step - 1, self.steps_per_epoch) if step > 0 else (0, -1)
-        return {"step": step, "sampler": self.sampler.state_dict(rest + 1, epoch)}
+        return {"step": step, "of": self._extent(), "sampler": self.sampler.state_dict(rest + 1, epoch)}
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
-        """Take back what `place` gave."""
+        """Take back what `place` gave; batches of another size, or of other data, are an error."""
+        if state["of"] != self._extent() or not 0 <= state["step"] <= len(self):
+            raise ValueError(f"it stands at step {state['step']} of {state['of']}, and the run has {self._extent()}")
         self.start, self._begin_at = state["step"], state["sampler"]
         self.sampler.load_state_dict(self._begin_at)
+
+    def _extent(self) -> dict[str, int]:
+        """What the batches of a run must agree in to go on where others stopped."""
+        return {"samples": self.sampler.size, "batch_size": self.sampler.batch_size, "steps": self.steps_per_epoch}
 
 
 def sampler(settings: Recipe, size: int, rank: int = 0, processes: int = 1) -> UniformBatchSampler:

@@ -1,7 +1,6 @@
 """Comparisons: recipes by overrides by seeds, one folder for each run, continued where they stopped."""
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -96,7 +95,8 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
         for cell in cells:
             made = Run(cell, seed, cell.folder(Path(root), seed))
             there = made.folder / files.RECIPE
-            if there.exists() and build.resolved(recipe.load(there)) != build.resolved(made.settings):
+            begun = not files.is_free(made.folder) and there.exists()
+            if begun and build.resolved(recipe.load(there)) != build.resolved(made.settings):
                 raise ValueError(
                     f"{made.folder} holds a run of another recipe: choose another folder for this comparison"
                 )
@@ -122,9 +122,10 @@ def carry_out(
         error: Exception | None = None
         if not planned.finished:
             try:
-                resume = files.is_run(planned.folder)
                 # `plan` found the folder's recipe equal to the one that was given, which is trusted.
-                run.train(planned.settings, planned.folder, resume, callbacks(planned), trust=True)
+                if not (planned.folder / files.ENCODER).exists():
+                    resume = files.is_run(planned.folder) and not files.is_free(planned.folder)
+                    run.train(planned.settings, planned.folder, resume, callbacks(planned), trust=True)
                 evaluate.evaluate(planned.folder, trust=True)
             except (ValueError, RuntimeError, OSError) as failure:
                 error = failure
@@ -137,7 +138,7 @@ def results(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
     for done in sorted(runs, key=lambda r: r.seed):
         if done.finished:
             row = found.setdefault(done.cell.name, {})
-            for metric, figure in json.loads((done.folder / files.EVALUATION).read_text()).items():
+            for metric, figure in files.read_json(done.folder / files.EVALUATION).items():
                 row.setdefault(metric, []).append(figure)
     return {cell: found[cell] for cell in dict.fromkeys(r.cell.name for r in runs) if cell in found}
 

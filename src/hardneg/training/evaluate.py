@@ -1,8 +1,9 @@
 """Judging runs: on the data they were trained on, or carried over to others."""
 
-import json
+import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,10 +54,17 @@ def evaluate(
     found = of_encoder(encoder, known, asked, run.prepare, metrics, run.settings.data.workers)
     if same:
         return _saved(run.folder, files.EVALUATION, found)
-    file = run.folder / TRANSFER
-    before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    _saved(run.folder, TRANSFER, {**before, source: found})
+    with _transfer_held(run.folder):
+        file = run.folder / TRANSFER
+        before: dict[str, Any] = files.read_json(file) if file.exists() else {}
+        _saved(run.folder, TRANSFER, {**before, source: found})
     return found
+
+
+def _transfer_held(folder: Path) -> AbstractContextManager[None]:
+    """Makes other processes wait that add to the transfer file, where there is one to write."""
+    writes = (folder / files.ENCODER).exists() and os.access(folder, os.W_OK)
+    return files.locked(folder / "transfer.lock") if writes else nullcontext()
 
 
 def _of_graphs(run: Loaded, source: str | None) -> dict[str, float]:

@@ -1,14 +1,17 @@
 """The files of a run: written whole or not at all, by one process at a time."""
 
+import itertools
 import json
 import os
 import platform
 import shutil
 import sys
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -18,6 +21,7 @@ RECIPE, ENVIRONMENT, METRICS, EVALUATION = "recipe.yaml", "environment.json", "m
 CHECKPOINT, ENCODER, LOCK = "last.ckpt", "encoder.safetensors", "run.lock"
 SPLIT = "split.json"  # what the run was trained on, and which images were held out
 NEXT = "next.ckpt"  # a checkpoint while it is being written
+PATIENCE = 60.0  # seconds to wait for a lock that others hold for an instant
 
 
 def write(file: Path, text: str) -> None:
@@ -27,12 +31,16 @@ def write(file: Path, text: str) -> None:
 
 def write_bytes(file: Path, content: bytes) -> None:
     """As `write`, for bytes."""
-    fresh = file.with_name(file.name + ".new")
-    with fresh.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())  # a power cut must not leave an empty file in its place
-    os.replace(fresh, file)
+    fresh = file.with_name(f"{file.name}.{uuid.uuid4().hex}.new")  # of this call alone
+    try:
+        with fresh.open("xb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())  # a power cut must not leave an empty file in its place
+        os.replace(fresh, file)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def is_run(folder: Path) -> bool:
@@ -48,16 +56,89 @@ def check_links(folder: Path) -> None:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a run may be begun in this folder: it is not there, or holds only what a killed beginning left."""
+    """Whether a run may be begun in this folder: it is not there, or nothing was trained in it."""
     if not folder.exists():
         return True
-    left = (LOCK, ENVIRONMENT, SPLIT)
+    # A recipe alone is the user's: a run writes its environment first.
+    left = (LOCK, ENVIRONMENT, SPLIT, NEXT) + (RECIPE,) * is_run(folder)
     return folder.is_dir() and all(file.name in left or file.suffix == ".new" for file in folder.iterdir())
+
+
+def discard(folder: Path) -> None:
+    """Remove what a run that ended before its first checkpoint wrote; a folder that holds more is left as it is."""
+    if is_free(folder):
+        for file in folder.iterdir():
+            with suppress(OSError):  # Windows keeps a lock that is held
+                file.unlink()
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Make a folder; if an error leaves it empty, remove it, and the parents that were made for it."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # not empty
+            for place in missing:
+                place.rmdir()
+        raise
+
+
+@contextmanager
+def numbered(root: Path, stem: str) -> Iterator[Path]:
+    """Make the first folder ``root/stem-1``, ``-2``, … that is not there, for this process alone; see `made`."""
+    with made(root):
+        for number in itertools.count(1):
+            folder = root / f"{stem}-{number}"
+            try:
+                folder.mkdir(parents=True)  # the system lets one process make it
+                break
+            except FileExistsError:
+                continue
+        try:
+            yield folder
+        except BaseException:
+            with suppress(OSError):
+                folder.rmdir()
+            raise
+
+
+def checkpoint(folder: Path) -> dict[str, Any]:
+    """The last checkpoint of a run, its tensors mapped from the file; one line that names the fix if it is broken."""
+    file = folder / CHECKPOINT
+    if not file.exists():
+        raise ValueError(f"{file} is missing: {remedy(folder)}")
+    try:
+        saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # bytes that are no checkpoint raise nearly anything
+        reason = str(error).partition(". ")[0].partition("\n")[0][:200] or type(error).__name__
+        raise ValueError(f"{file} cannot be read as a checkpoint ({reason}): {remedy(folder)}") from error
+    if not isinstance(saved, dict) or not isinstance(saved.get("state_dict"), dict) or "batches" not in saved:
+        raise ValueError(f"{file} is no checkpoint of a run: {remedy(folder)}")
+    return saved
+
+
+def remedy(folder: Path) -> str:
+    """What to do about a checkpoint that cannot be used."""
+    return f"put a good copy in its place, or begin anew with hardneg train {folder / RECIPE} --run ANOTHER_FOLDER"
 
 
 def write_json(file: Path, content: Any) -> None:
     """As `write`, for anything that JSON can hold."""
     write(file, json.dumps(content, indent=1) + "\n")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; one line that names the file if there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not readable JSON ({error}): put it back as it was, or remove it") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold an object, got {type(content).__name__}: put it back, or remove it")
+    return content
 
 
 def environment(**more: Any) -> dict[str, Any]:
@@ -103,15 +184,50 @@ def check_space(folder: Path, needed: int) -> None:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Hold the run for this process; another one that holds it is an error. The system lets go if we are killed."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        yield
-        return
-    # Opened to append, so that asking for the lock changes nothing.
-    with (folder / LOCK).open("a+") as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            held.enter_context(locked(folder / LOCK, patience=0))
+        except TimeoutError as error:
             raise ValueError(f"{folder} is in use by another process: wait for it, or choose another folder") from error
         yield
+
+
+@contextmanager
+def locked(file: Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Hold a lock file for this process, waiting up to ``patience`` seconds for others; TimeoutError if in vain."""
+    end = time.monotonic() + patience
+    while True:
+        # Opened to append, so that asking for the lock changes nothing; closing lets go.
+        with open(file, "a+b", opener=_without_links) as held:
+            # A lock on a file that its last holder removed excludes nothing.
+            if _try_lock(held) and file.exists() and os.path.samestat(os.fstat(held.fileno()), file.stat()):
+                yield
+                return
+        if time.monotonic() >= end:
+            raise TimeoutError(f"{file} is held by another process: wait for it")
+        time.sleep(0.02)
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a file, but not through a link at its end, which could lead out of the run's folder."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    """Take the lock of an open file if no other process has it."""
+    try:
+        import fcntl
+    except ImportError:
+        import msvcrt  # Windows
+
+        file.seek(0)  # what is locked is one byte from here
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+        except PermissionError:
+            return False
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

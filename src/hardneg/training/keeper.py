@@ -1,5 +1,6 @@
 """The keeper of a run's books: random state, metrics, online kNN and checkpoints."""
 
+import dataclasses
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from hardneg import randomness
+from hardneg import checks, randomness
 from hardneg.batches import cosine_histogram, false_negative_share, mean_cosine
 from hardneg.data import ImageSet, StreamedImages, load_split
 from hardneg.data.graphs import GraphSet
@@ -32,6 +33,7 @@ class Keeper(L.Callback):
         folder: of the run
         batches: that the run goes through
         train_set: what online kNN knows
+        validation: what adaptive schedules observe the accuracy on, if the objective has any
         refresh: of the batch sampler, if it has one
     """
 
@@ -42,9 +44,10 @@ class Keeper(L.Callback):
         batches: Batches,
         train_set: ImageSet | StreamedImages | GraphSet,
         refresh: Refresh | None = None,
+        validation: ImageSet | StreamedImages | None = None,
     ) -> None:
         self.settings, self.folder, self.batches, self.train_set = settings, folder, batches, train_set
-        self.refresh = refresh
+        self.refresh, self.validation = refresh, validation
         self.test_set: ImageSet | StreamedImages | None = None
         self.last: dict[str, Any] = {}
         self.last_knn: float | None = None
@@ -54,6 +57,7 @@ class Keeper(L.Callback):
         self.epoch = 0
         self.observes_loss = False
         self.false_negatives = 0.0  # the sum of the shares in the batches before this process
+        self.run: str | None = None  # the name of the run
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, Method)
@@ -62,7 +66,9 @@ class Keeper(L.Callback):
         if not isinstance(self.train_set, StreamedImages):  # whose workers want indices on the host
             self.batches.device = pl_module.device
         if trainer.is_global_zero:
-            self._drop_metrics_after(self.batches.start)
+            self.run = files.read_json(self.folder / files.ENVIRONMENT).get("run")
+            if (self.folder / files.METRICS).exists():
+                self._restore_metrics(self.batches.start)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -102,15 +108,19 @@ class Keeper(L.Callback):
             "losses": 0.0 if self.losses is None else float(self.losses),
             "number": self.number,
             "false_negatives": self._false_negatives() if self.number else 0.0,
+            "last": self.last,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.losses = torch.tensor(state_dict["losses"], dtype=torch.float64)
         self.number = self.resumed_at = state_dict["number"]
         self.false_negatives = state_dict["false_negatives"]
+        self.last = state_dict["last"]
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["batches"] = self.batches.place(trainer.global_step)
+        checkpoint["run"] = self.run
+        checkpoint["recipe"] = json.dumps(dataclasses.asdict(self.settings), default=str)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self.batches.go_on_from(checkpoint["batches"])
@@ -133,14 +143,15 @@ class Keeper(L.Callback):
             ),
         }
         if every and (epoch % every == 0 or epoch == epochs):
-            line["knn"] = self.last_knn = self._knn(module)
-            if self.last_knn is not None:
-                module.objective.observe(accuracy=self.last_knn)
+            line["knn"] = self.last_knn = self._knn(module, self._test_set())
+            if self.validation is not None:
+                line["validation_knn"] = accuracy = self._knn(module, self.validation)
+                module.objective.observe(accuracy=accuracy)
         self.last = line
-        if trainer.is_global_zero:
-            with (self.folder / files.METRICS).open("a") as file:
-                file.write(json.dumps(line) + "\n")
         self._save(trainer)
+        if trainer.is_global_zero:
+            with (self.folder / files.METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
 
     def _facts(self, module: Method) -> dict[str, Any]:
         """What the objective of the last step and the batches of this epoch were like."""
@@ -165,8 +176,8 @@ class Keeper(L.Callback):
         shares = [false_negative_share(labels[batch]) for batch in used]
         return self.false_negatives + sum(share for share in shares if not math.isnan(share))
 
-    def _knn(self, module: Method) -> float | None:
-        """Weighted kNN accuracy on the test set, if there are labels."""
+    def _test_set(self) -> ImageSet | StreamedImages | None:
+        """What the metrics report the accuracy on, if there are labels."""
         if self.train_set.labels is None or isinstance(self.train_set, GraphSet):
             return None
         data = self.settings.data
@@ -177,28 +188,45 @@ class Keeper(L.Callback):
                 self.test_set = comparable(self.train_set, found)
             except (ValueError, FileNotFoundError) as error:
                 warnings.warn(f"no online kNN: {error}", stacklevel=2)
-                return None
-        prepare = getattr(module.views, "plain", None)
+        return self.test_set
+
+    def _knn(self, module: Method, asked_set: ImageSet | StreamedImages | None) -> float | None:
+        """Weighted kNN accuracy on a set, with the labels of the training set."""
+        if asked_set is None or isinstance(self.train_set, GraphSet):
+            return None
+        prepare, workers = getattr(module.views, "plain", None), self.settings.data.workers
         with torch.autocast(module.device.type, torch.bfloat16, enabled="bf16" in self.settings.trainer.precision):
             known, asked = (
-                extract_set(module.encoder, part, prepare=prepare, workers=data.workers)
-                for part in (self.train_set, self.test_set)
+                extract_set(module.encoder, part, prepare=prepare, workers=workers)
+                for part in (self.train_set, asked_set)
             )
         return knn_accuracy(*known, *asked) if len(known[1]) and len(asked[1]) else None
 
     def _save(self, trainer: L.Trainer) -> None:
         """Write the checkpoint beside the old one, then put it in its place: a half-written one is never seen."""
+        assert isinstance(trainer.lightning_module, Method)
+        if not _is_finite(trainer.lightning_module):  # the last checkpoint is worth more than this one
+            raise checks.NonFiniteError(f"weights hold NaN or inf after step {trainer.global_step}")
         fresh = self.folder / files.NEXT
         trainer.save_checkpoint(fresh, weights_only=False)  # with the optimiser
         if trainer.is_global_zero:
             os.replace(fresh, self.folder / files.CHECKPOINT)
+            # From now on a checkpoint that is missing was lost.
+            (self.folder / files.METRICS).touch()
 
-    def _drop_metrics_after(self, step: int) -> None:
-        """Forget lines written after the checkpoint that is being resumed."""
-        if (self.folder / files.METRICS).exists():
-            kept = [line for line in files.metrics(self.folder) if line["step"] <= step]
-            self.last = kept[-1] if kept else {}
-            files.write(self.folder / files.METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+    def _restore_metrics(self, step: int) -> None:
+        """Forget lines written after the checkpoint that is being resumed; add its own if a kill came before it."""
+        kept = [line for line in files.metrics(self.folder) if line["step"] <= step]
+        if self.last and (not kept or kept[-1]["step"] < self.last["step"]):
+            kept.append(self.last)
+        files.write(self.folder / files.METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _is_finite(module: Method) -> bool:
+    """Whether no weight and no running statistic of the networks is NaN or inf."""
+    tensors = (*module.parameters(), *(buffer for network in module.networks() for buffer in network.buffers()))
+    sound = [tensor.detach().isfinite().all() for tensor in tensors if tensor.is_floating_point()]
+    return bool(torch.stack(sound).all()) if sound else True
 
 
 def _seed(seed: int, device: torch.device) -> None:

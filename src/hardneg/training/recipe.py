@@ -7,6 +7,7 @@ their field, and what was resolved can be written back as YAML and read again.
 import contextlib
 import dataclasses
 import inspect
+import json
 import math
 import re
 import types
@@ -268,6 +269,25 @@ def dump(recipe: Recipe) -> str:
     tree = dataclasses.asdict(recipe)
     tree["optimizer"]["drops"] = list(tree["optimizer"]["drops"])
     return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+
+
+def differences(tree: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """The keys in which a tree of settings, as `dataclasses.asdict` makes it and JSON keeps it, differs from a recipe.
+
+    Examples:
+        >>> differences(dataclasses.asdict(load({})), load({}, ["seed=3", "trainer.epochs=5"]))
+        ['seed', 'trainer.epochs']
+    """
+    wanted = json.loads(json.dumps(dataclasses.asdict(recipe), default=str))
+    tree = json.loads(json.dumps(tree, default=str))
+    found = []
+    for key in sorted({*wanted, *tree}):
+        one, other = wanted.get(key), tree.get(key)
+        if not (isinstance(one, dict) and isinstance(other, dict)):
+            found += [key] * (one != other)
+        else:
+            found += [f"{key}.{name}" for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+    return found
 
 
 def objective(recipe: Recipe, **more: Any) -> InfoNCE | JSD:

@@ -8,9 +8,10 @@ taken; our epochs are counted from the steps.
 import json
 import logging
 import os
+import uuid
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,20 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor, nn
 
+from hardneg import checks
 from hardneg.data.graphs import GraphSet
 from hardneg.data.images import Division
 from hardneg.data.splits import difference, division_of, read_division
+from hardneg.methods.method import Method
 from hardneg.objectives.infonce import InfoNCE
-from hardneg.training import build, files, graphs, recipe
+from hardneg.training import build, files, graphs, recipe, validation
 from hardneg.training.batches import Batches, sampler
 from hardneg.training.keeper import Keeper
 from hardneg.training.recipe import Recipe
+
+# Settings that a run may be resumed with other values of: they change nothing that it computes.
+MAY_CHANGE = ("about", "data.source", "data.workers", "trainer.accelerator", "trainer.devices", "trainer.nodes",
+              "trainer.save_every")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,10 +73,11 @@ def train(
 ) -> Result:
     """Run a recipe in a folder, or take up again what was begun there.
 
-    Nothing is written before recipe, data and device have proved sound.
+    Nothing is written before recipe, data and device have proved sound, and what fails before its first checkpoint
+    leaves nothing.
 
     Args:
-        settings: the recipe; ignored when there is something to resume
+        settings: the recipe; ignored when resuming
         folder: of the run; nothing is written elsewhere
         resume: go on from the folder's last checkpoint
         callbacks: of Lightning's, beside our own
@@ -79,6 +87,7 @@ def train(
     if resume and not files.is_run(folder):
         missing = files.ENVIRONMENT if (folder / files.RECIPE).exists() else files.RECIPE
         raise ValueError(f"{folder} holds no run to resume: {missing} is missing")
+    resume_from: Path | None = None
     if resume:
         settings = recipe.load(folder / files.RECIPE)
         recipe.check_trust(settings, folder, trust)
@@ -90,11 +99,17 @@ def train(
     trainer = _trainer(settings, callbacks)
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
         _check_free(folder)
-    train_set = build.data(settings)
-    division = division_of(train_set)
+    whole = build.data(settings)
+    division = division_of(whole)
     if resume:
         _check_division(settings, folder, division)
-    module = build.method(settings, train_set, trainer.world_size)
+    train_set, held_out = validation.divide(settings, whole)
+    if not isinstance(train_set, GraphSet):
+        _check_memory(settings, train_set.shape, trainer)
+    try:
+        module = build.method(settings, train_set, trainer.world_size)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise ValueError(f"the networks and the memory of this recipe cannot be made: {error}") from error
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
     batches = Batches(chosen, settings.trainer.epochs)
     refresh = build.refresh(batches, module, train_set, settings, trainer.world_size)
@@ -104,26 +119,55 @@ def train(
     module._optimizer(module)  # bad settings are refused now
     if isinstance(module.objective, InfoNCE):
         module.objective.check_device(trainer.strategy.root_device)
-    keeper = Keeper(settings, folder, batches, train_set, refresh)
+    keeper = Keeper(settings, folder, batches, train_set, refresh, held_out)
+    stated = validation.stated(settings, train_set, held_out)
+    if resume:
+        _check_begun(folder, stated)
+        resume_from = _checked_checkpoint(folder, module, keeper, batches)
     # The keeper comes last: what it saves is then complete.
     trainer.callbacks += [keeper] if refresh is None else [refresh, keeper]  # type: ignore[attr-defined]
-    if trainer.is_global_zero:
-        folder.mkdir(parents=True, exist_ok=True)
-    with files.alone(folder) if trainer.is_global_zero else nullcontext():
+    with ExitStack() as held:
         if trainer.is_global_zero:
-            _begin(settings, folder, resume, trainer.world_size, division)
-        _fit(trainer, module, build.loader(batches, train_set, settings), folder / files.CHECKPOINT, resume)
+            held.enter_context(files.made(folder))
+            held.enter_context(files.alone(folder))
+            _begin(settings, folder, resume, trainer.world_size, division, stated)
+        try:
+            _fit(trainer, module, build.loader(batches, train_set, settings), folder, resume_from)
+        except Exception as error:
+            if trainer.is_global_zero:
+                if not resume:
+                    files.discard(folder)
+                _explain(error, folder)
+            raise
         if trainer.is_global_zero:
             shape = (train_set.node_features,) if isinstance(train_set, GraphSet) else train_set.shape
             _write_encoder(module.encoder, folder, shape)
     return Result(folder, module.encoder, keeper.last)
 
 
+def _check_memory(settings: Recipe, shape: tuple[int, int, int], trainer: L.Trainer) -> None:
+    """Raise if the views of one batch are larger than the memory of the device."""
+    device, side = trainer.strategy.root_device, build.views_of(settings, shape[-1]).size
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:
+        return
+    needed = 2 * settings.trainer.batch_size // trainer.world_size * 4 * shape[0] * side * side  # float32
+    if needed > memory:
+        raise ValueError(
+            f"the views of trainer.batch_size={settings.trainer.batch_size} images of {side}x{side} need "
+            f"{needed / 1e9:,.0f} GB, and {device} has {memory / 1e9:,.0f} GB: lower it, or the size of the images"
+        )
+
+
 def _check_free(folder: Path) -> None:
+    if files.is_free(folder):
+        return
     if files.is_run(folder):
-        raise ValueError(f"{folder} holds a run already: resume it, or choose another folder")
-    if not files.is_free(folder):
-        raise ValueError(f"{folder} exists and is no run: choose another folder")
+        raise ValueError(f"{folder} holds a run already: resume it, choose another folder, or remove this one")
+    raise ValueError(f"{folder} exists and is no run: choose another folder")
 
 
 def _check_division(settings: Recipe, folder: Path, division: Division) -> None:
@@ -136,12 +180,68 @@ def _check_division(settings: Recipe, folder: Path, division: Division) -> None:
         raise ValueError(f"{folder} does not record which images of {source} it held out: begin a new run")
 
 
-def _begin(settings: Recipe, folder: Path, resume: bool, processes: int, division: Division) -> None:
-    """Write what the run is, or that it goes on."""
-    environment = files.environment(processes=processes)
+def _check_begun(folder: Path, stated: dict[str, int] | None) -> None:
+    begun = files.read_json(folder / files.ENVIRONMENT).get("validation")
+    if begun != stated:
+        raise ValueError(
+            f"{folder} was begun with the validation part {begun}, and its data now give {stated}: "
+            "put the data back as they were, or begin anew in another folder"
+        )
+
+
+def _checked_checkpoint(folder: Path, module: Method, keeper: Keeper, batches: Batches) -> Path | None:
+    """The checkpoint to go on from, read and tried before anything is written; None if there was none yet."""
+    file = folder / files.CHECKPOINT
+    # The metrics file is made with the first checkpoint.
+    if not file.exists() and not (folder / files.METRICS).exists():
+        warnings.warn(f"{folder} holds no checkpoint yet: it begins with epoch 1", stacklevel=3)
+        return None
+    saved = files.checkpoint(folder)
+    if saved.get("run") != files.read_json(folder / files.ENVIRONMENT).get("run"):
+        raise ValueError(f"{file} is the checkpoint of another run: {files.remedy(folder)}")
+    try:
+        module.load_state_dict(saved["state_dict"])
+        module._optimizer(module).load_state_dict(saved["optimizer_states"][0])
+        _ = saved["lr_schedulers"][0], saved["loops"]["fit_loop"]  # Lightning's own
+        changed = recipe.differences(json.loads(saved["recipe"]), keeper.settings)
+        keeper.load_state_dict(saved["callbacks"][keeper.state_key])
+        batches.go_on_from(saved["batches"])
+    except Exception as error:  # as many kinds as there are ways not to fit
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(f"{file} does not fit the run's recipe and data ({reason}): {files.remedy(folder)}") from error
+    if changed := [name for name in changed if name not in MAY_CHANGE]:
+        raise ValueError(
+            f"{folder / files.RECIPE} was changed in {', '.join(changed)} since {file} was written: undo the change, "
+            f"or begin anew with hardneg train {folder / files.RECIPE} --run ANOTHER_FOLDER"
+        )
+    return file
+
+
+def _explain(error: Exception, folder: Path) -> None:
+    """Raise a failure again that the user can mend, with what to do about it."""
+    if not isinstance(error, ValueError):
+        return
+    message = str(error)
+    if isinstance(error, checks.NonFiniteError):
+        message = f"training diverged ({error}): lower optimizer.lr, or set optimizer.clip"
+    if (folder / files.CHECKPOINT).exists():
+        step = files.checkpoint(folder)["global_step"]
+        message += (
+            f". {folder} keeps the checkpoint of step {step}; resuming takes the same steps again, so for other "
+            "settings choose another folder, or remove this one"
+        )
+    raise ValueError(message) from error
+
+
+def _begin(
+    settings: Recipe, folder: Path, resume: bool, processes: int, division: Division, stated: dict[str, int] | None
+) -> None:
+    """Write what the run is, or that it goes on; ``stated``: its validation part."""
+    environment = files.environment(processes=processes, **({} if stated is None else {"validation": stated}))
     if not resume:
         _check_free(folder)  # again, as another process may have been here while the data were read
-        files.write_json(folder / files.ENVIRONMENT, environment)
+        # The name of this run, by which its checkpoints are known.
+        files.write_json(folder / files.ENVIRONMENT, {"run": uuid.uuid4().hex, **environment})
         files.write_json(folder / files.SPLIT, asdict(division))
         files.write(folder / files.RECIPE, recipe.dump(settings))  # last: it makes the folder a run
         return
@@ -149,7 +249,7 @@ def _begin(settings: Recipe, folder: Path, resume: bool, processes: int, divisio
         return
     # Figures of an unfinished run would pass for those of the finished one.
     (folder / files.EVALUATION).unlink(missing_ok=True)
-    first = json.loads((folder / files.ENVIRONMENT).read_text())
+    first = files.read_json(folder / files.ENVIRONMENT)
     first.setdefault("resumed", []).append(environment)
     files.write_json(folder / files.ENVIRONMENT, first)
 
@@ -167,11 +267,17 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Loaded:
     if (folder / files.ENCODER).exists():
         from safetensors import safe_open
 
-        with safe_open(folder / files.ENCODER, "pt") as file:
-            shape = tuple(int(side) for side in file.metadata()["shape"].split(","))
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        try:
+            with safe_open(folder / files.ENCODER, "pt") as file:
+                shape = tuple(int(side) for side in file.metadata()["shape"].split(","))
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        except Exception as error:  # of safetensors' own, or of metadata that are not ours
+            raise ValueError(
+                f"{folder / files.ENCODER} cannot be read as the encoder of a run ({error!r}): remove it and resume "
+                "the run, which writes it again"
+            ) from error
     elif (folder / files.CHECKPOINT).exists():
-        saved = torch.load(folder / files.CHECKPOINT, map_location="cpu", weights_only=True)["state_dict"]
+        saved = files.checkpoint(folder)["state_dict"]
         weights = {name[8:]: tensor for name, tensor in saved.items() if name.startswith("encoder.")}
         build.check_source(settings, folder)
         train_set = build.data(settings)
@@ -243,25 +349,25 @@ class _Untimed(PassThroughProfiler):
         return self._nothing
 
 
-def _fit(trainer: L.Trainer, module: L.LightningModule, loader: Any, checkpoint: Path, resume: bool) -> None:
+def _fit(trainer: L.Trainer, module: Method, loader: Any, folder: Path, resume_from: Path | None) -> None:
     with warnings.catch_warnings():
         # Our loader begins where the checkpoint was taken, which Lightning cannot see.
         warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         warnings.filterwarnings("ignore", ".*LeafSpec.*")
-        start = str(checkpoint) if resume and checkpoint.exists() else None
+        start = None if resume_from is None else str(resume_from)
         try:
             trainer.fit(module, loader, ckpt_path=start, weights_only=True)
         except SystemExit:  # Lightning's answer to Ctrl-C
             if not trainer.interrupted:
                 raise
     if trainer.interrupted:
-        raise KeyboardInterrupt(f"stopped at step {trainer.global_step}; resume the run in {checkpoint.parent}")
+        raise KeyboardInterrupt(f"stopped at step {trainer.global_step}; resume the run in {folder}")
 
 
 def _take_threads(folder: Path) -> None:
     """Use as many threads as when the run was begun: sums then have the same last bits."""
     file = folder / files.ENVIRONMENT
-    threads = json.loads(file.read_text()).get("threads") if file.exists() else None
+    threads = files.read_json(file).get("threads") if file.exists() else None
     if threads is not None:
         torch.set_num_threads(threads)
 

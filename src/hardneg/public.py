@@ -1,0 +1,84 @@
+"""The public names of hardneg, which `import hardneg` gives."""
+
+from hardneg.batches import (
+    KNNBatchSampler,
+    ProximityBatchSampler,
+    ProximityGraph,
+    UniformBatchSampler,
+    false_negative_share,
+)
+from hardneg.cached import cached_step
+from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
+from hardneg.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
+from hardneg.insight import alignment, uniformity
+from hardneg.memory import Clusters, MemoryBank, Queue
+from hardneg.objectives.infonce import InfoNCE
+from hardneg.objectives.jsd import JSD
+from hardneg.objectives.local_aggregation import LocalAggregation
+from hardneg.objectives.presets import (
+    clip,
+    debiased,
+    decoupled,
+    graphcl,
+    hcl,
+    hscl,
+    hscl_threshold,
+    instance_discrimination,
+    moco,
+    ring_nce,
+    scl,
+    simclr,
+    simcse,
+    supcon,
+)
+from hardneg.schedules import Adaptive, Constant, HardnessAnneal, Linear, RingAnneal, Schedule, Steps
+from hardneg.temperature import Learnable
+
+__all__ = [
+    "JSD",
+    "Adaptive",
+    "BelowPositive",
+    "Clusters",
+    "Constant",
+    "Custom",
+    "Exponential",
+    "Hardening",
+    "HardnessAnneal",
+    "InfoNCE",
+    "KNNBatchSampler",
+    "Learnable",
+    "Linear",
+    "LocalAggregation",
+    "MemoryBank",
+    "ProximityBatchSampler",
+    "ProximityGraph",
+    "Queue",
+    "Ring",
+    "RingAnneal",
+    "Schedule",
+    "Steps",
+    "Threshold",
+    "Uniform",
+    "UniformBatchSampler",
+    "alignment",
+    "cached_step",
+    "clip",
+    "debiased",
+    "decoupled",
+    "false_negative_share",
+    "few_label_accuracy",
+    "graphcl",
+    "hcl",
+    "hscl",
+    "hscl_threshold",
+    "instance_discrimination",
+    "knn_accuracy",
+    "linear_probe",
+    "moco",
+    "ring_nce",
+    "scl",
+    "simclr",
+    "simcse",
+    "supcon",
+    "uniformity",
+]

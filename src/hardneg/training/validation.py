@@ -1,0 +1,101 @@
+"""The validation part of the training set: what an adaptive schedule observes. Test labels never reach training."""
+
+import math
+import warnings
+from typing import BinaryIO
+
+import torch
+
+from hardneg.data import ImageSet, StreamedImages
+from hardneg.data.graphs import GraphSet
+from hardneg.data.images import EncodedImages
+from hardneg.evaluation.features import random_ranks
+from hardneg.training import recipe
+from hardneg.training.recipe import Recipe
+
+SHARE = 0.1  # of every class of the training set
+DRAW = 4  # the counter of the draw that chooses them
+
+Samples = ImageSet | StreamedImages | GraphSet
+
+
+def divide(settings: Recipe, train_set: Samples) -> tuple[Samples, ImageSet | StreamedImages | None]:
+    """What to train on, and what to validate on if the objective adapts to accuracy; else all of it and None.
+
+    A tenth of every class, at least one sample of a class of two or more, drawn by the recipe's seed. Samples without a
+    label stay in the first part. Raises if an adaptive schedule could not move before the last step.
+    """
+    schedules = recipe.objective(settings).accuracy_schedules
+    if not schedules:
+        return train_set, None
+    needs = "objective.anneal=accuracy needs"
+    if isinstance(train_set, GraphSet):
+        raise ValueError(f"{needs} online kNN, which graphs do not have: use anneal=linear, step or loss")
+    if train_set.labels is None:
+        raise ValueError(f"{needs} labels, and {train_set.name} has none: use anneal=linear, step or loss")
+    chosen = settings.trainer
+    readings = (chosen.epochs - 1) // chosen.knn_every if chosen.knn_every else 0  # that come before the last epoch
+    if readings < 2:
+        raise ValueError(
+            f"{needs} two readings of online kNN before the last epoch, and trainer.epochs={chosen.epochs} with "
+            f"trainer.knn_every={chosen.knn_every} gives {readings}: set trainer.knn_every=1, or train longer"
+        )
+    labelled = (train_set.labels >= 0).nonzero()[:, 0]  # (n,)
+    _, targets, counts = torch.unique(train_set.labels[labelled], return_inverse=True, return_counts=True)
+    held = (SHARE * counts).round().long().clamp(min=1).minimum(counts - 1)  # (classes,)
+    if int((held > 0).sum()) < 2:
+        raise ValueError(
+            f"{needs} two classes with two samples each to validate on, and {train_set.name} has "
+            f"{int((held > 0).sum())}: use anneal=linear, step or loss"
+        )
+    taken = torch.zeros(len(train_set), dtype=torch.bool)
+    taken[labelled] = random_ranks(targets, settings.seed, DRAW) < held[targets]
+    warnings.warn(
+        f"objective.anneal=accuracy observes kNN on {int(taken.sum())} of the {len(train_set)} training samples "
+        f"(seed {settings.seed}), which are not trained on",
+        stacklevel=3,
+    )
+    needed = max(math.ceil(round((part.current - part.minimum) / part.step, 6)) for part in schedules)
+    if readings - 1 < needed:
+        warnings.warn(
+            f"objective.anneal=accuracy can move {readings - 1}x with trainer.epochs={chosen.epochs} and "
+            f"trainer.knn_every={chosen.knn_every}, and needs {needed} moves to reach its end",
+            stacklevel=3,
+        )
+    rest, held_out = (_rows(train_set, part.nonzero()[:, 0]) for part in (~taken, taken))
+    return rest, held_out
+
+
+def stated(settings: Recipe, train_set: Samples, held_out: ImageSet | StreamedImages | None) -> dict[str, int] | None:
+    """What the run folder says about the validation part; ``train_set`` is the rest."""
+    if held_out is None:
+        return None
+    return {"samples": len(held_out), "of": len(train_set) + len(held_out), "seed": settings.seed}
+
+
+def _rows(images: ImageSet | StreamedImages, rows: torch.Tensor) -> ImageSet | StreamedImages:
+    """The images of these rows (n,), numbered anew."""
+    if isinstance(images, ImageSet):
+        return images.subset(rows)
+    encoded = _Rows(images.encoded, rows.tolist())
+    labels = None if images.labels is None else images.labels[rows]
+    part = StreamedImages(encoded, images.shape, images.size, labels, images.classes, images.name)
+    part.broken.flags |= images.broken.flags[rows]
+    part.division = images.division
+    return part
+
+
+class _Rows:
+    """Some of the image files of a set."""
+
+    def __init__(self, encoded: EncodedImages, rows: list[int]) -> None:
+        self.encoded, self.rows = encoded, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def open(self, index: int) -> BinaryIO:
+        return self.encoded.open(self.rows[index])
+
+    def place(self, index: int) -> str:
+        return self.encoded.place(self.rows[index])

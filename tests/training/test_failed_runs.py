@@ -1,0 +1,237 @@
+"""Runs that fail: what holds nothing of use does not block a retry, and a checkpoint is never thrown away."""
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_cli import hardneg, tree
+
+from hardneg import cli
+from hardneg.training import compare, files, recipe, run
+
+SHORT = ["trainer.epochs=3", "trainer.knn_every=0"]  # five steps each
+QUICK = ["train", "digits-simclr", *SHORT, "--no-evaluate", "--run", "here/run"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HARDNEG_RUN", raising=False)
+    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a command that ends with exit code 2."""
+    code, out, err = hardneg(capsys, *arguments)
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1), err
+    assert err.startswith("error: ")
+    return err
+
+
+class Act(L.Callback):
+    """Does something to the module after so many steps."""
+
+    def __init__(self, step: int, error: bool = False) -> None:
+        self.step, self.error = step, error
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: object) -> None:
+        if trainer.global_step != self.step:
+            return
+        if self.error:
+            raise KeyboardInterrupt
+        with torch.no_grad():
+            next(pl_module.parameters()).fill_(torch.nan)  # as a learning rate that is too high does
+
+
+def settings() -> recipe.Recipe:
+    return recipe.load(recipe.find("digits-simclr"), SHORT)
+
+
+FAULTS = {
+    "five channels": (["data.source=five.npz", "trainer.batch_size=32"], "C = 1 or 3"),
+    "a diverging rate": (["optimizer.lr=1e30"], "lower optimizer.lr"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_in_which_nothing_was_trained_is_gone_and_the_retry_succeeds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str
+) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (100, 8, 8, 5)).astype(np.uint8)
+    np.savez(tmp_path / "five.npz", images=images)
+    overrides, message = FAULTS[fault]
+    assert message in refused(capsys, *QUICK, *overrides)
+    assert [file.name for file in tmp_path.iterdir()] == ["five.npz"]
+    assert refused(capsys, "train", "digits-simclr", *overrides, "--no-evaluate")  # in a default folder
+    assert [file.name for file in tmp_path.iterdir()] == ["five.npz"]
+    code, _, err = hardneg(capsys, *QUICK)
+    assert code == 0, err
+
+
+def test_a_folder_of_the_user_stays_when_a_run_in_it_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "here" / "run").mkdir(parents=True)
+    refused(capsys, *QUICK, "optimizer.lr=1e30")
+    assert list((tmp_path / "here" / "run").iterdir()) == []
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_does_not_block(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run.train(settings(), tmp_path / "here" / "run", callbacks=[Act(3, error=True)])
+    assert (tmp_path / "here" / "run" / "recipe.yaml").exists()  # it can be resumed, too
+    code, _, err = hardneg(capsys, *QUICK, "seed=5")
+    assert code == 0, err
+    assert "seed: 5" in (tmp_path / "here" / "run" / "recipe.yaml").read_text()
+
+
+def test_a_comparison_takes_a_folder_in_which_nothing_was_trained(tmp_path: Path) -> None:
+    cells = compare.grid(["digits-simclr"], [*SHORT, "trainer.epochs=1"])
+    place = cells[0].folder(tmp_path, 0)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(settings(), place, callbacks=[Act(3, error=True)])  # of another recipe
+    (planned,) = compare.plan(cells, tmp_path, [0])
+    ((_, error),) = compare.carry_out([planned])
+    assert error is None
+    assert recipe.load(place / "recipe.yaml").trainer.epochs == 1
+
+
+def test_a_run_that_is_in_its_first_epoch_elsewhere_is_left_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    place = tmp_path / "here" / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run.train(settings(), place, callbacks=[Act(3, error=True)])
+    fork = multiprocessing.get_context("fork")
+    held = fork.Event()
+
+    def hold() -> None:
+        with files.alone(place):
+            held.set()
+            time.sleep(60)
+
+    other = fork.Process(target=hold)
+    other.start()
+    assert held.wait(60)
+    before = tree(tmp_path)
+    assert "in use by another process" in refused(capsys, *QUICK)
+    assert tree(tmp_path) == before
+    other.kill()
+    other.join(60)
+
+
+def test_a_folder_with_files_of_others_is_refused_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    place = tmp_path / "here" / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run.train(settings(), place, callbacks=[Act(3, error=True)])
+    (place / "notes.txt").write_text("mine")
+    before = tree(tmp_path)
+    assert "choose another folder" in refused(capsys, *QUICK)
+    assert tree(tmp_path) == before
+
+
+def test_a_recipe_of_the_user_is_neither_overwritten_nor_removed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "here" / "run").mkdir(parents=True)
+    (tmp_path / "here" / "run" / "recipe.yaml").write_text("data: {source: digits}\n")
+    before = tree(tmp_path)
+    assert "choose another folder" in refused(capsys, "train", "here/run/recipe.yaml", "--run", "here/run")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("step", [7, 10])
+def test_a_run_that_diverges_later_keeps_its_last_good_checkpoint_and_says_what_to_do(
+    tmp_path: Path, step: int
+) -> None:
+    # At step 10 the weights are spoilt just before the checkpoint of the second epoch.
+    with pytest.raises(ValueError, match="diverged") as failure:
+        run.train(settings(), tmp_path / "run", callbacks=[Act(step)])
+    message = str(failure.value)
+    assert "lower optimizer.lr" in message
+    assert f"{tmp_path / 'run'} keeps the checkpoint of step 5" in message
+    assert "choose another folder" in message
+    saved = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == 5
+    assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
+    lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1]
+    with pytest.raises(ValueError, match="holds a run already"):
+        run.train(settings(), tmp_path / "run")
+
+
+def test_a_run_that_diverges_within_its_first_epoch_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"diverged.*lower optimizer\.lr"):
+        run.train(settings(), tmp_path / "run", callbacks=[Act(5)])
+    assert list(tmp_path.iterdir()) == []
+
+
+SIZES = ["100000", "8193", "1" + "0" * 30]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("source", ["digits", "pictures", "arrays.npz"])
+def test_an_absurd_size_of_images_is_refused_before_memory_is_taken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, source: str, size: str
+) -> None:
+    (tmp_path / "pictures").mkdir()
+    for number in range(4):
+        Image.new("RGB", (9, 8), (number, 0, 0)).save(tmp_path / "pictures" / f"{number}.png")
+    np.savez(tmp_path / "arrays.npz", images=np.zeros((4, 9, 8), np.uint8))
+    before, peak = tree(tmp_path), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    err = refused(capsys, "train", "digits-simclr", f"data.source={source}", f"data.size={size}")
+    assert f"size={size}" in err.replace(",", "")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < peak + 200_000  # KiB
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.size=4000"], "data.size"),  # 1,297 images of 16 MB
+        (["views.options={size: 1000000}"], "trainer.batch_size"),
+        (["encoder.hidden=100000000000"], "memory"),
+        (["method=moco", "objective.preset=moco", "memory.queue=100000000000000"], "memory"),
+    ],
+)
+def test_settings_that_need_more_memory_than_there_is_are_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    assert message in refused(capsys, "train", "digits-simclr", *overrides)
+    assert list(tmp_path.iterdir()) == []
+
+
+START = {"module": ["-m", "hardneg"], "script": ["-c", "from hardneg.__main__ import main; main()"]}
+
+
+@pytest.mark.parametrize(("way", "moment"), [
+    ("module", "typer"), ("module", "torch._C"), ("module", "lightning"), ("script", "torch.nn"),
+])  # fmt: skip
+def test_ctrl_c_while_modules_are_imported_ends_quietly(tmp_path: Path, way: str, moment: str) -> None:
+    command = [sys.executable, "-v", *START[way], "train", "digits-simclr", "trainer.epochs=100000"]
+    started = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert started.stderr is not None
+    for line in started.stderr:  # with -v, a line for every module that was imported
+        if line.startswith(f"import '{moment}"):
+            started.send_signal(signal.SIGINT)
+            break
+    said = [line for line in started.stderr if not line.startswith(("#", "import ", "cleanup", "destroy"))]
+    # A shell shows 130 for both: Python ends by the signal itself if it came while a string was executed.
+    assert started.wait(60) in (130, -signal.SIGINT), said
+    assert not any("Traceback" in line or "Error" in line for line in said), said
+    assert not (tmp_path / "runs").exists()
