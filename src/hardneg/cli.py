@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hardneg.terminal import METRIC_TITLES, err, fail, note, out, print_json, say, show_table
+from hardneg.terminal import MARK, METRIC_TITLES, err, fail, note, out, print_json, say, show_table
 
 if TYPE_CHECKING:
     from hardneg.training.compare import Run
@@ -95,18 +95,23 @@ def train(
         time.sleep(1)  # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489)
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0":
         return  # the first process of all machines tells
-    figures = {}
+    figures = None
     if evaluate:
         try:
             figures = judge(folder)
         except (ValueError, FileNotFoundError) as error:
             note(f"not evaluated: {error}")
     if as_json:
-        print_json({"run": str(folder), "metrics": result.metrics, "evaluation": figures})
+        print_json({"run": str(folder), "metrics": result.metrics, "evaluation": figures.to_json() if figures else {}})
         return
     say(f"trained in {folder}: loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}")
     if figures:
-        say(" · ".join(f"{METRIC_TITLES[name]} {100 * figure:.1f} %" for name, figure in figures.items()))
+        noted = {name: f" ({note})" for name, note in figures.notes.items()}
+        say(
+            " · ".join(
+                f"{METRIC_TITLES[name]} {100 * figure:.1f} %{noted.get(name, '')}" for name, figure in figures.items()
+            )
+        )
     say(f"next: hardneg report {shlex.quote(str(folder))}", style="dim")
 
 
@@ -144,7 +149,8 @@ def compare(
     runs = comparing.plan(cells, run, range(seeds))
     comparing.check_data(runs)
     failed = _carry_out(runs, quiet=as_json)
-    show_table(comparing.results(runs), baseline or known[0], as_json, {"run": str(run), "failed": failed})
+    more = {"run": str(run), "failed": failed}
+    show_table(comparing.results(runs), comparing.notes(runs), baseline or known[0], as_json, more)
     if not as_json:
         say(f"next: hardneg report {shlex.quote(str(run))}", style="dim")
     if failed:
@@ -175,15 +181,17 @@ def demo(
     if finished:
         note(f"{finished} of {len(runs)} runs are in {run} already and are not repeated; remove it to begin anew")
     failed = _carry_out(runs, quiet=as_json)
-    untrained = shown.untrained_rows(list(range(seeds)))
+    untrained, notes = shown.untrained_rows(list(range(seeds)))
     page = write_report(
         [planned.folder for planned in runs],
         run / "report.html",
         names=[planned.cell.name for planned in runs],
         baseline="SimCLR",
         extra_rows=untrained,
+        extra_notes=notes,
     )
-    show_table({**untrained, **comparing.results(runs)}, "SimCLR", as_json, {"run": str(run), "report": str(page)})
+    rows, notes = {**untrained, **comparing.results(runs)}, {**notes, **comparing.notes(runs)}
+    show_table(rows, notes, "SimCLR", as_json, {"run": str(run), "report": str(page)})
     if not as_json:
         say(f"report: {page}")
     if failed:
@@ -208,12 +216,14 @@ def evaluate(
 
     figures = judge(run, data, size)
     if as_json:
-        print_json(figures)
+        print_json(figures.to_json())
         return
     table = Table("figure", "accuracy", title=escape(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
-        table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %")
+        table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %{MARK * (name in figures.notes)}")
     out.print(table)
+    for name, remark in figures.notes.items():
+        say(f"{MARK} {METRIC_TITLES[name]}: {remark}")
 
 
 @app.command(epilog="Examples:\n\n    hardneg report runs/compare\n\n    hardneg report runs/a runs/b --to report.html")

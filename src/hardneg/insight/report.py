@@ -22,6 +22,7 @@ def write_report(
     names: Sequence[str] | None = None,
     baseline: str | None = None,
     extra_rows: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
+    extra_notes: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
     look: evidence.Look = evidence.look_at_test_set,
 ) -> Path:
     """Write one self-contained page that compares runs; returns its path.
@@ -29,8 +30,9 @@ def write_report(
     runs: run folders; those that differ only in seed form a group · to: the file, replaced if it exists · names: of
     the groups, one per run or one per group (default: the settings in which they differ) · baseline: the row that
     others are compared with (default: the first group) · extra_rows: values by metric of methods without a run folder,
-    as ``{"raw pixels": {"knn": [0.98]}}`` · look: how a run's pictures and features are had; a run whose data or
-    weights are gone is compared all the same
+    as ``{"raw pixels": {"knn": [0.98]}}`` · extra_notes: notes on them by row and metric, as
+    ``{"raw pixels": {"linear": ["not converged after 500 iterations"]}}`` · look: how a run's pictures and features
+    are had; a run whose data or weights are gone is compared all the same
 
     Examples:
         >>> import tempfile; folder = Path(tempfile.mkdtemp())
@@ -53,7 +55,7 @@ def write_report(
     if baseline is not None:
         checks.choice("baseline", baseline, [*(group.name for group in groups), *extra])
     seen = {group.name: evidence.gather(group, look) for group in groups}
-    contents = Contents(groups, baseline or groups[0].name, extra, seen)
+    contents = Contents(groups, baseline or groups[0].name, extra, seen, extra_notes or {})
     to.parent.mkdir(parents=True, exist_ok=True)
     fresh = to.with_name(to.name + ".new")
     fresh.write_text(page(contents), encoding="utf-8")
