@@ -277,7 +277,7 @@ def main() -> None:
             print(rows[-1]["error"], flush=True)
         if not options.quick:  # now, so that what happens later loses nothing
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+            path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print("" if options.quick else f"written to {path}")
 
 

@@ -4,6 +4,7 @@ Progress and notes go to stderr, results to stdout. Exit code 2: the input was a
 """
 
 import dataclasses
+import io
 import itertools
 import os
 import shlex
@@ -253,7 +254,7 @@ def recipes(
         print_json(dataclasses.asdict(recipe.load(recipe.find(name))))
         return
     if name is not None:
-        sys.stdout.write(recipe.find(name).read_text())
+        sys.stdout.buffer.write(recipe.find(name).read_bytes())  # recipes are UTF-8, whatever the terminal is
         return
     abouts = {known: recipe.load(file).about for known, file in recipe.known().items()}
     if as_json:
@@ -305,6 +306,8 @@ def doctor(as_json: Json = False) -> None:
 
 def main() -> None:
     """Run the command line; mistakes in the input become one line and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal without a letter is no error
     sys.path.insert(0, "")  # an encoder of the user's lies where the command is given
     warnings.showwarning = lambda message, *rest, **more: note(str(message))
     try:

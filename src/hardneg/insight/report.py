@@ -36,8 +36,8 @@ def write_report(
 
     Examples:
         >>> import tempfile; folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / "recipe.yaml").write_text("seed: 0")
-        >>> _ = (folder / "evaluation.json").write_text('{"knn": 0.9}')
+        >>> _ = (folder / "recipe.yaml").write_text("seed: 0", encoding="utf-8")
+        >>> _ = (folder / "evaluation.json").write_text('{"knn": 0.9}', encoding="utf-8")
         >>> page = write_report([folder], folder / "report.html", names=["mine"], extra_rows={"raw": {"knn": [0.8]}})
         >>> page.name, "raw" in page.read_text(encoding="utf-8")
         ('report.html', True)
@@ -58,7 +58,8 @@ def write_report(
     contents = Contents(groups, baseline or groups[0].name, extra, seen, extra_notes or {})
     to.parent.mkdir(parents=True, exist_ok=True)
     fresh = to.with_name(to.name + ".new")
-    fresh.write_text(page(contents), encoding="utf-8")
+    # Names that are no text, as those of files in another encoding, are shown by their codes.
+    fresh.write_text(page(contents), encoding="utf-8", errors="backslashreplace")
     os.replace(fresh, to)
     return to
 

@@ -72,7 +72,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics that were written whole."""
     lines = []
     if (folder / METRICS).exists():
-        for text in (folder / METRICS).read_text().splitlines():
+        for text in (folder / METRICS).read_text(encoding="utf-8").splitlines():
             try:
                 lines.append(json.loads(text))
             except json.JSONDecodeError:
@@ -100,7 +100,7 @@ def alone(folder: Path) -> Iterator[None]:
         yield
         return
     # Opened to append, so that asking for the lock changes nothing.
-    with (folder / LOCK).open("a+") as file:
+    with (folder / LOCK).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -137,7 +137,7 @@ class Keeper(L.Callback):
                 module.objective.observe(accuracy=self.last_knn)
         self.last = line
         if trainer.is_global_zero:
-            with (self.folder / files.METRICS).open("a") as file:
+            with (self.folder / files.METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         self._save(trainer)
 

@@ -167,7 +167,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         tree = dict(source)
     else:
         try:
-            tree = yaml.safe_load(Path(source).read_text()) or {}
+            tree = yaml.safe_load(Path(source).read_text(encoding="utf-8")) or {}
         except yaml.YAMLError as error:
             raise ValueError(f"{source} is not readable YAML: {error}") from error
         if not isinstance(tree, dict):

@@ -118,7 +118,7 @@ def _begin(settings: Recipe, folder: Path, resume: bool, processes: int) -> None
         return
     # Figures of an unfinished run would pass for those of the finished one.
     (folder / files.EVALUATION).unlink(missing_ok=True)
-    first = json.loads((folder / files.ENVIRONMENT).read_text())
+    first = json.loads((folder / files.ENVIRONMENT).read_text(encoding="utf-8"))
     first.setdefault("resumed", []).append(environment)
     files.write_json(folder / files.ENVIRONMENT, first)
 
@@ -225,7 +225,7 @@ def _fit(trainer: L.Trainer, module: L.LightningModule, loader: Any, checkpoint:
 def _take_threads(folder: Path) -> None:
     """Use as many threads as when the run was begun: sums then have the same last bits."""
     file = folder / files.ENVIRONMENT
-    threads = json.loads(file.read_text()).get("threads") if file.exists() else None
+    threads = json.loads(file.read_text(encoding="utf-8")).get("threads") if file.exists() else None
     if threads is not None:
         torch.set_num_threads(threads)
 
