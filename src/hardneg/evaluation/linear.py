@@ -16,7 +16,7 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.checks import whole
 from hardneg.evaluation.features import check_sets, class_indices, random_ranks, share_equal
-from hardneg.products import exact_products, row_blocks
+from hardneg.products import exact_products, row_blocks, where_precise
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # F is λ-strongly convex in W, so that F − min F ≤ ‖∇F‖²/(2λ): a fit has converged once this is below TOLERANCE · F.
@@ -35,6 +35,8 @@ class LinearResult:
     single one · converged: whether every fit, the last one included, is within 1e-4 of its minimum (relative) · note:
     what did not converge, in words; empty if everything did · weight: (C, d) · bias: (C,) · mean, std: (d,) float64, of
     the training features; std is 1 for a constant one · classes: (C,) the label of each row of ``weight``, ascending
+
+    Tensors are on the device of the features, or on the host if that device has no float64.
 
     The label of a feature vector x is ``classes[argmax(weight @ ((x − mean) / std) + bias)]``.
     """
@@ -82,6 +84,9 @@ def linear_probe(
         checks.number("penalties", penalty, above=0, below=float("inf"))
     checks.number("validation", validation, above=0, below=1)
     whole("steps", steps)
+    train_features, train_labels, test_features, test_labels = map(
+        where_precise, (train_features, train_labels, test_features, test_labels)
+    )
     grid = sorted(set(map(float, penalties)), reverse=True)  # the first of the best is then the largest
     with exact_products(train_features.device):
         classes, targets = class_indices(train_labels)

@@ -179,7 +179,7 @@ def _checked(features: Tensor, labels: Tensor, folds: int, inner_folds: int) -> 
     labels = checks.integers("labels", labels, (len(features),), "one per row of features")
     for name, number in (("folds", folds), ("inner_folds", inner_folds)):
         checks.whole(name, number, at_least=2)
-    x, y = features.detach().double().cpu(), labels.cpu()
+    x, y = features.detach().cpu().double(), labels.cpu()
     if not bool(torch.isfinite(x).all()):
         raise ValueError("features holds NaN or inf: look for a diverged encoder")
     x, y = x[y >= 0], y[y >= 0]
