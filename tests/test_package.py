@@ -1,7 +1,9 @@
 """The package as a user meets it: light to import, whole when built, installed and imported elsewhere."""
 
 import json
+import runpy
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -52,3 +54,13 @@ print(float(hardneg.hcl()(torch.eye(4), torch.eye(4))))
     python = tmp_path / "venv" / "bin" / "python"
     output = children.run([python, "-I", "-c", code], check=True, cwd=tmp_path).stdout
     assert float(output) > 0
+
+
+def test_every_dependency_has_one_lower_bound_and_the_pins_keep_it() -> None:
+    """As `make lowest` installs them."""
+    found = dict(line.split("==") for line in runpy.run_path(str(ROOT / "scripts" / "lowest.py"))["lowest"]())
+    assert found["lightning"] == "2.6"  # `weights_only` of `Trainer.fit`
+    assert {"numpy", "typer", "torch-geometric", "faiss-cpu", "onnx", "sentence-transformers", "pytest"} <= set(found)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (bound,) = [line.partition(">=")[2] for line in project["dependencies"] if line.startswith("torch>=")]
+    assert [*map(int, found["torch"].split("."))] >= [*map(int, bound.split("."))]
