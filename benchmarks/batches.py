@@ -188,13 +188,19 @@ def training(size: int, device: torch.device, batch: int) -> list[dict[str, Any]
     every, settings = 100, {"N": size, "B": batch, "M": 500, "K": 100, "device": device.type}
     sampler = ProximityBatchSampler(size, batch, candidates=500, neighbors=100, restart=0.2)
     measured = simclr_step.seconds(sampler, vectors(size, device), batch)
-    added = statistics.median(measured["sampling"]) + statistics.median(measured["refresh"]) / every
-    rows = report("step", settings | {"t": every}, {"hardneg": [added], **measured})
+    median = {name: statistics.median(taken) for name, taken in measured.items()}
+    bare = median["sampling"] + median["refresh"] / every  # the sampler alone, embeddings given
+    added = bare + median["encoding"] / every  # all that a user waits for
+    rows = report("step", settings | {"t": every}, {"hardneg": [added], "without encoding": [bare], **measured})
     for row in rows:
         if row["peer"].startswith("step"):
             row["share_of_sampler"] = 1000 * added / row["ms"]
-            verdict = "met" if row["share_of_sampler"] < 0.05 else "NOT MET"
-            print(f"    sampling and graph/t below 5 % of {row['peer']}: {verdict} ({row['share_of_sampler']:.3f})")
+            row["share_without_encoding"] = 1000 * bare / row["ms"]
+            verdict = "met" if row["share_without_encoding"] < 0.05 else "NOT MET"
+            print(
+                f"    sampling and graph/t below 5 % of {row['peer']}: {verdict} ({row['share_without_encoding']:.3f})"
+            )
+            print(f"    with encoding/t: {row['share_of_sampler']:.3f} of {row['peer']}")
     return rows
 
 
@@ -277,7 +283,7 @@ def main() -> None:
             print(rows[-1]["error"], flush=True)
         if not options.quick:  # now, so that what happens later loses nothing
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+            path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print("" if options.quick else f"written to {path}")
 
 

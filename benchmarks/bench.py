@@ -42,7 +42,9 @@ class Bench:
         self.watch = Stopwatch(self.device)
         self.began, self.deadline = time.perf_counter(), time.perf_counter() + options.seconds
         kept = self.out is not None and self.out.exists()
-        self.found: dict[str, Any] = json.loads(self.out.read_text()) if kept and self.out else {"sections": {}}
+        self.found: dict[str, Any] = (
+            json.loads(self.out.read_text(encoding="utf-8")) if kept and self.out else {"sections": {}}
+        )
         self.found |= {
             "machine": {
                 "gpu": torch.cuda.get_device_name(self.device) if self.watch.on_gpu else None,
@@ -77,7 +79,7 @@ class Bench:
         self.section["seconds"] = time.perf_counter() - self.opened
         if self.out is not None:
             self.out.parent.mkdir(exist_ok=True, parents=True)
-            self.out.write_text(json.dumps(self.found, indent=1, ensure_ascii=False) + "\n")
+            self.out.write_text(json.dumps(self.found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         shown = {name: f"{given:.4g}" if isinstance(given, float) else given for name, given in row.items()}
         clock = f"{time.perf_counter() - self.began:6.1f} s"
         print(clock, ", ".join(f"{name} {given}" for name, given in shown.items()), flush=True)

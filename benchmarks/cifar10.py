@@ -46,7 +46,10 @@ def main() -> None:
             began = time.perf_counter()
             with tempfile.TemporaryDirectory() as folder:
                 result = run.train(settings, Path(folder) / "run")
-                lines = [json.loads(text) for text in (result.folder / "metrics.jsonl").read_text().splitlines()]
+                lines = [
+                    json.loads(text)
+                    for text in (result.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+                ]
             trained = time.perf_counter() - began
             encoder = result.encoder.cuda()
             features, labels = [], []
@@ -82,7 +85,7 @@ def main() -> None:
                 "versions": {"torch": torch.__version__, "hardneg": hn.__version__},
                 "rows": rows,
             }
-            options.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            options.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the stored results as Markdown")
     options = parser.parse_args()
     if options.table:
-        print(fused_report.text(json.loads(options.out.read_text())))
+        print(fused_report.text(json.loads(options.out.read_text(encoding="utf-8"))))
         return
     bench = Bench(options)
     for position, name in enumerate(options.only):

@@ -103,7 +103,7 @@ def epoch(graphs: GraphSet, steps: int) -> dict[str, dict[str, float]]:
 
 def rows() -> list[dict[str, Any]]:
     """What has been recorded so far."""
-    return list(json.loads(RESULTS.read_text())["rows"]) if RESULTS.exists() else []
+    return list(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]) if RESULTS.exists() else []
 
 
 def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -129,7 +129,7 @@ def record(row: dict[str, Any], command: str) -> None:
     }
     # An interruption between two writes leaves one of them whole.
     part = RESULTS.with_suffix(".part")
-    part.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    part.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     part.replace(RESULTS)
     print(json.dumps({key: row[key] for key in row if key not in ("command", "seeds", "std_is")}, ensure_ascii=False))
 

@@ -112,7 +112,7 @@ def times(batch: int, dim: int, names: list[str], seconds: float) -> dict[str, l
 def peak_memory(name: str, batch: int, dim: int) -> float:
     """MiB by which one step raises the peak resident size of a fresh process."""
     command = [sys.executable, __file__, "--memory", name, str(batch), str(dim)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return float(subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout)
 
 
 def print_peak_memory(name: str, batch: int, dim: int) -> None:
@@ -121,10 +121,10 @@ def print_peak_memory(name: str, batch: int, dim: int) -> None:
     step(peer(name), *small)  # libraries loaded, threads started
     z1, z2 = inputs(batch, dim)
     z1.grad, z2.grad = torch.ones_like(z1), torch.ones_like(z2)  # paid for before counting
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew here
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew here
 
     def resident(kind: str) -> float:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(kind))) / 1024
 
     before = resident("VmRSS")
@@ -195,7 +195,7 @@ def main() -> None:
 def print_table() -> None:
     """The stored results as a Markdown table."""
     print("| B | d | | ms (quartiles) | × tiled | extra MiB |\n|---:|---:|---|---:|---:|---:|")
-    for row in json.loads(RESULTS.read_text())["rows"]:
+    for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]:
         low, high = row["ms_quartiles"]
         print(
             f"| {row['batch']:,} | {row['dim']} | {row['peer']} | {row['ms']:,.1f} ({low:,.1f}–{high:,.1f}) "

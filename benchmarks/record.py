@@ -8,7 +8,7 @@ from typing import Any
 
 def processor() -> str:
     """The processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
     )
@@ -17,5 +17,5 @@ def processor() -> str:
 def write(path: Path, record: dict[str, Any]) -> None:
     """Write a record as JSON and say where."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"\nwritten to {path.parent.name}/{path.name}")

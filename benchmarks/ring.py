@@ -202,7 +202,7 @@ def main() -> None:
 def print_table() -> None:
     """The stored results as a Markdown table."""
     print("| task | ring | | ms (quartiles) | × hardneg |\n|---|---|---|---:|---:|")
-    for row in json.loads(RESULTS.read_text())["rows"]:
+    for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]:
         (low, high), (lower, upper) = row["ms_quartiles"], row["ring"]
         print(
             f"| {row['task']} | {lower:g}–{upper:g} | {row['contestant']} | {row['ms']:,.0f} ({low:,.0f}–{high:,.0f}) "

@@ -118,7 +118,7 @@ def engine(settings: recipe.Recipe, steps: int) -> tuple[Epochs, dict[str, float
     epochs = Epochs(steps)
     with tempfile.TemporaryDirectory() as folder:
         run.train(settings, Path(folder) / "run", callbacks=[epochs])
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     parts = [json.loads(line)["seconds"] for line in lines][WARM:]
     return epochs, {name: statistics.median(part[name] for part in parts) for name in parts[0]}
 
@@ -208,7 +208,9 @@ def main() -> None:
                 settings = recipe.load(ENGINE, [*overrides, "trainer.knn_every=0", *options.overrides])
                 found["rows"].append(compared(settings, train_set))
                 print(shown(found["rows"][-1]), flush=True)
-                options.out.write_text(json.dumps(found, indent=1) + "\n")  # now, in case that time runs out
+                options.out.write_text(
+                    json.dumps(found, indent=1) + "\n", encoding="utf-8"
+                )  # now, in case that time runs out
                 gc.collect()
     record.write(options.out, found)
 

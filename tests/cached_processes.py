@@ -3,9 +3,9 @@
 from datetime import timedelta
 from pathlib import Path
 
+import children
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -86,5 +86,5 @@ def _averaged(encoder: DistributedDataParallel, bucket: dist.GradBucket) -> torc
 
 def launch(folder: Path) -> list[dict[str, dict[str, Tensor]]]:
     """What each process found."""
-    mp.spawn(work, args=(str(folder),), nprocs=len(SIZES))  # type: ignore[attr-defined]
+    children.spawn(work, (str(folder),), len(SIZES))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(len(SIZES))]

@@ -1,8 +1,12 @@
 """Every test draws the same numbers every time, so that a red test means a change; `make test-all` draws afresh."""
 
 import os
+import subprocess
 import zlib
+from collections.abc import Generator
 
+import children
+import psutil
 import pytest
 import torch
 from hypothesis import settings
@@ -11,6 +15,8 @@ FRESH = bool(os.environ.get("HARDNEG_FRESH_EXAMPLES"))
 settings.register_profile("steady", derandomize=True, database=None, deadline=None)  # a busy machine is no error
 settings.register_profile("fresh", deadline=None)
 settings.load_profile("fresh" if FRESH else "steady")
+BEFORE = pytest.StashKey[set[psutil.Process]]()
+children.adopt_orphans()
 
 # Tests run side by side, and threads that wait for each other cost more than they give on work this small.
 torch.set_num_threads(1)
@@ -22,3 +28,22 @@ def _same_numbers(request: pytest.FixtureRequest) -> None:
     """The global generator begins where the name of the test says, whatever ran before in this process."""
     if not FRESH:
         torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Remember which processes were there before the test."""
+    item.stash[BEFORE] = set(children.tree(os.getpid()))
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """When a limit of time ends a test, its processes end, too; else they would go on beside the other tests."""
+    report = yield
+    error = None if call.excinfo is None else call.excinfo.value
+    if isinstance(error, subprocess.TimeoutExpired) or (error is not None and "Timeout (>" in str(error)):
+        children.kill_all([process for process in children.tree(os.getpid()) if process not in item.stash[BEFORE]])
+    return report

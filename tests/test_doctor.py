@@ -4,10 +4,10 @@ import importlib.metadata
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import children
 import numpy as np
 import pytest
 import torch
@@ -210,6 +210,6 @@ from hardneg.doctor import examine
 examine()
 print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))))
 """
-    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    output = children.run([sys.executable, "-c", code], check=True).stdout
     # numpy brings in parts of its own as they are used
     assert {name for name in json.loads(output) if not name.startswith("_sysconfigdata")} <= {"hardneg", "numpy"}

@@ -1,10 +1,13 @@
 """The package as a user meets it: light to import, whole when built, installed and imported elsewhere."""
 
 import json
-import subprocess
+import runpy
 import sys
+import tomllib
 import venv
 from pathlib import Path
+
+import children
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,7 +22,7 @@ import hardneg
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(json.dumps(sorted(new - set(sys.stdlib_module_names))))
 """
-    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    output = children.run([sys.executable, "-c", code], check=True).stdout
     assert set(json.loads(output)) <= {"hardneg", "numpy"}
 
 
@@ -32,13 +35,13 @@ def test_every_public_name_exists_and_is_documented() -> None:
 
 def test_the_wheel_installs_elsewhere_and_carries_its_types(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True)
+    children.run(build, check=True)
     (wheel,) = tmp_path.glob("hardneg-*.whl")
     # torch and numpy are borrowed from this environment: what is tested is the wheel, not their download.
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(site), str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)
+    children.run(install, check=True)
     borrowed = next(path for path in sys.path if path.endswith("site-packages"))
     code = f"""
 import sys
@@ -49,5 +52,15 @@ assert importlib.resources.files("hardneg").joinpath("py.typed").is_file()
 print(float(hardneg.hcl()(torch.eye(4), torch.eye(4))))
 """
     python = tmp_path / "venv" / "bin" / "python"
-    output = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+    output = children.run([python, "-I", "-c", code], check=True, cwd=tmp_path).stdout
     assert float(output) > 0
+
+
+def test_every_dependency_has_one_lower_bound_and_the_pins_keep_it() -> None:
+    """As `make lowest` installs them."""
+    found = dict(line.split("==") for line in runpy.run_path(str(ROOT / "scripts" / "lowest.py"))["lowest"]())
+    assert found["lightning"] == "2.6"  # `weights_only` of `Trainer.fit`
+    assert {"numpy", "typer", "torch-geometric", "faiss-cpu", "onnx", "sentence-transformers", "pytest"} <= set(found)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (bound,) = [line.partition(">=")[2] for line in project["dependencies"] if line.startswith("torch>=")]
+    assert [*map(int, found["torch"].split("."))] >= [*map(int, bound.split("."))]

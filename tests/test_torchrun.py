@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import children
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ MEETINGS = {
 
 def documented(page: str, after: str) -> str:
     """The first Python block below a heading."""
-    text = (DOCS / page).read_text().split(f"\n## {after}\n")[1]
+    text = (DOCS / page).read_text(encoding="utf-8").split(f"\n## {after}\n")[1]
     found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert found is not None
     return found[1]
@@ -50,7 +51,8 @@ def on_two_nodes(meeting: str, command: list[str], folders: list[Path]) -> list[
         where = MEETINGS[meeting].format(node=node).replace("node0", "localhost").replace("29500", str(port))
         if meeting == "rendezvous":  # on one machine both agents would take themselves for node0
             where += f" --rdzv-conf is_host={1 - node}"
-        with (folder / "stderr").open("w") as stderr:  # no pipe: a full one would stop an agent that nobody reads yet
+        # No pipe: a full one would stop an agent whose output is not read yet.
+        with (folder / "stderr").open("wb") as stderr:
             agents.append(
                 subprocess.Popen(
                     [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *where.split(), *command],
@@ -64,25 +66,18 @@ def on_two_nodes(meeting: str, command: list[str], folders: list[Path]) -> list[
                     stderr=stderr,
                 )
             )
-    deadline = time.monotonic() + 240
-    # An agent whose process failed leaves at once, and the other would wait five minutes for it.
-    while None in (ended := [agent.poll() for agent in agents]) and not any(ended) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for agent in agents:
-        stop(agent)
-    errors = [(folder / "stderr").read_text() for folder in folders]
+    deadline = time.monotonic() + children.LIMIT
+    try:
+        # An agent whose process failed leaves at once, and the other would wait five minutes for it.
+        while None in (ended := [agent.poll() for agent in agents]) and not any(ended) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:  # also when the limit of the whole test ends this one
+        for agent in agents:
+            children.kill(agent.pid)  # with its process, which is in a session of its own
+            agent.wait(timeout=10)
+    errors = [(folder / "stderr").read_text(encoding="utf-8", errors="replace") for folder in folders]
     assert ended == [0, 0], f"agents ended with {ended} (None: waited for the other):\n" + "\n".join(errors)
     return errors
-
-
-def stop(agent: subprocess.Popen[bytes]) -> None:
-    """End an agent that still runs, and by it its process."""
-    agent.terminate()
-    try:
-        agent.wait(timeout=10)
-    except subprocess.TimeoutExpired:  # it waits where it does not hear signals; its process has ended then
-        agent.kill()
-        agent.wait()
 
 
 def alone() -> tuple[list[float], dict[str, Tensor]]:
@@ -102,9 +97,9 @@ def alone() -> tuple[list[float], dict[str, Tensor]]:
 
 @pytest.mark.parametrize("meeting", MEETINGS)
 def test_two_nodes_train_by_the_documented_script_as_one_process_does(meeting: str, tmp_path: Path) -> None:
-    text = (DOCS / "distributed.md").read_text()
+    text = (DOCS / "distributed.md").read_text(encoding="utf-8")
     assert f"torchrun --nnodes 2 --nproc-per-node 8 {MEETINGS[meeting].format(node=0)} train.py" in text
-    (tmp_path / "train.py").write_text(documented("distributed.md", "Several machines"))
+    (tmp_path / "train.py").write_text(documented("distributed.md", "Several machines"), encoding="utf-8")
     on_two_nodes(meeting, [str(tmp_path / "train.py")], folders := [tmp_path / "0", tmp_path / "1"])
     written = [folder for folder in folders if (folder / "trained.pt").exists()]
     assert len(written) == 1
@@ -168,7 +163,7 @@ time.sleep(1)  # as docs/distributed.md says
 def test_the_documented_lightning_module_trains_on_two_nodes_as_one_process_on_the_whole_batch(tmp_path: Path) -> None:
     import cached_processes
 
-    (tmp_path / "train.py").write_text(documented("large-batches.md", "Lightning") + LIGHTNING)
+    (tmp_path / "train.py").write_text(documented("large-batches.md", "Lightning") + LIGHTNING, encoding="utf-8")
     on_two_nodes("numbered", [str(tmp_path / "train.py")], [tmp_path / "0", tmp_path / "1"])
     found: dict[str, Any] = torch.load(tmp_path / "0" / "trained.pt", weights_only=True)
     encoder, loss = cached_processes.Model().first, hn.InfoNCE(hn.Learnable(0.1)).double()

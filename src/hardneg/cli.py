@@ -4,6 +4,7 @@ Progress and notes go to stderr, results to stdout. Exit code 2: the input was a
 """
 
 import dataclasses
+import io
 import os
 import shlex
 import sys
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hardneg.printable import printable
-from hardneg.terminal import METRIC_TITLES, cell, err, fail, note, out, print_json, remark, say, show_table
+from hardneg.terminal import MARK, METRIC_TITLES, cell, err, fail, note, out, print_json, remark, say, show_table
 
 if TYPE_CHECKING:
     from hardneg.training.compare import Run
@@ -100,18 +101,23 @@ def train(
         time.sleep(1)  # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489)
     if not _is_first():
         return  # the first process of all machines tells
-    figures = {}
+    figures = None
     if evaluate:
         try:
             figures = judge(folder, trust=trust)
         except (ValueError, FileNotFoundError) as error:
             note(f"not evaluated: {error}")
     if as_json:
-        print_json({"run": str(folder), "metrics": result.metrics, "evaluation": figures})
+        print_json({"run": str(folder), "metrics": result.metrics, "evaluation": figures.to_json() if figures else {}})
         return
     say(f"trained in {folder}: loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}")
     if figures:
-        say(" · ".join(f"{METRIC_TITLES[name]} {100 * figure:.1f} %" for name, figure in figures.items()))
+        noted = {name: f" ({note})" for name, note in figures.notes.items()}
+        say(
+            " · ".join(
+                f"{METRIC_TITLES[name]} {100 * figure:.1f} %{noted.get(name, '')}" for name, figure in figures.items()
+            )
+        )
     say(f"next: hardneg report {_named(folder)}", style="dim")
 
 
@@ -151,7 +157,8 @@ def compare(
     runs = comparing.plan(cells, run, range(seeds))
     comparing.check_data(runs)
     failed = _carry_out(runs, quiet=as_json)
-    show_table(comparing.results(runs), baseline or known[0], as_json, {"run": str(run), "failed": failed})
+    more = {"run": str(run), "failed": failed}
+    show_table(comparing.results(runs), comparing.notes(runs), baseline or known[0], as_json, more)
     if not as_json:
         trusted = " --trust" * any(needs_trust(planned.settings) for planned in cells)
         say(f"next: hardneg report {shlex.quote(str(run))}{trusted}", style="dim")
@@ -183,15 +190,17 @@ def demo(
     if finished:
         note(f"{finished} of {len(runs)} runs are in {run} already and are not repeated; remove it to begin anew")
     failed = _carry_out(runs, quiet=as_json)
-    untrained = shown.untrained_rows(list(range(seeds)))
+    untrained, notes = shown.untrained_rows(list(range(seeds)))
     page = write_report(
         [planned.folder for planned in runs],
         run / "report.html",
         names=[planned.cell.name for planned in runs],
         baseline="SimCLR",
         extra_rows=untrained,
+        extra_notes=notes,
     )
-    show_table({**untrained, **comparing.results(runs)}, "SimCLR", as_json, {"run": str(run), "report": str(page)})
+    rows, notes = {**untrained, **comparing.results(runs)}, {**notes, **comparing.notes(runs)}
+    show_table(rows, notes, "SimCLR", as_json, {"run": str(run), "report": str(page)})
     if not as_json:
         say(f"report: {page}")
     if failed:
@@ -219,12 +228,14 @@ def evaluate(
         _import_from_here()
     figures = judge(run, data, size, trust=trust)
     if as_json:
-        print_json(figures)
+        print_json(figures.to_json())
         return
     table = Table("figure", "accuracy", title=cell(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
-        table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %")
+        table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %{MARK * (name in figures.notes)}")
     out.print(table)
+    for name, told in figures.notes.items():
+        say(f"{MARK} {METRIC_TITLES[name]}: {told}")
 
 
 @app.command(epilog="Examples:\n\n    hardneg report runs/compare\n\n    hardneg report runs/a runs/b --to report.html")
@@ -259,7 +270,10 @@ def recipes(
         return
     if name is not None:
         text = read_text(recipe.find(name))
-        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+        if sys.stdout.isatty():
+            sys.stdout.write(printable(text))
+        else:
+            sys.stdout.buffer.write(text.encode())  # recipes are UTF-8, whatever the locale is
         return
     abouts = {known: recipe.load(file).about for known, file in recipe.known().items()}
     if as_json:
@@ -314,6 +328,8 @@ def doctor(as_json: Json = False) -> None:
 
 def main() -> None:
     """Run the command line; mistakes in the input become one line and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal without a letter is no error
     warnings.showwarning = lambda message, *rest, **more: note(str(message))
     try:
         code = typer.main.get_command(app)(standalone_mode=False)

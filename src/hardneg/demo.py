@@ -1,6 +1,7 @@
 """The main job in small: which negatives? Several answers side by side on scikit-learn's digits, on a CPU."""
 
 from hardneg.data import ImageSet, load_split
+from hardneg.evaluation.protocol import notes_of_seeds
 from hardneg.training import evaluate, recipe
 from hardneg.training.compare import Cell
 
@@ -41,17 +42,28 @@ def cells(everything: bool = False, overrides: tuple[str, ...] = ()) -> list[Cel
     return [Cell(name, recipe.load(file, [*changes, *overrides])) for name, changes in rows.items()]
 
 
-def untrained_rows(seeds: list[int]) -> dict[str, dict[str, list[float]]]:
-    """The rows that need no training: raw pixels, and the network before its first step."""
+def untrained_rows(
+    seeds: list[int],
+) -> tuple[dict[str, dict[str, list[float]]], dict[str, dict[str, list[str]]]]:
+    """The rows that need no training, raw pixels and the network before its first step, and the notes on them."""
     known, asked = (load_split("digits", part) for part in ("train", "test"))
     assert isinstance(known, ImageSet)
     assert isinstance(asked, ImageSet)
+    pixels = evaluate.raw(known, asked)
     found: dict[str, dict[str, list[float]]] = {
-        "raw pixels": {name: [figure] for name, figure in evaluate.raw(known, asked).items()},
+        "raw pixels": {name: [figure] for name, figure in pixels.items()},
         "untrained": {},
     }
+    noted: dict[str, dict[int, str]] = {}
     for seed in seeds:
         settings = recipe.load(recipe.find(RECIPE), [f"seed={seed}"])
-        for name, figure in evaluate.untrained(settings, known, asked).items():
+        untrained = evaluate.untrained(settings, known, asked)
+        for name, figure in untrained.items():
             found["untrained"].setdefault(name, []).append(figure)
-    return found
+        for name, note in untrained.notes.items():
+            noted.setdefault(name, {})[seed] = note
+    notes = {
+        "raw pixels": {name: [note] for name, note in pixels.notes.items()},
+        "untrained": {name: notes_of_seeds(by_seed) for name, by_seed in noted.items()},
+    }
+    return found, notes

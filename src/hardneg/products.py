@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
+WITHOUT_FLOAT64 = {"mps"}  # kinds of devices that have no float64
 # Elements of the largest temporary (128 MiB in float32): large enough to fill an accelerator, small beside the data.
 TILE = 1 << 25
 
@@ -18,6 +20,16 @@ def row_blocks(rows: int, columns: int, size: int | None = None) -> list[slice]:
     """
     size = size or max(1, TILE // columns)
     return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+def precise_dtype(device: torch.device) -> torch.dtype:
+    """float64, or float32 on a device that has no float64."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def where_precise(tensor: Tensor) -> Tensor:
+    """The tensor where float64 can be computed: where it is, or on the host if its device has no float64."""
+    return tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from hardneg.printable import printable
 
 # What is piped into a file has no width of its own.
 out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
+MARK = "*"  # at a number that has a note
 METRIC_TITLES = {
     "knn": "kNN",
     "nearest": "1-NN",
@@ -58,12 +59,19 @@ def print_json(content: Any) -> None:
 
 
 def show_table(
-    rows: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, as_json: bool, more: Mapping[str, Any]
+    rows: Mapping[str, Mapping[str, Sequence[float]]],
+    notes: Mapping[str, Mapping[str, Sequence[str]]],
+    baseline: str,
+    as_json: bool,
+    more: Mapping[str, Any],
 ) -> None:
-    """The table of a comparison: mean ± std in percent, and the difference to the baseline ± its standard error."""
+    """The table of a comparison: mean ± std in percent, and the difference to the baseline ± its standard error.
+
+    rows, notes: by row and metric; a number with a note is marked
+    """
     compared = importlib.import_module("hardneg.insight.comparing")
     metrics = [name for name in METRIC_TITLES if any(name in row for row in rows.values())]
-    summary: dict[str, dict[str, dict[str, float | int | None]]] = {}
+    summary: dict[str, dict[str, dict[str, Any]]] = {}
     for name, row in rows.items():
         summary[name] = {}
         for metric in metrics:
@@ -76,6 +84,7 @@ def show_table(
                     "runs": len(values),
                     "difference": None if gap is None else gap.mean,
                     "standard_error": None if gap is None else gap.error,
+                    "notes": [*notes.get(name, {}).get(metric, ())],
                 }
     if as_json:
         print_json({**more, "baseline": baseline, "rows": summary})
@@ -89,19 +98,23 @@ def show_table(
         table.add_row(cell(name), *cells)
     out.print(table)
     say(f"mean ± std over seeds; below, the difference to {baseline} ± its standard error", style="dim")
+    for name, figures in summary.items():
+        for metric, figure in figures.items():
+            if figure["notes"]:
+                say(f"{MARK} {METRIC_TITLES[metric]} of {name}: {'; '.join(figure['notes'])}")
 
 
 def _one_line(message: str) -> str:
     return printable(" ".join(message.split()))
 
 
-def _cell(figure: Mapping[str, float | int | None], is_baseline: bool) -> str:
+def _cell(figure: Mapping[str, Any], is_baseline: bool) -> str:
     def percent(name: str, sign: str = "") -> str:
         number = figure[name]
         return "" if number is None else f"{100 * number:{sign}.1f}"
 
     spread = f"±{percent('std')}" if figure["std"] is not None else ""
-    text = percent("mean") + spread
+    text = percent("mean") + spread + MARK * bool(figure["notes"])
     if not is_baseline and figure["difference"] is not None:
         error = f"±{percent('standard_error')}" if figure["standard_error"] is not None else ""
         text += f"\n[dim]{percent('difference', '+')}{error}[/]"

@@ -1,10 +1,10 @@
 """The proximity graph offers uniformly, keeps the nearest, and does not depend on how the work is cut."""
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 
+import children
 import numpy as np
 import pytest
 import torch
@@ -216,7 +216,7 @@ for candidates in (7999, 4000, 100):
     ProximityGraph.build(embeddings, candidates, 50, memory=16 << 20)
 print(peak() - before)
 """
-    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    output = children.run([sys.executable, "-c", code], check=True).stdout
     assert int(output) < 16 + 8 + 16  # MB: the budget, three graphs and a few numbers per sample, and the allocator
 
 

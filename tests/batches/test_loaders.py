@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+import children
 import pytest
 import torch
-import torch.multiprocessing as mp
 from batches.sharing import KINDS, build, embeddings, loader, used, work
 from torch.utils.data import DataLoader
 
@@ -58,7 +58,7 @@ def test_resuming_with_workers_that_drew_ahead_gives_the_batches_of_the_whole_ru
 
 
 def test_two_processes_share_the_batches_of_one(tmp_path: Path) -> None:
-    mp.spawn(work, args=(str(tmp_path),), nprocs=2)  # type: ignore[attr-defined]
+    children.spawn(work, (str(tmp_path),), 2)
     shares = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for kind in KINDS:
         sampler = build(kind)

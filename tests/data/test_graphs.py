@@ -2,12 +2,12 @@
 
 import os
 import pickle
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import children
 import numpy as np
 import pytest
 import torch
@@ -246,7 +246,7 @@ def test_a_set_that_is_not_there_says_what_is(tmp_path: Path, monkeypatch: pytes
 def test_nothing_is_imported_before_it_is_used() -> None:
     modules = "hardneg.data.graphs, hardneg.views.graphs, hardneg.encoders.gin, hardneg.evaluation.svm"
     check = f"import sys, {modules}, hardneg.objectives.jsd; print({{'torch_geometric', 'sklearn'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    done = children.run([sys.executable, "-c", check], check=True)
     assert done.stdout.strip() == "set()"
 
 

@@ -2,10 +2,10 @@
 
 import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import children
 import numpy as np
 import pytest
 import torch
@@ -74,7 +74,7 @@ def test_unpacked_digits_are_the_digits(tmp_path: Path) -> None:
 def test_the_command_reports_and_leaves_alone_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_up(tmp_path)
     command = [sys.executable, "-m", "hardneg.data.unpack", str(tmp_path), str(tmp_path / "data")]
-    output = subprocess.run(command, check=True, capture_output=True, text=True)
+    output = children.run(command, check=True)
     assert "cifar10: 19 train, 3 test, 2 classes" in output.stdout
     assert "tinyimagenet100_32: not in" in output.stdout
     assert "digits: 1,297 train, 500 test, 10 classes" in output.stdout

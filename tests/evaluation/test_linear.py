@@ -96,10 +96,10 @@ def test_penalties_solved_together_are_those_solved_alone() -> None:
     features, targets = blobs(5, 40, 6, spread=2.0)
     inputs, start = standardised(features, features), torch.zeros(3, 5, 7)
     grid = [1e-4, 1e-2, 1.0]
-    together, reached = minimise(inputs, targets, grid, start, 500)
+    together, reached, _ = minimise(inputs, targets, grid, start, 500)
     assert bool(reached.all())
     for index, penalty in enumerate(grid):
-        alone, _ = minimise(inputs, targets, [penalty], start[:1], 500)
+        alone, _, _ = minimise(inputs, targets, [penalty], start[:1], 500)
         ours, other = (
             loss(inputs, targets, solution[:, :-1], solution[:, -1], penalty)
             for solution in (together[index], alone[0])

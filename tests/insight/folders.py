@@ -29,14 +29,14 @@ def make_run(
     """A finished run whose metrics look like those of digits."""
     folder.mkdir(parents=True)
     settings = recipe.load({"seed": seed}, [f"objective.preset={preset}", f"trainer.epochs={epochs}", *overrides])
-    (folder / "recipe.yaml").write_text(recipe.dump(settings))
+    (folder / "recipe.yaml").write_text(recipe.dump(settings), encoding="utf-8")
     command = ["hardneg", "train", "digits-simclr", f"objective.preset={preset}", f"seed={seed}"]
     environment = {"command": command, "python": "3.11.2", "torch": "2.13.0", "device": "cpu", "processes": 1}
-    (folder / "environment.json").write_text(json.dumps(environment))
+    (folder / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
     generator = torch.Generator().manual_seed(1000 * len(preset) + seed)
     noise = torch.randn(epochs + 1, 4, generator=generator).tolist()
     kind = PRESETS.index(preset) if preset in PRESETS else 0
-    with (folder / "metrics.jsonl").open("w") as file:
+    with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
         for epoch in range(1, epochs + 1):
             fall, (one, two, three, four) = math.exp(-epoch / 15), noise[epoch]
             line: dict[str, Any] = {
@@ -69,7 +69,7 @@ def make_run(
             "few_1": base - 0.25 + 0.01 * four,
             "few_5": base - 0.1 + 0.008 * one,
         }
-    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    (folder / "evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
     return folder
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import children
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import hardneg as hn
@@ -80,5 +80,5 @@ def work(rank: int, sizes: list[int], folder: str) -> None:
 
 def launch(sizes: list[int], folder: Path) -> list[dict[str, Any]]:
     """What each of ``len(sizes)`` processes found."""
-    mp.spawn(work, args=(sizes, str(folder)), nprocs=len(sizes))  # type: ignore[attr-defined]
+    children.spawn(work, (sizes, str(folder)), len(sizes))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(len(sizes))]

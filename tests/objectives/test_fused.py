@@ -1,6 +1,5 @@
 """The fused kernel in Triton's interpreter: against the loops, float64, and itself under odd conditions."""
 
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import children
 import pytest
 import torch
-import torch.multiprocessing as mp
 from cases import Case, cases, check_reached
 from hypothesis import HealthCheck, given, settings
 from interpreter import process
@@ -531,7 +530,7 @@ def test_a_cpu_never_takes_the_fused_kernel_by_itself() -> None:
     assert choose("auto", general_weights=False, device=cpu) is tiled
     assert choose("auto", general_weights=True, device=cpu) is reference
     code = "import sys, torch, hardneg; z = torch.randn(4, 3); hardneg.hcl()(z, z); assert 'triton' not in sys.modules"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+    children.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
 def test_what_cannot_run_is_refused_with_the_remedy() -> None:
@@ -544,7 +543,7 @@ def test_what_cannot_run_is_refused_with_the_remedy() -> None:
 def test_processes_together_equal_one(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # for the processes to come
     names, sizes = ["learnt temperature", "hscl", "batch and queue"], [5, 7]
-    mp.spawn(interpreted.take_part, args=(sizes, names, str(tmp_path)), nprocs=2)  # type: ignore[attr-defined]
+    children.spawn(interpreted.take_part, (sizes, names, str(tmp_path)), 2)
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for name in names:
         alone = call(interpreted.share, name, slice(0, sum(sizes)), False)

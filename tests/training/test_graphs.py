@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hardneg.evaluation import svm
 from hardneg.evaluation.features import extract_graphs
 from hardneg.training import build, compare, evaluate, recipe, run
 
@@ -102,6 +103,15 @@ def test_graphs_are_compared_over_hardness(tmp_path: Path) -> None:
     compare.check_data(runs)
     assert [error for _, error in compare.carry_out(runs)] == [None, None]
     assert set(compare.results(runs)) == {"objective.beta=0", "objective.beta=2"}
+
+
+def test_an_unconverged_machine_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs = compare.plan(compare.grid(["mutag-infograph"], QUICK, []), tmp_path / "grid", [3])
+    monkeypatch.setattr(svm, "STEPS", 1)
+    assert [error for _, error in compare.carry_out(runs)] == [None]
+    note = json.loads((runs[0].folder / "evaluation.json").read_text(encoding="utf-8"))["notes"]["svm"]
+    assert note == "not converged after 1 iterations in 10 of 10 folds"
+    assert compare.notes(runs) == {"mutag-infograph": {"svm": [f"{note} (seed 3)"]}}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """The fused views against the tensor operations, in Triton's interpreter and, where there is one, on a GPU."""
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
+import children
 import pytest
 import torch
 from hypothesis import given, settings
@@ -146,7 +146,7 @@ def test_a_cpu_makes_views_without_triton() -> None:
         "import sys, torch; from hardneg.randomness import generator; from hardneg.views.images import simclr_views;"
         "simclr_views(8)(torch.zeros(2, 3, 8, 8), generator('cpu', 0)); assert 'triton' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    children.run([sys.executable, "-c", code], check=True)
 
 
 def test_views_in_channels_last_are_the_same_views(monkeypatch: pytest.MonkeyPatch) -> None:

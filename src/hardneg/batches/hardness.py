@@ -6,6 +6,7 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.checks import whole
 from hardneg.objectives.inputs import normalized
+from hardneg.products import where_precise
 
 
 def false_negative_share(labels: Tensor) -> float:
@@ -62,6 +63,7 @@ def cosine_histogram(embeddings: Tensor, bins: int = 40, allowed: Tensor | None 
             raise ValueError(
                 f"allowed must be bool of shape {(size, size)}, got {allowed.dtype} {tuple(allowed.shape)}"
             )
+        allowed = where_precise(allowed)
         rows, columns = torch.triu_indices(size, size, offset=1, device=allowed.device)
         cosines = cosines[allowed[rows, columns]]
     edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
@@ -75,6 +77,6 @@ def _pairs(embeddings: Tensor) -> Tensor:
     if embeddings.dim() != 2 or len(embeddings) < 2:
         raise ValueError(f"embeddings must have shape (B, d) with B ≥ 2, got {tuple(embeddings.shape)}")
     checks.finite("embeddings", embeddings)
-    unit = normalized(embeddings.detach().double())
+    unit = normalized(where_precise(embeddings.detach()).double())
     rows, columns = torch.triu_indices(len(unit), len(unit), offset=1, device=unit.device)
     return (unit @ unit.T)[rows, columns]

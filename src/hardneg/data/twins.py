@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from hardneg.products import where_precise
+
 ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # of splitmix64, as signed numbers
 
 
@@ -25,7 +27,7 @@ def twins(x: Tensor, edge_index: Tensor, owner: Tensor, hops: int) -> Tensor:
     """
     kind = _hash(owner)  # (n,)
     # Row by row torch.unique takes a hundred times as long.
-    for column in (x.double() + 0.0).view(torch.int64).T:  # as bits, −0 being 0
+    for column in (where_precise(x).double() + 0.0).view(torch.int64).T.to(owner.device):  # as bits, −0 being 0
         kind = _hash(kind * ODD[0] + _hash(column))
     kind = _numbered(kind)
     sources, targets = edge_index

@@ -3,10 +3,11 @@
 from hardneg.evaluation.features import extract, extract_set
 from hardneg.evaluation.knn import few_label_accuracy, knn_accuracy, knn_predict
 from hardneg.evaluation.linear import LinearResult, linear_probe
-from hardneg.evaluation.protocol import METRICS, judge
+from hardneg.evaluation.protocol import METRICS, Accuracies, judge
 
 __all__ = [
     "METRICS",
+    "Accuracies",
     "LinearResult",
     "extract",
     "extract_set",

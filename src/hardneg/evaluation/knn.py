@@ -12,7 +12,7 @@ from hardneg import checks
 from hardneg.checks import whole
 from hardneg.evaluation.features import check_sets, class_indices, random_ranks, share_equal
 from hardneg.objectives.inputs import normalized
-from hardneg.products import exact_products, row_blocks
+from hardneg.products import exact_products, row_blocks, where_precise
 
 
 def knn_accuracy(
@@ -131,11 +131,11 @@ def _vote(
     for block in row_blocks(len(test), len(train), chunk):
         cosines = test[block] @ train.T  # (R, N)
         nearest = _nearest(cosines, k)  # (R, k)
-        near = cosines.gather(1, nearest).double()
+        near = where_precise(cosines.gather(1, nearest)).double()
         # Relative to the nearest neighbour's weight: no temperature overflows.
         weights = ((near - near.amax(dim=1, keepdim=True)) / temperature).exp()
         votes = torch.zeros(len(cosines), len(classes), dtype=torch.int64, device=test.device)  # (R, C)
-        votes.scatter_add_(1, targets[nearest], (weights * whole_vote).round().long())
+        votes.scatter_add_(1, targets[nearest], (weights * whole_vote).round().long().to(votes.device))
         winners[block] = votes.argmax(dim=1)  # the first of equals
     return classes[winners]
 

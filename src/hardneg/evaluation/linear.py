@@ -16,7 +16,7 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.checks import whole
 from hardneg.evaluation.features import check_sets, class_indices, random_ranks, share_equal
-from hardneg.products import exact_products, row_blocks
+from hardneg.products import exact_products, row_blocks, where_precise
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # F is λ-strongly convex in W, so that F − min F ≤ ‖∇F‖²/(2λ): a fit has converged once this is below TOLERANCE · F.
@@ -32,9 +32,11 @@ class LinearResult:
     """A linear readout and how it was found.
 
     accuracy: on the test set, in [0, 1] · penalty: the one chosen · validation_accuracies: by penalty; empty for a
-    single one · converged: whether every fit, the last one included, is within 1e-4 of its minimum (relative) · weight:
-    (C, d) · bias: (C,) · mean, std: (d,) float64, of the training features; std is 1 for a constant one · classes: (C,)
-    the label of each row of ``weight``, ascending
+    single one · converged: whether every fit, the last one included, is within 1e-4 of its minimum (relative) · note:
+    what did not converge, in words; empty if everything did · weight: (C, d) · bias: (C,) · mean, std: (d,) float64, of
+    the training features; std is 1 for a constant one · classes: (C,) the label of each row of ``weight``, ascending
+
+    Tensors are on the device of the features, or on the host if that device has no float64.
 
     The label of a feature vector x is ``classes[argmax(weight @ ((x − mean) / std) + bias)]``.
     """
@@ -43,6 +45,7 @@ class LinearResult:
     penalty: float
     validation_accuracies: dict[float, float]
     converged: bool
+    note: str
     weight: Tensor
     bias: Tensor
     mean: Tensor
@@ -66,7 +69,7 @@ def linear_probe(
     test_features: (T, d) · test_labels: (T,); a label that training does not hold counts as an error · penalties:
     candidates for λ; of equally good ones the largest is chosen, and a single one is taken as it is · validation: share
     of each class held out to choose λ, before all training samples are fitted · seed: of that split · steps: most
-    iterations of a fit; see ``converged`` of the result
+    iterations of a fit; see ``converged`` and ``note`` of the result
 
     Examples:
         >>> features, labels = torch.eye(2).repeat(10, 1), torch.tensor([3, 7]).repeat(10)
@@ -81,6 +84,9 @@ def linear_probe(
         checks.number("penalties", penalty, above=0, below=float("inf"))
     checks.number("validation", validation, above=0, below=1)
     whole("steps", steps)
+    train_features, train_labels, test_features, test_labels = map(
+        where_precise, (train_features, train_labels, test_features, test_labels)
+    )
     grid = sorted(set(map(float, penalties)), reverse=True)  # the first of the best is then the largest
     with exact_products(train_features.device):
         classes, targets = class_indices(train_labels)
@@ -91,19 +97,21 @@ def linear_probe(
         inputs, targets = _standardised(train_features, mean, std, dtype, order), targets[order]  # (N, d), (N,)
 
         start = inputs.new_zeros(len(grid), len(classes), inputs.shape[1] + 1)  # (P, C, d + 1)
-        solutions, reached = minimise(inputs[:fitted], targets[:fitted], grid, start, steps)
-        accuracies, best, converged = [], 0, bool(reached.all())
+        solutions, reached, taken = minimise(inputs[:fitted], targets[:fitted], grid, start, steps)
+        accuracies, best, tried = [], 0, reached[:0]
         if len(grid) > 1:
             accuracies = [share_equal(guess, targets[fitted:]) for guess in _winners(inputs[fitted:], solutions)]
             best = accuracies.index(max(accuracies))
-            solutions, reached = minimise(inputs, targets, [grid[best]], solutions[best : best + 1], steps)
-            converged &= bool(reached.all())
+            tried, before = reached, taken
+            solutions, reached, taken = minimise(inputs, targets, [grid[best]], solutions[best : best + 1], steps)
+            taken = taken if not bool(reached.all()) else before[~tried]
         predicted = classes[_winners(_standardised(test_features, mean, std, dtype), solutions)[0]]  # (T,)
     return LinearResult(
         accuracy=share_equal(predicted, test_labels),
         penalty=grid[best],
         validation_accuracies=dict(zip(grid, accuracies, strict=False)),
-        converged=converged,
+        converged=bool(reached.all() and tried.all()),
+        note=_note(bool(reached.all()), tried, taken),
         weight=solutions[0, :, :-1].contiguous(),
         bias=solutions[0, :, -1].contiguous(),
         mean=mean,
@@ -112,13 +120,27 @@ def linear_probe(
     )
 
 
+def _note(final: bool, tried: Tensor, taken: Tensor) -> str:
+    """What has not converged, in words.
+
+    final: whether the fit that the accuracy is of has converged · tried: (P,) whether each fit that the penalty was
+    chosen by has · taken: iterations of those that have not
+    """
+    if final and bool(tried.all()):
+        return ""
+    note = f"not converged after {int(taken.max()):,} iterations"
+    if final:
+        note += f" for {int((~tried).sum())} of {len(tried)} penalties tried; the fit with the chosen one has converged"
+    return note
+
+
 def minimise(
     inputs: Tensor, targets: Tensor, penalties: Sequence[float], start: Tensor, steps: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Minimise F for all penalties at once, by L-BFGS with one step length per penalty.
 
     inputs: (N, d) · targets: (N,) class indices · penalties: P numbers · start: (P, C, d + 1), the bias last · steps:
-    most iterations · returns the solutions (P, C, d + 1) and whether each has converged (P,)
+    most iterations · returns the solutions (P, C, d + 1), whether each has converged (P,) and its iterations (P,)
 
     A fit leaves the batch once it has converged, or once rounding hides any further decrease.
     """
@@ -128,9 +150,9 @@ def minimise(
     point, scale = start, torch.ones_like(penalty, dtype=torch.float64)
     value, gradient = objective(inputs, targets, point, penalty)
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []
-    rejected = torch.zeros_like(converged)
+    rejected, taken = torch.zeros_like(converged), torch.zeros_like(unsolved)
     for step in range(steps + 1):
-        solutions[unsolved] = point
+        solutions[unsolved], taken[unsolved] = point, step
         solved = _dot(gradient, gradient) <= 2 * penalty.clamp(max=BIAS_CURVATURE) * TOLERANCE * value  # (P,)
         converged[unsolved] = solved
         keep = (~solved & ~rejected).nonzero()[:, 0]
@@ -152,7 +174,7 @@ def minimise(
         move, change = (tensor * _per_problem(useful, tensor) for tensor in (move, change))
         scale = torch.where(useful, curvature / squares, scale)
         pairs = [*pairs, (move, change, torch.where(useful, curvature, 1.0))][-MEMORY:]
-    return solutions, converged
+    return solutions, converged, taken
 
 
 def objective(inputs: Tensor, targets: Tensor, point: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:

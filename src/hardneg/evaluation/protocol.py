@@ -1,6 +1,6 @@
 """Every figure that a trained encoder is judged by, in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -16,6 +16,41 @@ METRICS = {
     "linear": "linear readout",
 }
 
+NOTES = "notes"  # the key of the notes beside the numbers in JSON
+
+
+class Accuracies(dict[str, float]):
+    """Accuracies in [0, 1] by metric.
+
+    notes: by metric, what the number does not say, as "not converged after 500 iterations"; none for a sound number
+
+    Examples:
+        >>> found = Accuracies({"linear": 0.9}, {"linear": "not converged after 500 iterations"})
+        >>> found["linear"], found.to_json()["notes"]
+        (0.9, {'linear': 'not converged after 500 iterations'})
+    """
+
+    def __init__(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> None:
+        super().__init__(numbers)
+        self.notes = {metric: note for metric, note in notes.items() if note}
+
+    def to_json(self) -> dict[str, float | dict[str, str]]:
+        """The numbers, and the notes under a key of their own if there are any."""
+        return {**self, NOTES: self.notes} if self.notes else {**self}
+
+
+def notes_of_seeds(notes: Mapping[int, str]) -> list[str]:
+    """Notes on one metric of several runs, by seed: each note once, with its seeds.
+
+    Examples:
+        >>> notes_of_seeds({0: "not converged after 500 iterations", 2: "not converged after 500 iterations"})
+        ['not converged after 500 iterations (seeds 0, 2)']
+    """
+    found: dict[str, list[int]] = {}
+    for seed, note in notes.items():
+        found.setdefault(note, []).append(seed)
+    return [f"{note} (seed{'s' * (len(s) > 1)} {', '.join(map(str, s))})" for note, s in found.items()]
+
 
 def judge(
     train_features: Tensor,
@@ -24,8 +59,8 @@ def judge(
     test_labels: Tensor,
     metrics: Sequence[str] = tuple(METRICS),
     seed: int = 0,
-) -> dict[str, float]:
-    """Accuracies in [0, 1] of frozen features; a figure that too few labels forbid is left out.
+) -> Accuracies:
+    """Accuracies in [0, 1] of frozen features, with notes; a figure that too few labels forbid is left out.
 
     train_features: (N, d) · train_labels: (N,) · test_features: (T, d) · test_labels: (T,) · metrics: names from
     ``METRICS`` · seed: of the labels drawn for ``few_…`` and of the validation split of ``linear``
@@ -47,6 +82,7 @@ def judge(
     counts = class_indices(train_labels)[1].bincount()
     smallest = int(counts.min())
     found: dict[str, float] = {}
+    notes: dict[str, str] = {}
     for name in metrics:
         if name == "knn":
             found[name] = knn_accuracy(*sets)
@@ -54,7 +90,8 @@ def judge(
             found[name] = knn_accuracy(*sets, k=1)
         elif name == "linear":
             if int(counts.max()) > 2:  # else there is none to choose the penalty on
-                found[name] = linear_probe(*sets, seed=seed).accuracy
+                probe = linear_probe(*sets, seed=seed)
+                found[name], notes[name] = probe.accuracy, probe.note
         elif (per_class := int(name.removeprefix("few_"))) <= smallest:
             found[name] = few_label_accuracy(*sets, per_class=per_class, seed=seed)[0]
-    return found
+    return Accuracies(found, notes)

@@ -31,6 +31,18 @@ class SVMResult:
     accuracies: Floats  # (repeats, folds), each in [0, 1]
     penalties: Floats  # (repeats, folds): C as chosen within each training part
     unconverged: int  # final machines that ran out of steps
+    unconverged_choices: int  # folds whose penalty was chosen by machines of which some ran out of steps
+
+    @property
+    def note(self) -> str:
+        """What did not converge, in words; empty if everything did."""
+        limit, folds = f"not converged after {STEPS:,} iterations", self.accuracies.size
+        if self.unconverged:
+            return f"{limit} in {self.unconverged} of {folds} folds"
+        if self.unconverged_choices:
+            chosen = f"{limit} for some penalties tried in {self.unconverged_choices} of {folds} folds"
+            return f"{chosen}; the machines with the chosen ones have converged"
+        return ""
 
     @property
     def mean(self) -> float:
@@ -53,7 +65,7 @@ class SVMResult:
         spread = f"± {100 * self.std_of_repeats:.2f} (std of {repeats} repeats of {folds} folds)"
         if repeats == 1:
             spread = f"± {100 * self.std_of_folds:.2f} (std of {folds} folds)"
-        return f"{100 * self.mean:.2f} {spread}"
+        return f"{100 * self.mean:.2f} {spread}" + (f", {self.note}" if self.note else "")
 
 
 def svm_accuracy(
@@ -103,26 +115,28 @@ def svm_accuracy(
             inner = stratified(inner_folds, shuffle=True, random_state=mix(seed, repeat, fold) % 2**32)
             problems.append((train, test, list(inner.split(train, y[train]))))
 
-    def solve(problem: tuple[Integers, Integers, list[tuple[Integers, Integers]]]) -> tuple[float, float, bool]:
+    def solve(problem: tuple[Integers, Integers, list[tuple[Integers, Integers]]]) -> tuple[float, float, bool, bool]:
         train, test, parts = problem
-        best = sorted(penalties)[0]
+        best, chosen = sorted(penalties)[0], True
         if len(penalties) > 1:
-            rows = [
-                _scores(x, y, train[fit], train[judge], kernel, gamma, sorted(penalties), standardize)[0]
+            found = [
+                _scores(x, y, train[fit], train[judge], kernel, gamma, sorted(penalties), standardize)
                 for fit, judge in parts
             ]
-            best = sorted(penalties)[int(np.argmax(np.mean(rows, axis=0)))]
+            chosen = all(converged for _, converged in found)
+            best = sorted(penalties)[int(np.argmax(np.mean([row for row, _ in found], axis=0)))]
         (accuracy,), converged = _scores(x, y, train, test, kernel, gamma, [best], standardize)
-        return accuracy, best, converged
+        return accuracy, best, converged, chosen
 
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     # Threads suffice: the solver lets go of the interpreter's lock.
     with warnings.catch_warnings(), ThreadPoolExecutor(jobs or available) as pool:
         warnings.simplefilter("ignore", _sklearn("sklearn.exceptions").ConvergenceWarning)  # the result tells it
         solved = list(pool.map(solve, problems))
-    accuracies, chosen, converged = (np.array(column) for column in zip(*solved, strict=True))
+    accuracies, best, *converged = (np.array(column) for column in zip(*solved, strict=True))
     shape = repeats, folds
-    return SVMResult(accuracies.reshape(shape), chosen.reshape(shape), int((~converged).sum()))
+    unconverged = (int((~column).sum()) for column in converged)
+    return SVMResult(accuracies.reshape(shape), best.reshape(shape), *unconverged)
 
 
 def _scores(
@@ -165,7 +179,7 @@ def _checked(features: Tensor, labels: Tensor, folds: int, inner_folds: int) -> 
     labels = checks.integers("labels", labels, (len(features),), "one per row of features")
     for name, number in (("folds", folds), ("inner_folds", inner_folds)):
         checks.whole(name, number, at_least=2)
-    x, y = features.detach().double().cpu(), labels.cpu()
+    x, y = features.detach().cpu().double(), labels.cpu()
     if not bool(torch.isfinite(x).all()):
         raise ValueError("features holds NaN or inf: look for a diverged encoder")
     x, y = x[y >= 0], y[y >= 0]

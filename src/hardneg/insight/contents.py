@@ -19,12 +19,14 @@ class Contents:
         baseline: the row that others are compared with.
         extra: values by metric of rows without runs, by name.
         evidence: what each group's encoder sees, or a sentence that says why it cannot be looked at.
+        extra_notes: notes by metric on rows without runs, by name.
     """
 
     groups: Sequence[Group]
     baseline: str
     extra: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     evidence: Mapping[str, Evidence | str] = field(default_factory=dict)
+    extra_notes: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

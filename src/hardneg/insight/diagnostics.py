@@ -12,7 +12,7 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.checks import whole
 from hardneg.objectives.inputs import normalized
-from hardneg.products import exact_products, row_blocks
+from hardneg.products import exact_products, row_blocks, where_precise
 from hardneg.randomness import generator
 
 # All pairs of this many samples are looked at; of more, so many are drawn: two million pairs tell a histogram.
@@ -53,7 +53,7 @@ def cosine_histograms(features: Tensor, labels: Tensor, bins: int = 50, seed: in
     """
     dtype = _check("features", features)
     whole("bins", bins)
-    features, labels = _known(features, labels)
+    features, labels = _known(where_precise(features), where_precise(labels))
     if len(features) > MOST:
         drawn = torch.randperm(len(features), generator=generator("cpu", seed))[:MOST].to(features.device)
         features, labels = features[drawn], labels[drawn]
@@ -88,7 +88,7 @@ def alignment(z1: Tensor, z2: Tensor) -> float:
         raise ValueError(f"z2 must have the shape {tuple(z1.shape)} of z1, got {tuple(z2.shape)}: pair the rows")
     with exact_products(z1.device):
         apart = normalized(z1.to(dtype)) - normalized(z2.to(dtype))  # (B, d)
-        return float(apart.square().sum(dim=1).double().mean())
+        return float(where_precise(apart.square().sum(dim=1)).double().mean())
 
 
 def uniformity(z: Tensor) -> float:
@@ -103,6 +103,7 @@ def uniformity(z: Tensor) -> float:
     dtype = _check("z", z)
     if len(z) < 2:
         raise ValueError(f"z must hold at least 2 samples to have pairs, got {len(z)}: pass a larger batch")
+    z = where_precise(z)
     total = torch.zeros((), dtype=torch.float64, device=z.device)
     with exact_products(z.device):
         unit = normalized(z.to(dtype))

@@ -25,6 +25,7 @@ def write_report(
     names: Sequence[str] | None = None,
     baseline: str | None = None,
     extra_rows: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
+    extra_notes: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
     look: evidence.Look | None = None,
     *,
     trust: bool = False,
@@ -34,14 +35,15 @@ def write_report(
     runs: run folders; those that differ only in seed form a group · to: the file, replaced if it exists · names: of
     the groups, one per run or one per group (default: the settings in which they differ) · baseline: the row that
     others are compared with (default: the first group) · extra_rows: values by metric of methods without a run folder,
-    as ``{"raw pixels": {"knn": [0.98]}}`` · look: how a run's pictures and features are had (default: its encoder
-    on its test set); a run whose data or weights are gone is compared all the same · trust: allow encoders that the
-    folders name as ``module:callable``; without it such a run is compared, but not looked at
+    as ``{"raw pixels": {"knn": [0.98]}}`` · extra_notes: notes on them by row and metric, as
+    ``{"raw pixels": {"linear": ["not converged after 500 iterations"]}}`` · look: how a run's pictures and features are
+    had (default: its encoder on its test set); a run whose data or weights are gone is compared all the same · trust:
+    allow encoders that the folders name as ``module:callable``; without it such a run is compared, but not looked at
 
     Examples:
         >>> import tempfile; folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / "recipe.yaml").write_text("seed: 0")
-        >>> _ = (folder / "evaluation.json").write_text('{"knn": 0.9}')
+        >>> _ = (folder / "recipe.yaml").write_text("seed: 0", encoding="utf-8")
+        >>> _ = (folder / "evaluation.json").write_text('{"knn": 0.9}', encoding="utf-8")
         >>> page = write_report([folder], folder / "report.html", names=["mine"], extra_rows={"raw": {"knn": [0.8]}})
         >>> page.name, "raw" in page.read_text(encoding="utf-8")
         ('report.html', True)
@@ -65,7 +67,7 @@ def write_report(
     for name, found in seen.items():
         if isinstance(found, str):
             warnings.warn(f"parts of the report are empty: {name}: {found}", stacklevel=2)
-    contents = Contents(groups, baseline or groups[0].name, extra, seen)
+    contents = Contents(groups, baseline or groups[0].name, extra, seen, extra_notes or {})
     to.parent.mkdir(parents=True, exist_ok=True)
     fresh = to.with_name(f".{secrets.token_hex(8)}-{to.name}")  # not to be guessed, so that no link waits there
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.data.images import required
+from hardneg.evaluation.protocol import NOTES, notes_of_seeds
 
 # What tells seeds apart, and what says nothing about the result.
 _NOT_COMPARED = ("seed", "about")
@@ -17,7 +18,10 @@ _NOT_COMPARED = ("seed", "about")
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. recipe: its tree · text: its YAML · metrics: one mapping per epoch · evaluation: by metric."""
+    """One run folder.
+
+    recipe: its tree · text: its YAML · metrics: one mapping per epoch · evaluation, notes: by metric
+    """
 
     folder: Path
     recipe: dict[str, Any]
@@ -25,6 +29,7 @@ class Run:
     environment: dict[str, Any]
     metrics: list[dict[str, Any]]
     evaluation: dict[str, float]
+    notes: dict[str, str]
 
     @property
     def seed(self) -> int:
@@ -57,6 +62,10 @@ class Group:
         """The metric of each run that has it."""
         return [run.evaluation[metric] for run in self.runs if metric in run.evaluation]
 
+    def notes(self, metric: str) -> list[str]:
+        """What the metric's values do not say, as "not converged after 500 iterations (seed 0)"."""
+        return notes_of_seeds({run.seed: run.notes[metric] for run in self.runs if metric in run.notes})
+
 
 def read_run(folder: str | Path) -> Run:
     """Read a run folder; everything but its recipe may be missing."""
@@ -71,13 +80,15 @@ def read_run(folder: str | Path) -> Run:
     if not isinstance(seed := recipe.get("seed", 0), int) or not is_finite(seed):
         raise ValueError(f"{file}: seed must be a whole number, got {str(seed)[:40]!r}")
     metrics = _lines(folder / "metrics.jsonl")
-    evaluation = {
-        name: float(number) for name, number in _mapping(folder / "evaluation.json").items() if is_finite(number)
-    }
+    found = _mapping(folder / "evaluation.json")
+    evaluation = {name: float(number) for name, number in found.items() if is_finite(number)}
+    notes = found.get(NOTES, {})
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise ValueError(f"{folder / 'evaluation.json'}: {NOTES} must map metrics to texts; evaluate the run again")
     asked = [line["knn"] for line in metrics if is_finite(line.get("knn"))]
     if asked:
         evaluation.setdefault("knn", float(asked[-1]))
-    return Run(folder, recipe, text, _mapping(folder / "environment.json"), metrics, evaluation)
+    return Run(folder, recipe, text, _mapping(folder / "environment.json"), metrics, evaluation, notes)
 
 
 def group_runs(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Group]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hardneg import checks
 from hardneg.checks import whole
 from hardneg.memory import kmeans
-from hardneg.products import exact_products
+from hardneg.products import exact_products, where_precise
 
 BACKENDS = ("auto", "faiss", "torch")
 
@@ -62,7 +62,7 @@ class Clusters(checks.Fixed, nn.Module):
             raise ValueError(f"rows must have shape (N, d), got {tuple(rows.shape)}")
         if len(rows) < self.k:
             raise ValueError(f"k={self.k} clusters need as many rows, got {len(rows)}: lower k")
-        rows = rows.detach()
+        rows = where_precise(rows.detach())
         if not bool(torch.stack(torch.aminmax(rows)).isfinite().all()):
             raise ValueError("rows holds NaN or inf: look for a diverged model before clustering")
         whole("step", step, at_least=0)

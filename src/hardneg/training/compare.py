@@ -5,11 +5,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 
 from hardneg.data import load_split
 from hardneg.data.splits import comparable
+from hardneg.evaluation.protocol import NOTES, notes_of_seeds
 from hardneg.training import build, evaluate, files, graphs, recipe, run
 from hardneg.training.recipe import Recipe
 
@@ -138,9 +140,24 @@ def results(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
     for done in sorted(runs, key=lambda r: r.seed):
         if done.finished:
             row = found.setdefault(done.cell.name, {})
-            for metric, figure in files.read_json(done.folder / files.EVALUATION).items():
-                row.setdefault(metric, []).append(figure)
+            for metric, figure in _evaluation(done).items():
+                if metric != NOTES:
+                    row.setdefault(metric, []).append(figure)
     return {cell: found[cell] for cell in dict.fromkeys(r.cell.name for r in runs) if cell in found}
+
+
+def notes(runs: Sequence[Run]) -> dict[str, dict[str, list[str]]]:
+    """By cell and metric, what the numbers of finished runs do not say, with the seeds: "not converged after …"."""
+    found: dict[str, dict[str, dict[int, str]]] = {}
+    for done in sorted(runs, key=lambda r: r.seed):
+        if done.finished:
+            for metric, note in _evaluation(done).get(NOTES, {}).items():
+                found.setdefault(done.cell.name, {}).setdefault(metric, {})[done.seed] = note
+    return {cell: {metric: notes_of_seeds(by_seed) for metric, by_seed in row.items()} for cell, row in found.items()}
+
+
+def _evaluation(done: Run) -> dict[str, Any]:
+    return files.read_json(done.folder / files.EVALUATION)
 
 
 def _values(text: str) -> list[str]:

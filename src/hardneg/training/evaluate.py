@@ -5,20 +5,19 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hardneg.data import ImageSet, StreamedImages, load_split
 from hardneg.data.splits import comparable, difference, division_of
-from hardneg.evaluation import METRICS, extract_set, judge
+from hardneg.evaluation import METRICS, Accuracies, extract_set, judge
 from hardneg.training import build, files, graphs
 from hardneg.training.recipe import Recipe
 from hardneg.training.run import Loaded, load_run
 
 TRANSFER = "transfer.json"
-T = TypeVar("T")
 
 
 def evaluate(
@@ -28,8 +27,8 @@ def evaluate(
     metrics: Sequence[str] = tuple(METRICS),
     *,
     trust: bool = False,
-) -> dict[str, float]:
-    """The accuracies of a run's encoder, written to its ``evaluation.json``.
+) -> Accuracies:
+    """The accuracies of a run's encoder, written with their notes to its ``evaluation.json``.
 
     folder: of the run · source: other data to carry the frozen encoder over to, written to ``transfer.json`` instead ·
     size: side of its pictures (default: as in training) · metrics: see `hardneg.evaluation.METRICS` ·
@@ -40,7 +39,9 @@ def evaluate(
     if source is None:
         build.check_source(run.settings, run.folder)
     if len(run.shape) == 1:
-        return _saved(run.folder, files.EVALUATION, _of_graphs(run, source))
+        found = _of_graphs(run, source)
+        _save(run.folder, files.EVALUATION, found.to_json())
+        return found
     own = run.settings.data.source
     same = source is None
     source = own if source is None else source
@@ -53,11 +54,12 @@ def evaluate(
     encoder = run.encoder.to(_device(run.settings))
     found = of_encoder(encoder, known, asked, run.prepare, metrics, run.settings.data.workers)
     if same:
-        return _saved(run.folder, files.EVALUATION, found)
+        _save(run.folder, files.EVALUATION, found.to_json())
+        return found
     with _transfer_held(run.folder):
         file = run.folder / TRANSFER
         before: dict[str, Any] = files.read_json(file) if file.exists() else {}
-        _saved(run.folder, TRANSFER, {**before, source: found})
+        _save(run.folder, TRANSFER, {**before, source: found.to_json()})
     return found
 
 
@@ -67,7 +69,7 @@ def _transfer_held(folder: Path) -> AbstractContextManager[None]:
     return files.locked(folder / "transfer.lock") if writes else nullcontext()
 
 
-def _of_graphs(run: Loaded, source: str | None) -> dict[str, float]:
+def _of_graphs(run: Loaded, source: str | None) -> Accuracies:
     if source is not None:
         raise ValueError(f"{source}: a graph encoder knows the node features of its own set only")
     found = graphs.load(run.settings)
@@ -76,16 +78,15 @@ def _of_graphs(run: Loaded, source: str | None) -> dict[str, float]:
     return graphs.judge(run.encoder, found, run.settings.seed)
 
 
-def _saved(folder: Path, name: str, found: dict[str, T]) -> dict[str, T]:
-    """Write figures into the folder of a finished run, if that can be; gives them back."""
+def _save(folder: Path, name: str, found: dict[str, Any]) -> None:
+    """Write figures into the folder of a finished run, if that can be."""
     if not (folder / files.ENCODER).exists():
         warnings.warn(f"{folder} is unfinished: judged as it was at its last checkpoint, not saved", stacklevel=3)
-        return found
+        return
     try:
         files.write_json(folder / name, found)
     except OSError as error:
         warnings.warn(f"the figures could not be saved: {error}", stacklevel=3)
-    return found
 
 
 def of_encoder(
@@ -95,20 +96,20 @@ def of_encoder(
     prepare: Callable[[Tensor], Tensor] | None = None,
     metrics: Sequence[str] = tuple(METRICS),
     workers: int = 0,
-) -> dict[str, float]:
+) -> Accuracies:
     """The accuracies of an encoder that knows the labels of one set and is asked for those of another."""
     asked = comparable(known, asked)
     features = [extract_set(encoder, part, prepare=prepare, workers=workers) for part in (known, asked)]
     return judge(*features[0], *features[1], metrics)
 
 
-def untrained(settings: Recipe, known: ImageSet, asked: ImageSet) -> dict[str, float]:
+def untrained(settings: Recipe, known: ImageSet, asked: ImageSet) -> Accuracies:
     """The accuracies of the recipe's encoder before its first step."""
     module = build.method(settings, known)
     return of_encoder(module.encoder, known, asked, build.views_of(settings, known.shape[-1]).plain)
 
 
-def raw(known: ImageSet, asked: ImageSet) -> dict[str, float]:
+def raw(known: ImageSet, asked: ImageSet) -> Accuracies:
     """The accuracies of the pixels themselves."""
     return of_encoder(nn.Flatten(), known, asked)
 

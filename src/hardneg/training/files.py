@@ -162,7 +162,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics that were written whole."""
     lines = []
     if (folder / METRICS).exists():
-        for text in (folder / METRICS).read_text().splitlines():
+        for text in (folder / METRICS).read_text(encoding="utf-8").splitlines():
             try:
                 lines.append(json.loads(text))
             except json.JSONDecodeError:

@@ -9,6 +9,7 @@ from hardneg import checks, encoders, randomness
 from hardneg.data.graphs import GraphSet, load_graphs
 from hardneg.encoders.gin import GIN, Discriminator
 from hardneg.evaluation.features import extract_graphs
+from hardneg.evaluation.protocol import Accuracies
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.methods.graphcl import GraphCL, GraphMethod, graph_projection
 from hardneg.methods.infograph import InfoGraph
@@ -74,9 +75,10 @@ def encoder_of(settings: Recipe, node_features: int) -> nn.Module:
         raise ValueError(f"options of encoder='gin': {error}") from error
 
 
-def judge(encoder: nn.Module, graphs: GraphSet, seed: int = 0) -> dict[str, float]:
+def judge(encoder: nn.Module, graphs: GraphSet, seed: int = 0) -> Accuracies:
     """Accuracy of a support vector machine on frozen embeddings, by ten folds; its penalty chosen within each."""
     if graphs.labels is None:
         raise ValueError(f"{graphs.name} has no labels, and an evaluation needs them")
     features = extract_graphs(encoder, graphs)
-    return {"svm": svm_accuracy(features, graphs.labels, seed=seed).mean}
+    result = svm_accuracy(features, graphs.labels, seed=seed)
+    return Accuracies({"svm": result.mean}, {"svm": result.note})

@@ -19,6 +19,7 @@ from hardneg.data.graphs import GraphSet
 from hardneg.data.splits import comparable
 from hardneg.evaluation import extract_set, knn_accuracy
 from hardneg.methods.method import Method
+from hardneg.products import precise_dtype
 from hardneg.training import files
 from hardneg.training.batches import Batches
 from hardneg.training.recipe import Recipe
@@ -51,7 +52,7 @@ class Keeper(L.Callback):
         self.test_set: ImageSet | StreamedImages | None = None
         self.last: dict[str, Any] = {}
         self.last_knn: float | None = None
-        self.losses: Tensor | None = None  # () float64: sum of this epoch's losses
+        self.losses: Tensor | None = None  # (): sum of this epoch's losses
         self.number = 0  # of this epoch's losses
         self.resumed_at = 0  # how many of them were before this process
         self.epoch = 0
@@ -92,9 +93,7 @@ class Keeper(L.Callback):
         loss = outputs["loss"].detach()
         if self.observes_loss:
             pl_module.objective.observe(loss=float(loss))
-        if self.losses is None or self.losses.device != loss.device:
-            self.losses = torch.zeros((), dtype=torch.float64, device=loss.device) + (self.losses or 0.0)
-        self.losses += loss
+        self.losses = running_sum(self.losses, loss)
         if last:
             self._end_epoch(trainer, pl_module, self.epoch + 1, facts)
         elif (every := self.settings.trainer.save_every) and step % every == 0:
@@ -227,6 +226,14 @@ def _is_finite(module: Method) -> bool:
     tensors = (*module.parameters(), *(buffer for network in module.networks() for buffer in network.buffers()))
     sound = [tensor.detach().isfinite().all() for tensor in tensors if tensor.is_floating_point()]
     return bool(torch.stack(sound).all()) if sound else True
+
+
+def running_sum(total: Tensor | None, loss: Tensor) -> Tensor:
+    """The sum of losses so far, () on the device of the losses; ``total`` is the host's after a checkpoint was read."""
+    if total is None or total.device != loss.device:
+        before = 0.0 if total is None else float(total)
+        total = torch.tensor(before, dtype=precise_dtype(loss.device), device=loss.device)
+    return total.add_(loss)
 
 
 def _seed(seed: int, device: torch.device) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.data.graphs import assemble, attribute_kind, refers_to_nodes
+from hardneg.products import precise_dtype
 
 KINDS = ("identity", "drop_nodes", "perturb_edges", "mask_attributes", "subgraph")
 
@@ -143,10 +144,12 @@ class _Graphs:
         moved &= pairs % (nodes + 1) != 0  # a loop, low = high, has one edge, and a pair would need two
 
         # Two different nodes of the graph, uniformly: the second is drawn among those that are not the first.
-        uniform = torch.rand(2, len(pairs), generator=generator, device=self.x.device, dtype=torch.float64)
+        dtype = precise_dtype(self.x.device)
+        uniform = torch.rand(2, len(pairs), generator=generator, device=self.x.device, dtype=dtype)
         size = self.sizes[owner]
-        first = (uniform[0] * size).long()
-        second = (first + 1 + (uniform[1] * (size - 1)).long()) % size.clamp(min=1)
+        # In float32 the largest draw times the size may be rounded up to the size.
+        first = (uniform[0] * size).long().minimum(size - 1)
+        second = (first + 1 + (uniform[1] * (size - 1)).long().minimum((size - 2).clamp(min=0))) % size.clamp(min=1)
         start = (self.sizes.cumsum(0) - self.sizes)[owner]
         ends = torch.stack([torch.minimum(first, second), torch.maximum(first, second)]) + start  # (2, P)
         made = torch.where(moved, ends[0] * nodes + ends[1], pairs)
@@ -171,7 +174,7 @@ class _Graphs:
         paths, found for all graphs at once.
         """
         device = self.x.device
-        uniform = torch.rand(len(self.x), generator=generator, device=device, dtype=torch.float64)
+        uniform = torch.rand(len(self.x), generator=generator, device=device, dtype=precise_dtype(device))
         clocks = -torch.log1p(-uniform)  # (n,)
         begins = _random_ranks(self.batch, self.sizes, generator) == 0
         arrival = torch.where(begins, 0.0, torch.inf).to(clocks)

@@ -10,15 +10,17 @@ from hardneg.insight.comparing import clear_best, difference
 from hardneg.insight.contents import Contents, Part, breakable, named, scrolling
 
 _TITLES = {"knn": "kNN", "nearest": "1-NN", "linear": "linear readout"}
+_MARK = "*"  # at a number that has a note
 _FEW = re.compile(r"few_(\d+)")
 
 Rows = Mapping[str, Mapping[str, Sequence[float]]]
+Notes = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 def comparison(contents: Contents) -> Part:
     """Mean ± std over seeds of each metric, and the difference to the baseline with its standard error."""
     rows = _rows(contents)
-    metrics = _metrics(rows)
+    metrics, notes = _metrics(rows), _notes(contents)
     if not metrics:
         body = '<p class="note">No run has an evaluation yet: evaluate the runs, or train with kNN switched on.</p>'
         return Part("comparison", "Comparison", "Nothing has been measured.", _unfinished(contents) + body)
@@ -32,7 +34,7 @@ def comparison(contents: Contents) -> Part:
     for name, row in rows.items():
         seeds = max((len(values) for values in row.values()), default=0)
         role = ' <span class="tag">baseline</span>' if name == contents.baseline else ""
-        cells = "".join(_cell(rows, name, metric, contents.baseline, winners[metric]) for metric in metrics)
+        cells = "".join(_cell(rows, notes, name, metric, contents.baseline, winners[metric]) for metric in metrics)
         lines.append(
             f'<tr><th scope="row" data-value="{escape(name)}">{breakable(name)}{role}</th>'
             f'<td class="number" data-value="{seeds}">{seeds or "–"}</td>{cells}</tr>'
@@ -46,6 +48,7 @@ def comparison(contents: Contents) -> Part:
     body = (
         _unfinished(contents)
         + scrolling(table, "Comparison table")
+        + _noted(notes)
         + _legend(contents.baseline)
         + _dots(contents, rows, metrics)
     )
@@ -58,6 +61,25 @@ def _rows(contents: Contents) -> dict[str, dict[str, list[float]]]:
         metrics = dict.fromkeys(metric for run in group.runs for metric in run.evaluation)
         rows[group.name] = {metric: group.values(metric) for metric in metrics}
     return rows
+
+
+def _notes(contents: Contents) -> Notes:
+    """By row and metric, what the numbers do not say; only where there is something."""
+    notes = {name: {metric: [*texts] for metric, texts in row.items()} for name, row in contents.extra_notes.items()}
+    for group in contents.groups:
+        metrics = dict.fromkeys(metric for run in group.runs for metric in run.notes if metric in run.evaluation)
+        notes[group.name] = {metric: group.notes(metric) for metric in metrics}
+    return notes
+
+
+def _noted(notes: Notes) -> str:
+    """The notes in words, below the table."""
+    return "".join(
+        f'<p class="note">{_MARK} {escape(_title(metric))} of <em>{escape(name)}</em>: {escape("; ".join(texts))}.</p>'
+        for name, row in notes.items()
+        for metric, texts in row.items()
+        if texts
+    )
 
 
 def _metrics(rows: Rows) -> list[str]:
@@ -92,7 +114,7 @@ def _unit(rows: Rows, metric: str) -> str:
     return " %" if _scale(rows, metric) == 100 else ""
 
 
-def _cell(rows: Rows, name: str, metric: str, baseline: str, winner: str | None) -> str:
+def _cell(rows: Rows, notes: Notes, name: str, metric: str, baseline: str, winner: str | None) -> str:
     values = rows[name].get(metric, ())
     if not values:
         return '<td class="number" data-value="">–</td>'
@@ -101,6 +123,8 @@ def _cell(rows: Rows, name: str, metric: str, baseline: str, winner: str | None)
     shown = _number(scale * mean, scale)
     if name == winner:
         shown = f"<strong>{shown}</strong>"
+    if texts := notes.get(name, {}).get(metric):
+        shown += f'<abbr title="{escape("; ".join(texts))}">{_MARK}</abbr>'
     if len(values) > 1:
         shown += f' <span class="spread">± {_number(scale * statistics.stdev(values), scale)}</span>'
     against = rows.get(baseline, {}).get(metric, ())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg.hardening import Bound
+from hardneg.products import where_precise
 
 # Above it softplus(x) is taken to be x. PyTorch's own choice, 20, is wrong by 2e-9: too much for float64.
 EXACT_SOFTPLUS = 40.0
@@ -188,8 +189,7 @@ class Rule:
 
     def ranks(self, eligible: Tensor) -> tuple[Tensor, Tensor]:
         """First and one-past-last rank kept of each row with ``eligible`` (R,) candidates."""
-        # Float32 would round ranks beyond 2²⁴, and Apple's devices have no float64: there the host computes them.
-        exact = (eligible.cpu() if eligible.device.type == "mps" else eligible).double()
+        exact = where_precise(eligible).double()  # float32 would round ranks beyond 2²⁴
         start, end = torch.zeros_like(eligible), eligible
         for lower, upper in self.rings:
             first = (lower * exact + 1e-9).floor().long().to(eligible.device)
