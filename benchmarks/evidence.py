@@ -246,13 +246,15 @@ def source_hash() -> str:
 
 
 def commit(given: str) -> str:
-    """The commit of the checkout; where it is a bare copy, the one that was given."""
+    """The commit that was given, as of a copy of a checkout; else that of this checkout."""
+    if given:
+        return given
     asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         found = subprocess.run(asked, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        return given or "unknown"
-    return found.stdout.strip() if found.returncode == 0 else given or "unknown"
+        return "unknown"
+    return found.stdout.strip() if found.returncode == 0 else "unknown"
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -511,7 +513,7 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="begin no run that does not fit into the minutes")
     parser.add_argument("--data", type=Path, help="the folder of the data, packed or not")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where lines and unfinished runs go")
-    parser.add_argument("--commit", default="", help="of this copy, where it is no checkout of git")
+    parser.add_argument("--commit", default="", help="of this copy of a checkout")
     options = parser.parse_args()
     table = load_table(options.name)
     if options.table:
