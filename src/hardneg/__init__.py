@@ -16,7 +16,8 @@ else:
         public = importlib.import_module("hardneg.public")
         if name != "__all__" and name not in public.__all__:
             raise AttributeError(f"module 'hardneg' has no attribute {name!r}")
-        return getattr(public, name)
+        globals()[name] = found = getattr(public, name)  # not asked again
+        return found
 
     def __dir__() -> list[str]:
         return [*globals(), *importlib.import_module("hardneg.public").__all__]
