@@ -91,7 +91,7 @@ class Table:
 def load_table(name: str) -> Table:
     """The table of this name, or in this file."""
     file = Path(name) if name.endswith(".yaml") else TABLES / f"{name}.yaml"
-    content = yaml.safe_load(file.read_text())
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
     cells = [
         Cell(
             name=row["name"],
@@ -251,7 +251,7 @@ def commit(given: str) -> str:
         return given
     asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, check=False)
+        found = subprocess.run(asked, capture_output=True, encoding="utf-8", check=False)
     except FileNotFoundError:
         return "unknown"
     return found.stdout.strip() if found.returncode == 0 else "unknown"
@@ -260,7 +260,7 @@ def commit(given: str) -> str:
 def lines(file: Path) -> list[dict[str, Any]]:
     """The records of a file; one that a kill cut off is left out."""
     found = []
-    for text in file.read_text().splitlines() if file.exists() else []:
+    for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         try:
             found.append(json.loads(text))
         except json.JSONDecodeError:
@@ -321,7 +321,7 @@ def pending(table: Table, out: Path) -> Iterator[Cell]:
 def run_cell(cell: Cell, source: str, folder: Path, deadline: float) -> dict[str, Any]:
     """Train one cell, from the start or from where it stopped; what was measured."""
     stamp, trained = folder / "evidence.json", folder / "run"
-    kept: dict[str, Any] = json.loads(stamp.read_text()) if stamp.exists() else {}
+    kept: dict[str, Any] = json.loads(stamp.read_text(encoding="utf-8")) if stamp.exists() else {}
     # The checkpoint may be one epoch ahead of what was written down, if the process was killed.
     resume = kept.get("source") == source_hash() and len(kept["epochs"]) == len(lines(trained / "metrics.jsonl"))
     if not resume:

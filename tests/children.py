@@ -72,3 +72,8 @@ def kill_all(processes: list[psutil.Process]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, timeout=10)
+
+
+def wait(rank: int) -> None:
+    """The first process ends at once, the others wait for ten minutes; what a test of `spawn` starts."""
+    time.sleep(600 * rank)

@@ -36,14 +36,10 @@ def test_a_process_that_takes_too_long_is_killed_with_what_it_started(tmp_path: 
     assert gone(int((tmp_path / "pid").read_text(encoding="utf-8")))
 
 
-def wait(rank: int) -> None:
-    time.sleep(600 * rank)
-
-
 def test_spawned_processes_that_take_too_long_are_killed() -> None:
     before = set(children.tree(os.getpid()))
     with pytest.raises(AssertionError, match=r"2 processes of .*wait took over 3 s"):
-        children.spawn(wait, (), 2, limit=3)
+        children.spawn(children.wait, (), 2, limit=3)
     left = [process for process in children.tree(os.getpid()) if process not in before]
     assert [process for process in left if "spawn_main" in " ".join(process.cmdline())] == []
 

@@ -80,7 +80,7 @@ def test_no_command_leaves_an_encoding_to_the_locale(tmp_path: Path) -> None:
     commands = [
         ["recipes"],
         ["recipes", "digits-simclr"],
-        ["train", "digits-simclr", *QUICK, "trainer.knn_every=1", "--run", "run"],
+        ["train", "digits-simclr", QUICK[0], QUICK[2], "trainer.knn_every=1", "--run", "run"],
         ["train", "--resume", "run"],
         *[["evaluate", "run", "--data", "digits"]] * 2,
         ["report", "run"],

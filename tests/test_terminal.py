@@ -38,7 +38,7 @@ def test_every_way_of_printing_is_harmless(monkeypatch: pytest.MonkeyPatch) -> N
     terminal.note(BAD)
     with pytest.raises(SystemExit):
         terminal.fail(BAD)
-    terminal.show_table({BAD: {"knn": [0.5, 0.6]}, "b": {"knn": [0.5]}}, "b", False, {})
+    terminal.show_table({BAD: {"knn": [0.5, 0.6]}, "b": {"knn": [0.5]}}, {}, "b", False, {})
     assert_harmless(file.getvalue())
     assert file.getvalue().count("[bold]x[/bold][/nothing]") == 4
     assert file.getvalue().count("\\u202egnp.exe") == 4

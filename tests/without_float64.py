@@ -187,7 +187,7 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
         views = []
         for kind in ("perturb_edges", "subgraph", "drop_nodes", "mask_attributes"):
             batch = assemble(
-                place(torch.arange(5.0)[:, None]), place(star), place(owner), place(torch.tensor([0, 3, 5]))
+                place(torch.arange(5.0)[:, None]), place(star), place(owner), place(torch.tensor([0, 3, 5])), {}, {}, {}
             )
             seen = GraphViews(kind, kind)(batch, torch.Generator().manual_seed(0))
             assert int(seen.edge_index.max()) < len(seen.x)

@@ -263,13 +263,13 @@ def recipes(
 ) -> None:
     """List the recipes, or print one as YAML to begin your own from."""
     from hardneg.training import recipe
-    from hardneg.training.yaml_files import read_text
+    from hardneg.training.yaml_files import text_of
 
     if name is not None and as_json:
         print_json(dataclasses.asdict(recipe.load(recipe.find(name))))
         return
     if name is not None:
-        text = read_text(recipe.find(name))
+        text = text_of(recipe.find(name))
         if sys.stdout.isatty():
             sys.stdout.write(printable(text))
         else:

@@ -76,7 +76,7 @@ def read_run(folder: str | Path) -> Run:
     required("yaml", 'pip install "hardneg[train]"')
     from hardneg.training import yaml_files
 
-    text, recipe = yaml_files.read_text(file), yaml_files.read_mapping(file)
+    text, recipe = yaml_files.text_of(file), yaml_files.read_mapping(file)
     if not isinstance(seed := recipe.get("seed", 0), int) or not is_finite(seed):
         raise ValueError(f"{file}: seed must be a whole number, got {str(seed)[:40]!r}")
     metrics = _lines(folder / "metrics.jsonl")

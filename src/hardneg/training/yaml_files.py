@@ -12,7 +12,7 @@ LARGEST = 64 * 1024  # bytes of a file; recipes have about 2,000
 DEEPEST = 32  # levels of nesting; recipes have 4
 
 
-def read_text(file: str | Path) -> str:
+def text_of(file: str | Path) -> str:
     """The text of a file, in UTF-8 and not too large for a recipe."""
     file = Path(file)
     if file.is_dir():
@@ -31,7 +31,7 @@ def read_text(file: str | Path) -> str:
 
 def read_mapping(file: str | Path) -> dict[Any, Any]:
     """The keys and values of a file, at least one."""
-    tree = parse(read_text(file), str(file))
+    tree = parse(text_of(file), str(file))
     if tree is None or tree == {}:
         raise ValueError(f"{file} is empty: write at least one key, such as data: {{source: digits}}")
     if not isinstance(tree, dict):
