@@ -21,7 +21,7 @@ class Fixed:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._arguments = frozenset(inspect.signature(cls.__init__).parameters)
+        cls._arguments = cls._arguments | frozenset(inspect.signature(cls.__init__).parameters)
 
     def __setattr__(self, name: str, given: object) -> None:
         if name in self._arguments and name in vars(self):

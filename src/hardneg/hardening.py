@@ -207,7 +207,8 @@ class BelowPositive(Hardening):
         assert positive is not None  # guaranteed by needs_positive
         if self.relative is None:
             return None, positive - self.margin  # type: ignore[operator]
-        return None, positive - (1 - self.relative) * positive.abs()  # type: ignore[operator]
+        limit = positive - (1 - self.relative) * positive.abs()  # type: ignore[operator]
+        return None, torch.where(positive == -torch.inf, positive, limit)  # an anchor without positives
 
 
 @dataclass(frozen=True)

@@ -406,3 +406,20 @@ def test_bad_inputs_name_the_argument() -> None:
             JSD()(*arguments)
     with pytest.raises(ValueError, match="needs labels"):
         JSD(supervision="full")(nodes, graphs, batch)
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"published": True}])
+def test_no_argument_may_be_overwritten_before_the_backward_pass(options: dict[str, Any]) -> None:
+    names = ["batch", "counts"] + ([] if "published" in options else ["labels"])
+    for name in names:
+        nodes, graphs = torch.randn(6, 4, requires_grad=True), torch.randn(3, 4)
+        given = {
+            "batch": torch.tensor([0, 0, 1, 1, 2, 2]),
+            "counts": torch.tensor([1, 2, 1, 1, 1, 3]),
+            "labels": torch.tensor([0, 1, 0]) if "labels" in names else None,
+        }
+        loss = JSD(beta=1.0, **options, supervision="full" if "labels" in names else "none")
+        value = loss(nodes, graphs, **given)
+        given[name].zero_()
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            value.sum().backward()

@@ -263,3 +263,36 @@ def test_second_derivatives_of_degenerate_batches_are_finite() -> None:
         assert first.isfinite().all()
         (second,) = torch.autograd.grad(first.square().sum(), z, allow_unused=True, materialize_grads=True)
         assert second.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["tiled", "reference"])
+@pytest.mark.parametrize(
+    ("options", "labels"),
+    [
+        ({"class_prior": 0.05, "debias": "exact", "supervision": "positives"}, [0, 0, 0, 1, 1, 2]),  # 2 stands alone
+        (
+            {"temperature": 0.01, "supervision": "full", "combine_positives": "in_denominator"},
+            [0, 1, 2, 0, 1, 2],
+        ),  # positives and negatives far apart
+    ],
+)
+def test_second_derivatives_are_finite_where_the_gradient_is(
+    options: dict[str, object], labels: list[int], backend: str
+) -> None:
+    z = (torch.eye(3, dtype=torch.float64).repeat(2, 1) - 0.4 + 0.01 * views(6, 3)[0]).requires_grad_()
+    loss = hn.InfoNCE(**options, backend=backend)  # type: ignore[arg-type]
+    (first,) = torch.autograd.grad(loss(z, labels=torch.tensor(labels)), z, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), z)
+    assert first.isfinite().all()
+    assert second.isfinite().all()
+
+
+def test_transforms_of_functions_agree_with_autograd() -> None:
+    z1, z2 = views()
+    loss = hn.hcl(tau_plus=0.01)
+    leaf = z1.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf, z2), leaf)
+    assert_close(torch.func.grad(lambda z: loss(z, z2))(z1), expected)
+    hessian = torch.func.hessian(lambda z: loss(z, z2))(z1).reshape(40, 40)
+    along = unit_directions([z1])[0].reshape(40)
+    assert_close(hessian @ along, product_by_grad(lambda z: loss(z, z2), [z1])[0].reshape(40))

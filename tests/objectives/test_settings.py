@@ -275,3 +275,69 @@ def test_what_others_are_made_from_cannot_be_assigned_later(made: Any, name: str
         setattr(made, name, new)
     assert getattr(made, name) == before
     assert getattr(copy.deepcopy(made), name) == before
+
+
+def test_a_parameter_is_refused_and_changes_nothing() -> None:
+    for name in ("temperature", "class_prior", "hardening", "negative_count"):
+        loss = hn.InfoNCE(temperature=0.3)
+        value = loss(*views())
+        with pytest.raises(ValueError, match=name):
+            setattr(loss, name, torch.nn.Parameter(torch.tensor(0.2)))
+        assert list(loss.parameters()) == []
+        assert_close(loss(*views()), value)
+
+
+def test_losses_and_memories_may_be_subclassed() -> None:
+    class Scaled(hn.InfoNCE):
+        def __init__(self, factor: float = 2.0, **options: Any) -> None:
+            super().__init__(**options)
+            self.factor = factor
+
+        def forward(self, *given: Tensor, **named: Any) -> Tensor:
+            return self.factor * super().forward(*given, **named)
+
+    class Small(hn.Queue):
+        def __init__(self) -> None:
+            super().__init__(size=8, dim=5)
+
+    loss = Scaled(temperature=0.3)
+    loss.factor = 3.0
+    loss.class_prior = 0.01
+    assert_close(loss(*views()), 3 * hn.InfoNCE(temperature=0.3, class_prior=0.01)(*views()))
+    with pytest.raises(AttributeError, match="size is fixed"):
+        Small().size = 9
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("backend", ["tiled", "reference"])
+def test_a_checkpointed_loss_is_right_or_refused(backend: str, reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    z1, z2 = views()
+    plain, again = (z1.clone().requires_grad_() for _ in range(2))
+    loss = hn.hcl(tau_plus=0.01, backend=backend)
+    loss(plain, z2).backward()
+    checkpoint(lambda z: loss(z, z2), again, use_reentrant=reentrant).backward()
+    assert_close(again.grad, plain.grad)
+    drawing = hn.InfoNCE(num_negatives=3, backend=backend)
+    value = checkpoint(lambda z: drawing(z, z2), again, use_reentrant=reentrant)
+    with pytest.raises(RuntimeError, match="leave the loss outside"):
+        value.backward()
+
+
+def test_a_loss_made_in_inference_mode_can_train() -> None:
+    with torch.inference_mode():
+        loss, labels = hn.InfoNCE(num_negatives=3, supervision="negatives"), torch.arange(16) % 3
+    z1, z2 = views()
+    loss(z1.requires_grad_(), z2, labels=labels).backward()
+    assert int(loss.draw_state[1]) == 1
+
+
+@pytest.mark.parametrize("relative", [1.0, 1.5, 3.0])
+def test_relative_limits_of_anchors_without_positives_keep_nothing(relative: float) -> None:
+    labels = torch.tensor([0, 0, 1, 1, 2, 3, 4, 5])
+    for backend in ("tiled", "reference"):
+        loss = hn.InfoNCE(hardening=hn.BelowPositive(relative=relative), supervision="full", backend=backend)
+        assert torch.isfinite(loss(views(8)[0], labels=labels))
+        assert loss.diagnostics()["without_candidates"] >= 4
+        assert loss.diagnostics()["effective_negatives"] == loss.diagnostics()["effective_negatives"]

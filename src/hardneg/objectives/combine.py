@@ -131,7 +131,8 @@ def _combined(settings: Settings, positives: Positives, log_total: Tensor, lower
     some = plain.count > 0
     log_sum = torch.where(some, plain.tilted, 0.0)  # log Σ e^p
     if settings.combine_positives == "in_denominator":
-        return torch.logaddexp(log_sum, log_total) - positives.mean()
+        # log(e^sum + e^total); the second derivative of torch.logaddexp is NaN where the two are far apart.
+        return log_total + softplus(log_sum - log_total, threshold=EXACT_SOFTPLUS) - positives.mean()
     gap = log_total - (log_sum - plain.count.clamp(min=1).log())
     return softplus(gap, threshold=EXACT_SOFTPLUS) if settings.positive_in_denominator else gap
 

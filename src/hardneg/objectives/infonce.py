@@ -164,7 +164,7 @@ class InfoNCE(Adjustable):
         self.__dict__["_last"] = lambda: record
         if now.prior is not None and scale.device.type == "cpu" and not (self._warned or compiling):
             self._warn_if_floored(**{name: float(count) for name, count in record.floored().items()}, stacklevel=5)
-        if loss.requires_grad and not compiling:
+        if loss.requires_grad and not compiling and not torch._C._are_functorch_transforms_active():
             plain = None if kernel is PLAIN else partial(combine.plain_loss, now, key)
             loss = Traced.apply(loss, plain, scale, *tensors)  # type: ignore[no-untyped-call]
         return loss
@@ -250,9 +250,10 @@ class InfoNCE(Adjustable):
         if self.num_negatives is None:
             self._buffers.pop("draw_state", None)
         elif "draw_state" not in self._buffers or self.generator is not self._seeded_by:
-            device = None if self.generator is None else self.generator.device
-            seed = int(torch.randint(1 << 48, (), generator=self.generator, device=device))
-            self.register_buffer("draw_state", torch.tensor([seed, 0]))
+            device = torch.device("cpu") if self.generator is None else self.generator.device
+            with torch.inference_mode(False):  # training could not advance an inference tensor
+                seed = int(torch.randint(1 << 48, (), generator=self.generator, device=device))
+                self.register_buffer("draw_state", torch.tensor([seed, 0]))
             self._seeded_by = self.generator
 
     def _given(self) -> dict[str, Any]:
@@ -262,6 +263,11 @@ class InfoNCE(Adjustable):
         """The key of this call's draws, (2,), if some are drawn."""
         if self.num_negatives is None:
             return None
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                "the loss is computed again in a backward pass, where num_negatives would draw others: leave the loss "
+                "outside of torch.utils.checkpoint"
+            )
         key: Tensor = self.draw_state.clone()
         self.draw_state[1] += 1
         return key

@@ -191,7 +191,8 @@ def _prepared(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool)
     """The vectors, finite and of unit length if ``normalize``; ``named`` are the tensors they were made from."""
     # The gradient of a vector's direction is one over its length: below this it would overflow the input's dtype.
     smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for _, tensor in named))
-    if normalize and vectors.device.type == "cpu" and vectors.numel() > 0 and not torch.compiler.is_compiling():
+    eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    if normalize and vectors.device.type == "cpu" and vectors.numel() > 0 and eager:
         # Ordinary lengths prove that all is finite and that no care is needed: one pass, and a third of the time.
         lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, keepdim=True)
         shortest, longest = torch.aminmax(lengths)

@@ -11,6 +11,7 @@ from hardneg import checks
 from hardneg.objectives import node_graph
 from hardneg.objectives.kernels.problem import EXACT_SOFTPLUS
 from hardneg.objectives.node_graph import Encounter, Rule
+from hardneg.objectives.second_order import Traced
 from hardneg.objectives.settings import Adjustable
 from hardneg.schedules import Adaptive, Schedule, Setting, value
 
@@ -86,6 +87,7 @@ class JSD(Adjustable):
         A node without negatives (a batch of one graph, or of one label) contributes nothing and leaves the mean. A
         graph without nodes is a negative like any other.
         """
+        given = (batch, labels, counts)
         batch, labels, counts = self._checked(nodes, graphs, batch, labels, counts)
         with torch.autocast(nodes.device.type, enabled=False):  # float32 arithmetic inside, always
             precise = torch.promote_types(torch.float32, torch.promote_types(nodes.dtype, graphs.dtype))
@@ -93,14 +95,10 @@ class JSD(Adjustable):
             encounter = Encounter(nodes, graphs, batch, labels, self.supervision, self.tile, counts)
             self._check_range(encounter)
             self._last = encounter.detached()
-            if self.reduction == "none":
-                return self._losses(encounter)
-            shares = (encounter.counts * (encounter.support() > 0)).to(precise)  # (n,)
-            if self.reduction == "mean":
-                shares = shares / shares.sum().clamp(min=1)
-            if self.published:
-                return (self._losses(encounter) * shares).sum()
-            return node_graph.total(encounter, self._rule(encounter), shares)
+            loss = self._reduced(encounter)
+        if loss.requires_grad and not torch.compiler.is_compiling():
+            loss = Traced.apply(loss, None, *given)  # type: ignore[no-untyped-call]
+        return loss
 
     def set_progress(self, fraction: float) -> None:
         """Move scheduled settings to the fraction of training done, in [0, 1]."""
@@ -178,6 +176,16 @@ class JSD(Adjustable):
     def extra_repr(self) -> str:
         shown = ("beta", "class_prior", "weight_range", "supervision", "published", "reduction")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+
+    def _reduced(self, encounter: Encounter) -> Tensor:
+        if self.reduction == "none":
+            return self._losses(encounter)
+        shares = (encounter.counts * (encounter.support() > 0)).to(encounter.nodes.dtype)  # (n,)
+        if self.reduction == "mean":
+            shares = shares / shares.sum().clamp(min=1)
+        if self.published:
+            return (self._losses(encounter) * shares).sum()
+        return node_graph.total(encounter, self._rule(encounter), shares)
 
     def _rule(self, encounter: Encounter) -> Rule:
         largest = None

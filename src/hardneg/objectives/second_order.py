@@ -30,6 +30,11 @@ def gradients(
     return tuple(next(found) if need and x is not None else None for x, need in zip(aliases, needed, strict=True))
 
 
+def saveable(tensor: Tensor | None) -> Tensor | None:
+    """The tensor, or a copy of an inference tensor, which autograd cannot save."""
+    return tensor.clone() if tensor is not None and tensor.is_inference() else tensor
+
+
 class Traced(torch.autograd.Function):
     """Passes a loss on, and answers for its backward pass.
 
@@ -40,8 +45,7 @@ class Traced(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, plain: Callable[..., Tensor] | None, *inputs: Tensor | None) -> Tensor:
-        # Inference tensors cannot be saved; a copy cannot be overwritten.
-        ctx.save_for_backward(*(x.clone() if x is not None and x.is_inference() else x for x in inputs))
+        ctx.save_for_backward(*map(saveable, inputs))
         ctx.plain = plain
         return loss.clone()  # a view could not be changed in place, as in total += other
 

@@ -28,7 +28,9 @@ class Adjustable(nn.Module):
     _settled = False  # True once `_settle` has run
 
     def __init_subclass__(cls) -> None:
-        cls.SETTINGS = tuple(inspect.signature(cls.__init__).parameters)[1:]
+        super().__init_subclass__()
+        if Adjustable in cls.__bases__:  # a subclass of a loss may have arguments of its own
+            cls.SETTINGS = tuple(inspect.signature(cls.__init__).parameters)[1:]
 
     def _settle(self) -> None:
         """Check all settings together and make them effective; raise before anything is changed."""
@@ -48,8 +50,8 @@ class Adjustable(nn.Module):
 
     def _replace(self, name: str, given: Any) -> None:
         # A Learnable is a child module and a number is not: PyTorch refuses to put one in the other's place.
-        self._modules.pop(name, None)
-        self.__dict__.pop(name, None)
+        for place in (self._modules, self._parameters, self._buffers, self.__dict__):
+            place.pop(name, None)
         super().__setattr__(name, given)
 
 

@@ -42,10 +42,11 @@ def choose(backend: str, *, general_weights: bool, device: torch.device | None =
 
     ``"auto"`` takes the fused one on a GPU where Triton is installed, else the tiled one, which is faster than the
     reference at every size measured (docs/kernels.md), except where only the reference one will do: general weights,
-    and inside torch.compile, which fuses the plain operations itself.
+    inside torch.compile, which fuses the plain operations itself, and inside transforms of torch.func, which know only
+    plain operations.
     """
     if backend == "auto":
-        if general_weights or torch.compiler.is_compiling():
+        if general_weights or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             backend = "reference"
         else:
             backend = "fused" if device is not None and _suits_triton(device) else "tiled"

@@ -142,7 +142,7 @@ class Whole(torch.autograd.Function):
             numbers = numbers.sum()
             result = result.sum() / numbers.clamp(min=1) if form.mean else result.sum()
         # As they were given: autograd then refuses a backward pass if one was overwritten meanwhile.
-        watched = (question.who.excluded, question.who.allowed)
+        watched = map(second_order.saveable, (question.who.excluded, question.who.allowed))
         ctx.save_for_backward(*given, scale, low, block, numbers, kept, *watched)
         ctx.question, ctx.form, ctx.band, ctx.plain = question, form, band, plain
         seen += (low, block, similarity, kept)

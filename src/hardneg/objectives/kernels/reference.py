@@ -51,13 +51,13 @@ def sums(scores: Tensor, log_weight: Tensor, kept: Tensor) -> LogSums:
         return highest.masked_fill(~some[:, None], 0)  # (A, 1)
 
     top, heaviest = peak(scores), peak(log_weight)
-    weight = (log_weight - heaviest).masked_fill(~kept, -torch.inf)
+    # Rows that keep nothing are zeros: of −inf throughout, second derivatives would be NaN.
+    weight = (log_weight - heaviest).masked_fill(~kept, -torch.inf).masked_fill(~some[:, None], 0)
     tilted = torch.logsumexp(weight + (scores - top).masked_fill(~kept, 0), dim=1)
     total = torch.logsumexp(weight, dim=1)
-    mean = torch.where(some, tilted, 0.0) - torch.where(some, total, 0.0) + top[:, 0]
     return LogSums(
-        torch.where(some, mean, -torch.inf),
-        total + heaviest[:, 0],
+        torch.where(some, tilted - total + top[:, 0], -torch.inf),
+        torch.where(some, total + heaviest[:, 0], -torch.inf),
         count_true(kept).to(scores.dtype),
     )
 

@@ -156,16 +156,16 @@ class _Strips(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        results = ctx.saved_tensors[2:5]
-        given = [torch.zeros_like(r) if g is None else g for g, r in zip(grads, results, strict=True)]
+        saved = ctx.saved_tensors  # once: checkpointing refuses to unpack twice
+        given = [torch.zeros_like(r) if g is None else g for g, r in zip(grads, saved[2:5], strict=True)]
         # A backward pass may be run inside an autocast block; this arithmetic stays as it is.
-        with torch.autocast(results[0].device.type, enabled=False):
-            return _Strips._backward(ctx, given)
+        with torch.autocast(saved[0].device.type, enabled=False):
+            return _Strips._backward(ctx, saved, given)
 
     @staticmethod
-    def _backward(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    def _backward(ctx: Any, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         reduction, mine = ctx.reduction, ctx.mine
-        scale, anchors, *saved = ctx.saved_tensors
+        scale, anchors, *saved = tensors
         results, given = saved[:3], iter(saved[3:])
         candidates = [anchors if own else next(given) for own in mine]
         for_scale, for_anchors, *for_blocks = ctx.needs_input_grad[1:]
