@@ -146,7 +146,7 @@ def test_hscls_threshold_moves_as_its_equation_four() -> None:
     loss = recipe.objective(load("cifar100-hscl", *override))
     for epoch in (1, 100, 200):
         progress = (epoch - 1) / 199
-        lower, upper = loss.hardening[0].at(progress).bounds(None)
+        lower, upper = loss.hardening[0].at(progress).in_scores(loss.temperature).bounds(None)
         assert float(lower) == pytest.approx((-0.5 + progress * 0.6) / 0.5)  # the bound on s is log τ
         assert upper is None
 
@@ -240,3 +240,8 @@ def test_prosampler_settings_of_graphs_are_those_of_its_appendix(
         loss = recipe.objective(load(name, f"objective.preset={preset}", "objective.in_batch=other"))
         assert isinstance(loss, InfoNCE)
         assert (loss.temperature, loss.in_batch, loss.class_prior) == (0.2, "other", prior)
+
+
+def test_only_presets_are_presets() -> None:
+    with pytest.raises(ValueError, match=r"objective.preset='_with' is not known"):
+        recipe.objective(recipe.load({"objective": {"preset": "_with"}}))

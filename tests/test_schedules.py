@@ -44,7 +44,7 @@ def test_hscl_threshold_moves_as_equation_4() -> None:
     for epoch in (1, 50, 200):
         loss.set_progress((epoch - 1) / 199)
         cosine = -0.5 + (epoch - 1) / 199 * 0.6
-        assert loss.hardening[0].at(loss.progress).bounds(None)[0] == pytest.approx(cosine / 0.5)
+        assert loss.hardening[0].at(loss.progress).in_scores(0.5).bounds(None)[0] == pytest.approx(cosine / 0.5)
 
 
 @given(

@@ -73,6 +73,10 @@ class Hardening:
         """The schedules among its settings."""
         return (setting for setting in vars(self).values() if isinstance(setting, Schedule))
 
+    def in_scores(self, temperature: object) -> "Hardening":
+        """The same in terms of scores, if it is said in cosines. temperature: a number, or a `Learnable`."""
+        return self
+
     def at(self, progress: float) -> Self:
         """A copy with each schedule replaced by its number at this progress, checked like any number given."""
         numbers = {name: value(s, progress) for name, s in vars(self).items() if isinstance(s, Schedule)}
@@ -121,8 +125,8 @@ class Exponential(Hardening):
 class Threshold(Hardening):
     """Keeps candidates with ``e^s ≥ tau`` (H-SCL's η_thresh), that is, with ``s ≥ score``.
 
-    tau: threshold on e^s, > 0; for a cosine c it is ``exp(c/temperature)`` · score: threshold on s itself instead,
-    which cannot overflow; for a cosine c it is ``c/temperature``
+    tau: threshold on e^s, > 0 · score: threshold on s itself instead, which cannot overflow · cosine: threshold on the
+    cosine instead, whatever the temperature is; that must be a number or a schedule then
 
     Examples:
         >>> Threshold(1.0).bounds(None)
@@ -133,16 +137,28 @@ class Threshold(Hardening):
 
     tau: Setting | None = None
     score: Setting | None = None
+    cosine: Setting | None = None
 
     def __post_init__(self) -> None:
-        if (self.tau is None) == (self.score is None):
-            raise ValueError(f"give tau or score, one of the two, got tau={self.tau!r}, score={self.score!r}")
+        if sum(given is not None for given in (self.tau, self.score, self.cosine)) != 1:
+            raise ValueError(
+                f"give tau, score or cosine, one of them, got tau={self.tau!r}, score={self.score!r}, "
+                f"cosine={self.cosine!r}"
+            )
+        if self.cosine is not None:
+            checks.number("cosine", self.cosine, at_least=-1, at_most=1)
+            return
         if self.tau is None:
             checks.number("score", self.score, above=-float("inf"), below=float("inf"))
             return
         checks.number("tau", self.tau, above=0, below=float("inf"))
         if not isinstance(self.tau, Schedule):  # here, because a compiled graph would take the logarithm for a constant
             object.__setattr__(self, "_lowest", math.log(self.tau))
+
+    def in_scores(self, temperature: object) -> Hardening:
+        if self.cosine is None:
+            return self
+        return Threshold(score=self.cosine / temperature)  # type: ignore[operator]
 
     def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
         return self._lowest if self.score is None else float(self.score), None  # type: ignore[attr-defined, arg-type]

@@ -341,3 +341,31 @@ def test_relative_limits_of_anchors_without_positives_keep_nothing(relative: flo
         assert torch.isfinite(loss(views(8)[0], labels=labels))
         assert loss.diagnostics()["without_candidates"] >= 4
         assert loss.diagnostics()["effective_negatives"] == loss.diagnostics()["effective_negatives"]
+
+
+def test_progress_assigned_is_progress_set() -> None:
+    beta = hn.Linear(0.0, 4.0)
+    for make in (lambda: hn.InfoNCE(hardening=hn.Exponential(beta)), lambda: hn.JSD(beta)):
+        assigned, moved = make(), make()
+        assigned.progress = 1.0
+        moved.set_progress(1.0)
+        given = views() if isinstance(assigned, hn.InfoNCE) else (*views(), torch.arange(16))
+        assert_close(assigned(*given), moved(*given))
+        with pytest.raises(ValueError, match="fraction must be"):
+            assigned.progress = 2.0
+        assert assigned.progress == 1.0
+    with pytest.raises(AttributeError, match="cannot be deleted"):
+        del hn.simclr().class_prior
+
+
+def test_a_threshold_on_cosines_follows_the_temperature() -> None:
+    labels = torch.arange(16) % 4
+    moved, made = hn.hscl_threshold(-0.3, 0.0, temperature=0.5), hn.hscl_threshold(-0.3, 0.0, temperature=0.1)
+    for loss in (moved, made):
+        loss.set_progress(0.5)
+    moved.temperature = 0.1
+    assert_close(moved(*views(), labels=labels), made(*views(), labels=labels))
+    with pytest.raises(ValueError, match="needs a temperature that is known"):
+        moved.temperature = hn.Learnable(0.1)
+    with pytest.raises(ValueError, match="one of them"):
+        hn.Threshold(1.0, cosine=0.5)

@@ -179,7 +179,7 @@ class InfoNCE(Adjustable):
             raise ValueError(f"fraction must be in [0, 1], got {fraction!r}: pass steps done / steps in all")
         # Schedules become plain numbers here, checked, and outside of any compiled graph.
         self._settings = settings.resolve(self._given(), fraction)
-        self.progress = float(fraction)
+        self.__dict__["progress"] = float(fraction)
 
     def observe(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """Tell adaptive schedules how training goes: those that want more take the accuracy, the others the loss.

@@ -107,7 +107,7 @@ class JSD(Adjustable):
         beta, prior = value(self.beta, fraction), value(self.class_prior, fraction)
         checks.number("beta", beta, at_least=0, at_most=1e30)
         checks.number("class_prior", prior, at_least=0, below=1)
-        self.progress, self._beta, self._prior = float(fraction), beta, prior
+        self.__dict__["progress"], self._beta, self._prior = float(fraction), beta, prior
 
     def observe(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """No-op, for interface compatibility."""

@@ -78,7 +78,7 @@ class LocalAggregation(Adjustable):
         """Move a scheduled temperature to the fraction of training done, in [0, 1]."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be in [0, 1], got {fraction!r}: pass steps done / steps in all")
-        self.progress = float(fraction)
+        self.__dict__["progress"] = float(fraction)
 
     def get_extra_state(self) -> Tensor:
         """Progress, as a tensor, so that any checkpoint format can hold it."""

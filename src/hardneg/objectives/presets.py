@@ -59,7 +59,7 @@ def hscl(beta: Setting = 1.0, temperature: Temperature = 0.5, **options: Any) ->
 def hscl_threshold(start: float = -0.3, end: float = 0.0, temperature: Setting = 0.5, **options: Any) -> InfoNCE:
     """H-SCL(τ) (Jiang et al. 2022, eq. 3 and 4): negatives above a cosine that moves from ``start`` to ``end``."""
     checks.number("temperature", temperature, above=0)
-    threshold = Threshold(score=Linear(start, end) / temperature)
+    threshold = Threshold(cosine=Linear(start, end))
     return scl(**{"temperature": temperature, **options, "hardening": _with(threshold, options)})
 
 

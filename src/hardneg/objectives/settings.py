@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg import checks, distributed
-from hardneg.hardening import Hardening
+from hardneg.hardening import Hardening, Threshold
 from hardneg.objectives.debiasing import Prior
 from hardneg.objectives.kernels import BACKENDS
 from hardneg.schedules import Adaptive, Schedule, value
@@ -36,7 +36,14 @@ class Adjustable(nn.Module):
         """Check all settings together and make them effective; raise before anything is changed."""
         raise NotImplementedError
 
+    def set_progress(self, fraction: float) -> None:
+        """Move all schedules to the fraction of training done, in [0, 1]."""
+        raise NotImplementedError
+
     def __setattr__(self, name: str, given: Any) -> None:
+        if self._settled and name == "progress":
+            self.set_progress(given)
+            return
         if not self._settled or name not in self.SETTINGS:
             super().__setattr__(name, given)
             return
@@ -47,6 +54,11 @@ class Adjustable(nn.Module):
         except Exception:
             self._replace(name, before)
             raise
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.SETTINGS:
+            raise AttributeError(f"{name} is a setting and cannot be deleted: assign another value")
+        super().__delattr__(name)
 
     def _replace(self, name: str, given: Any) -> None:
         # A Learnable is a child module and a number is not: PyTorch refuses to put one in the other's place.
@@ -97,7 +109,7 @@ def resolve(given: Mapping[str, Any], progress: float) -> Settings:
     same = {name: given[name] for name in Settings.__dataclass_fields__ if name in given}
     resolved = {
         "temperature": temperature,
-        "hardening": tuple(part.at(progress) for part in given["hardening"]),
+        "hardening": tuple(part.at(progress).in_scores(temperature) for part in given["hardening"]),
         "prior": Prior.of(prior) if prior > 0 else None,
     }
     return Settings(**{**same, **resolved})
@@ -110,6 +122,8 @@ def check(given: Mapping[str, Any]) -> None:
     for part in given["hardening"]:
         if not isinstance(part, Hardening):
             raise ValueError(f"hardening must be a Hardening or a tuple of them, got {part!r}")
+        if isinstance(part, Threshold) and part.cosine is not None and isinstance(given["temperature"], Learnable):
+            raise ValueError("Threshold(cosine=…) needs a temperature that is known: give a number or a schedule")
     if sum(part.weighs for part in given["hardening"]) > 1:
         raise ValueError(f"hardening takes at most one tilt (Exponential or Custom), got {given['hardening']!r}")
     checks.number("class_prior", given["class_prior"], at_least=0, below=1)

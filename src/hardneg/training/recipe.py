@@ -295,7 +295,9 @@ def objective(recipe: Recipe, **more: Any) -> InfoNCE | JSD:
     options = dict(recipe.objective)
     name = options.pop("preset", "simclr")
     names = sorted(
-        n for n, made in vars(presets).items() if inspect.isfunction(made) and made.__module__ == presets.__name__
+        n
+        for n, made in vars(presets).items()
+        if inspect.isfunction(made) and made.__module__ == presets.__name__ and not n.startswith("_")
     )
     if name not in names:
         raise ValueError(f"objective.preset={name!r} is not known: {_hint(str(name), names)}")
