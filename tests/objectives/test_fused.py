@@ -321,7 +321,11 @@ def test_wide_rows_among_themselves_make_every_score_once(
 
 
 @pytest.mark.parametrize("constants", [{}, IN_STRIPS, MIRRORED], ids=["whole", "strips", "mirrored"])
-@pytest.mark.parametrize("options", [{}, TOWERS, {"in_batch": "other"}, {"hardening": hn.Ring(0.3, 0.9)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, TOWERS, {"in_batch": "other"}, pytest.param({"hardening": hn.Ring(0.3, 0.9)}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_measuring_tiles_changes_no_result(call: Call, options: dict[str, Any], constants: dict[str, Any]) -> None:
     options, arguments = {"hardening": hn.Exponential(1.0), "class_prior": 0.02} | options, views(65, 18)
     check(call(interpreted.measuring, options, arguments, constants), options, arguments)
