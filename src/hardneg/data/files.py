@@ -1,5 +1,6 @@
 """Reading images: scikit-learn's digits, .npz files, image folders, parquet, arrow, and the Hugging Face hub."""
 
+import bisect
 import heapq
 import io
 import json
@@ -10,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -27,6 +29,7 @@ from hardneg.data.images import (
     content_id,
     decode_all,
     fit,
+    regular,
     required,
     survey,
 )
@@ -373,8 +376,10 @@ class ParquetImages:
     """Images in a column of parquet files, read from first to last: a step back begins anew."""
 
     def __init__(self, files: Sequence[Path], column: str, roots: Sequence[Path]) -> None:
-        self.files, self.column, self.base, self.roots = files, column, files[0].parent, roots
-        self.count: int = sum(_parquet().read_metadata(file).num_rows for file in files)
+        self.files, self.column, self.roots = files, column, roots
+        ends = np.cumsum([_parquet().read_metadata(file).num_rows for file in files]).tolist()
+        self.folders = [(end, file.parent) for end, file in zip(ends, files, strict=True)]
+        self.count: int = ends[-1]
         self._start = 0
         self._cells: Sequence[Any] = ()  # the batch of rows that begins at _start
         self._batches = self._read()
@@ -388,10 +393,10 @@ class ParquetImages:
         while index >= self._start + len(self._cells):
             self._start += len(self._cells)
             self._cells = next(self._batches).column(0)
-        return _open_cell(self._cells[index - self._start].as_py(), self.base, self.roots)
+        return _open_cell(self._cells[index - self._start].as_py(), _folder_of(index, self.folders), self.roots)
 
     def place(self, index: int) -> str:
-        return f"{self.base} row {index}"
+        return f"{self.roots[0]} row {index}"
 
     def with_random_access(self) -> "DatasetImages":
         """The same images through ``datasets``, which copies them to arrow: parquet is slow to read out of order."""
@@ -399,9 +404,9 @@ class ParquetImages:
         rows = required("datasets", _DATASETS).load_dataset("parquet", data_files=files, split="train")
         if len(rows) != self.count:  # labels were read apart: they must not slip
             raise ValueError(
-                f"datasets read {len(rows)} of the {self.count} rows of {self.base}: rename odd file names"
+                f"datasets read {len(rows)} of the {self.count} rows of {self.roots[0]}: rename odd file names"
             )
-        return DatasetImages(rows, self.column, self.base, self.roots)
+        return DatasetImages(rows, self.column, self.roots, self.folders)
 
     def _read(self) -> Iterator[Any]:
         for file in self.files:
@@ -409,21 +414,31 @@ class ParquetImages:
 
 
 class DatasetImages:
-    """Images in a column of a ``datasets.Dataset``: mapped into memory, any row at once."""
+    """Images in a column of a ``datasets.Dataset``: mapped into memory, any row at once.
 
-    def __init__(self, rows: Any, column: str, base: Path, roots: Sequence[Path]) -> None:
+    folders: as for `_folder_of`; by default all paths are relative to the first root
+    """
+
+    def __init__(
+        self, rows: Any, column: str, roots: Sequence[Path], folders: Sequence[tuple[int, Path]] = ()
+    ) -> None:
         plain = required("datasets", _DATASETS).Image(decode=False)
         self.rows = rows.select_columns([column]).cast_column(column, plain)
-        self.column, self.base, self.roots = column, base, roots
+        self.column, self.roots, self.folders = column, roots, folders or [(len(rows), roots[0])]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def open(self, index: int) -> BinaryIO:
-        return _open_cell(self.rows[index][self.column], self.base, self.roots)
+        return _open_cell(self.rows[index][self.column], _folder_of(index, self.folders), self.roots)
 
     def place(self, index: int) -> str:
-        return f"{self.base} row {index}"
+        return f"{self.roots[0]} row {index}"
+
+
+def _folder_of(index: int, folders: Sequence[tuple[int, Path]]) -> Path:
+    """The folder of the file that holds a row; folders: the first row after each file, and the file's folder."""
+    return folders[bisect.bisect_right(folders, index, key=itemgetter(0))][1]
 
 
 def _from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: Sequence[Path]) -> Found:
@@ -456,7 +471,7 @@ def _from_dataset(
     rows: Any, path: Path, split: str, roots: Sequence[Path], of_all_splits: Callable[[], Iterable[Any]] = tuple
 ) -> Found:
     column, label_column, classes = _columns(rows.features.arrow_schema, path)
-    encoded = DatasetImages(rows, column, roots[0], roots)
+    encoded = DatasetImages(rows, column, roots)
     if label_column is None:
         return Found(encoded, None, (), f"{path.stem}-{split}")
 
@@ -589,21 +604,25 @@ def _values(cells: Any) -> Any:
 
 
 def _open_cell(cell: Any, base: Path, roots: Sequence[Path]) -> BinaryIO:
-    """The image of a row: its bytes, or the file it names, which must lie below one of the roots."""
+    """The image of a row: its bytes, or the file it names, which must lie below one of the roots.
+
+    base: what the path is relative to; a file that is not there is looked for in the first root
+    """
     data = cell["bytes"] if isinstance(cell, dict) else cell
     if data is not None:
         return io.BytesIO(data)
     if cell is None or not cell.get("path"):
         raise ValueError("the row holds no image")
-    path = (base / str(cell["path"])).resolve()
-    if not any(path.is_relative_to(root.resolve()) for root in roots):
-        raise ValueError(
-            f"the row names {cell['path']!r}, outside {roots[0]}: store the bytes of the image, or move it below that "
-            "folder"
-        )
-    if not path.is_file():
-        raise FileNotFoundError(f"the row names {cell['path']!r}, which is no file")
-    return path.open("rb")
+    for folder in (base, roots[0]):
+        path = (folder / str(cell["path"])).resolve()
+        if not any(path.is_relative_to(root.resolve()) for root in roots):
+            raise ValueError(
+                f"the row names {cell['path']!r}, outside {roots[0]}: store the bytes of the image, or move it below "
+                "that folder"
+            )
+        if path.exists():
+            return regular(path).open("rb")
+    raise FileNotFoundError(f"the row names {cell['path']!r}, which is no file")
 
 
 def _parquet() -> Any:
