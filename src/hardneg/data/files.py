@@ -177,7 +177,7 @@ class UndividedWarning(UserWarning):
 
 
 def _warn_if_whole(path: Path, split: str) -> None:
-    if split != "train" and split not in re.split(r"[-_.]", path.name):
+    if split != "train" and split not in re.split(r"[-_.]", path.name.lower()):
         warnings.warn(
             f"{path} is not divided into splits, so split={split!r} is all of it: "
             "if you train on it too, results on it are no test",
@@ -194,6 +194,20 @@ def _unknown_split(path: Path | str, split: str, splits: Sequence[str]) -> Unkno
     return UnknownSplitError(
         f"split={split!r} is not in {str(path)!r}: it has {', '.join(map(repr, splits))}; pass one of them"
     )
+
+
+def _is_split(name: str) -> bool:
+    return name.lower() in _SPLITS
+
+
+def _called(split: str, names: Iterable[str], path: Path) -> str | None:
+    """What a source calls a split, if it has it: the usual names may be written in any case."""
+    fitting = [name for name in names if name == split or (_is_split(split) and name.lower() == split.lower())]
+    if len(fitting) > 1:
+        raise ValueError(
+            f"{str(path)!r} has {' and '.join(map(repr, fitting))}, which is one split twice: keep one of them"
+        )
+    return fitting[0] if fitting else None
 
 
 def _number_names(highest: int) -> tuple[str, ...]:
@@ -220,9 +234,10 @@ def _from_npz(path: Path, split: str, in_memory: int) -> ImageSet:
         raise ValueError(f"{path} is not an .npz file, or only a part of one: write it with numpy.savez")
     with np.load(path, allow_pickle=False) as arrays:
         splits = [key.removesuffix("_images") for key in arrays.files if key.endswith("_images")]
-        if splits and split not in splits:
+        called = _called(split, splits, path)
+        if splits and called is None:
             raise _unknown_split(path, split, splits)
-        prefix = f"{split}_" if splits else ""
+        prefix = f"{called}_" if splits else ""
         if f"{prefix}images" not in arrays.files:
             packed = ": it is packed, unpack it with python -m hardneg.data.unpack" if "blob" in arrays.files else ""
             raise ValueError(f"{path} needs 'images' or '{split}_images', got {', '.join(arrays.files)}{packed}")
@@ -293,8 +308,10 @@ class FolderImages:
 
 
 def _from_folder(path: Path, split: str) -> Found:
-    splits = [name for name in _subfolders(path) if name in _SPLITS]
-    folder = path / split if (path / split).is_dir() else path
+    subfolders = _subfolders(path)
+    splits = [name for name in subfolders if _is_split(name)]
+    called = _called(split, subfolders, path)
+    folder = path if called is None else path / called
     if folder == path:
         if splits:
             raise _unknown_split(path, split, splits)
@@ -307,6 +324,15 @@ def _from_folder(path: Path, split: str) -> Found:
     # Every split is asked, so that a class has the same number where another split lacks it.
     everywhere = [paths, *(_image_paths(path / name) for name in splits if folder not in (path, path / name))]
     classes = tuple(sorted({Path(name).parts[0] for part in everywhere for name in part if len(Path(name).parts) > 1}))
+    if len(classes) == 1:
+        deeper = sorted({parts[1] for name in paths if len(parts := Path(name).parts) > 2})
+        if len(deeper) > 1 and not any(len(Path(name).parts) == 2 for name in paths):
+            few = ", ".join(deeper[:3]) + ", …" * (len(deeper) > 3)
+            warnings.warn(
+                f"{folder} has one class, {classes[0]!r}, in whose folder are {few}: if these are the classes, give "
+                f"{folder / classes[0]}",
+                stacklevel=4,
+            )
     number = {name: label for label, name in enumerate(classes)}
     # A file beside the class folders has no class.
     known = [number[parts[0]] if len(parts := Path(name).parts) > 1 else -1 for name in paths]
@@ -490,9 +516,9 @@ def _from_saved(path: Path, split: str) -> Found:
     if not isinstance(rows, dict):
         _warn_if_whole(path, split)
         return _from_dataset(rows, path, split, [path])
-    if split not in rows:
+    if (called := _called(split, rows, path)) is None:
         raise _unknown_split(path, split, list(rows))
-    return _from_dataset(rows[split], path, split, [path], rows.values)
+    return _from_dataset(rows[called], path, split, [path], rows.values)
 
 
 def _from_hub(source: str, split: str) -> Found:
@@ -514,12 +540,13 @@ def _from_hub(source: str, split: str) -> Found:
 
 def _files_of_split(root: Path, files: Sequence[Path], split: str) -> list[Path]:
     """The files whose folder or name begins with the split; all if no file names one."""
+    split = split.lower() if _is_split(split) else split
     told: dict[str, list[Path]] = {}
     for file in files:
         words = [*file.relative_to(root).parent.parts, re.split(r"[-_.]", file.name)[0]]
         for word in words:
-            if word == split or word in _SPLITS:
-                told.setdefault(word, []).append(file)
+            if word == split or _is_split(word):
+                told.setdefault(word.lower() if _is_split(word) else word, []).append(file)
                 break
     if told and split not in told:
         raise _unknown_split(root, split, sorted(told))
