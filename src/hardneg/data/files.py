@@ -112,10 +112,11 @@ def find(source: str | Path, split: str, in_memory: int = IN_MEMORY) -> "ImageSe
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return _from_saved(path, split)
-        if parquet := _each_once([*path.glob("*.parquet"), *path.glob("*/*.parquet")]):
+        shards = [file for file in (*path.glob("*.parquet"), *path.glob("*/*.parquet")) if not file.is_dir()]
+        if parquet := _each_once([regular(file) for file in shards]):
             return _from_parquet(path, _files_of_split(path, parquet, split), split, parquet)
         return _from_folder(path, split)
-    match path.suffix.lower():
+    match regular(path).suffix.lower():
         case ".npz":
             return _from_npz(path, split, in_memory)
         case ".parquet":
@@ -301,7 +302,7 @@ class FolderImages:
         return len(self.paths)
 
     def open(self, index: int) -> BinaryIO:
-        return (self.root / self.paths[index]).open("rb")
+        return regular(self.root / self.paths[index]).open("rb")
 
     def place(self, index: int) -> str:
         return str(self.root / self.paths[index])
@@ -512,6 +513,9 @@ def _from_dataset(
 
 
 def _from_saved(path: Path, split: str) -> Found:
+    for file in path.rglob("*"):
+        if file.exists() and not file.is_dir():
+            regular(file)
     rows = required("datasets", _DATASETS).load_from_disk(str(path))
     if not isinstance(rows, dict):
         _warn_if_whole(path, split)
