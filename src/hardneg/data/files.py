@@ -489,7 +489,7 @@ def _from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: 
             return (column_of([file]) for file in named)
 
         labels = _cell_labels(column_of(files), classes, everywhere, f"column {label_column!r} of {path}")
-    except required("pyarrow", _PYARROW).ArrowInvalid as error:
+    except required("pyarrow", _PYARROW).ArrowException as error:
         raise ValueError(f"{path} cannot be read as parquet ({error}): download or write it again") from error
     return Found(encoded, *labels, f"{path.stem}-{split}")
 
@@ -530,16 +530,26 @@ def _from_hub(source: str, split: str) -> Found:
     datasets = required("datasets", _DATASETS)
     # Before version 4, datasets would run a script that a set brings along.
     plain = {"trust_remote_code": False} if int(datasets.__version__.partition(".")[0]) < 4 else {}
-    try:
-        rows = datasets.load_dataset(name, config or None, split=split, **plain)
-    except ValueError as error:
-        if "nknown split" in str(error):
-            raise UnknownSplitError(f"{source}: {error}") from error
-        raise
+
+    def load(part: str | None) -> Any:
+        try:
+            return datasets.load_dataset(name, config or None, split=part, **plain)
+        except OSError:
+            raise
+        except ValueError as error:
+            if "nknown split" in str(error):
+                raise UnknownSplitError(f"{source}: {error}") from error
+            raise
+        except (RuntimeError, datasets.exceptions.DatasetsError) as error:
+            told = str(error).partition("\n")[0]
+            raise ValueError(
+                f"{source} cannot be loaded by datasets ({told}): give a set of data files, without a script"
+            ) from error
+
+    rows = load(split)
     # What the library downloads lies in its own folders, and in those of the hub's library.
     caches = [datasets.config.HF_DATASETS_CACHE, required("huggingface_hub", _DATASETS).constants.HF_HUB_CACHE]
-    of_all_splits = lambda: datasets.load_dataset(name, config or None, **plain).values()  # noqa: E731
-    return _from_dataset(rows, Path(name), split, [Path(name), *map(Path, caches)], of_all_splits)
+    return _from_dataset(rows, Path(name), split, [Path(name), *map(Path, caches)], lambda: load(None).values())
 
 
 def _files_of_split(root: Path, files: Sequence[Path], split: str) -> list[Path]:
@@ -614,8 +624,11 @@ def _cell_labels(
         else:
             cells = required("pyarrow", _PYARROW).array(np.where(known, numbers, -1).astype(np.int64))
     elif types.is_string(cells.type) or types.is_large_string(cells.type):
-        columns = (_values(part).unique().to_pylist() for part in (cells, *everywhere()))
-        classes = tuple(sorted({name for names in columns for name in names if name}))
+        parts = [cells, *map(_values, everywhere())]
+        for part in parts:
+            if not any(fits(part.type) for fits in (types.is_string, types.is_large_string, types.is_null)):
+                raise ValueError(f"{place} holds {kind} in one split and {part.type} in another: write them alike")
+        classes = tuple(sorted({name for part in parts for name in part.unique().to_pylist() if name}))
         number = {name: label for label, name in enumerate(classes)}
         labels = torch.tensor([number.get(name, -1) for name in cells.to_pylist()], dtype=torch.int64)  # (N,)
         return (labels, classes) if classes else (None, ())
