@@ -427,7 +427,9 @@ class ParquetImages:
 
     def with_random_access(self) -> "DatasetImages":
         """The same images through ``datasets``, which copies them to arrow: parquet is slow to read out of order."""
-        files = [str(file) for file in self.files]
+        starts = [0, *(end for end, _ in self.folders)]
+        # datasets cannot read a file without rows.
+        files = [str(file) for file, start, end in zip(self.files, starts[:-1], starts[1:], strict=True) if end > start]
         rows = required("datasets", _DATASETS).load_dataset("parquet", data_files=files, split="train")
         if len(rows) != self.count:  # labels were read apart: they must not slip
             raise ValueError(
@@ -446,9 +448,7 @@ class DatasetImages:
     folders: as for `_folder_of`; by default all paths are relative to the first root
     """
 
-    def __init__(
-        self, rows: Any, column: str, roots: Sequence[Path], folders: Sequence[tuple[int, Path]] = ()
-    ) -> None:
+    def __init__(self, rows: Any, column: str, roots: Sequence[Path], folders: Sequence[tuple[int, Path]] = ()) -> None:
         plain = required("datasets", _DATASETS).Image(decode=False)
         self.rows = rows.select_columns([column]).cast_column(column, plain)
         self.column, self.roots, self.folders = column, roots, folders or [(len(rows), roots[0])]
