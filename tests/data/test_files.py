@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -198,6 +200,12 @@ def test_folders_within_a_class_folder_belong_to_the_class(tmp_path: Path) -> No
     images = in_memory(tmp_path)
     assert images.labels is not None
     assert images.labels.tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+def test_a_level_of_folders_above_the_classes_is_named(tmp_path: Path) -> None:
+    write_folder(tmp_path / "set" / "photos")
+    with pytest.warns(UserWarning, match=r"has one class, 'photos', in whose folder are cat, dog: .*give .*set.photos"):
+        assert load_images(tmp_path / "set").classes == ("photos",)
 
 
 def test_grey_images_stay_grey_only_among_themselves(tmp_path: Path) -> None:
@@ -491,6 +499,15 @@ def test_shards_that_disagree_on_the_labels_are_refused(tmp_path: Path) -> None:
         load_images(tmp_path / "set")
 
 
+@pytest.mark.parametrize("names", [("train", "test"), ("train-0", "train-1")])
+def test_numbers_and_names_in_one_column_of_labels_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
+    stringly(tmp_path / "set" / f"{names[0]}.parquet", arrow.array([0, 1]))
+    stringly(tmp_path / "set" / f"{names[1]}.parquet", arrow.array(["cat", "dog"]))
+    with pytest.raises(ValueError, match=r"(?s)set.*: (write them alike|download or write it again)$"):
+        load_images(tmp_path / "set", split=names[1].partition("-")[0])
+
+
 @pytest.mark.parametrize("notes", ["[]", "{", '{"info": {"features": [1]}}', '{"info": {"features": {"label": 3}}}'])
 def test_malformed_notes_in_a_file_are_passed_over(notes: str, tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
@@ -534,6 +551,26 @@ def test_parquet_may_name_image_files_beside_it(tmp_path: Path) -> None:
     kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
     pyarrow.parquet.write_table(arrow.table({"image": arrow.array(rows, kind)}), tmp_path / "set.parquet")
     assert_close(in_memory(tmp_path / "set.parquet").images, torch.from_numpy(PIXELS).permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("load", [in_memory, on_demand])
+def test_each_row_names_a_file_beside_its_own_shard_or_below_the_root(load: Any, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
+    if load is on_demand:
+        pytest.importorskip("datasets", reason="streaming parquet needs pip install datasets")
+    import pyarrow.parquet
+
+    kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
+    names = {"p1": ["a.png", "a.png"], "p2": [], "p3": ["a.png", "p1/a.png", "../b.png"]}
+    for number, (folder, paths) in enumerate(names.items()):
+        (tmp_path / "set" / folder).mkdir(parents=True)
+        Image.fromarray(PIXELS[number]).save(tmp_path / "set" / folder / "a.png")
+        rows = arrow.array([{"bytes": None, "path": path} for path in paths], kind)
+        pyarrow.parquet.write_table(arrow.table({"image": rows}), tmp_path / "set" / folder / "x.parquet")
+    Image.fromarray(PIXELS[3]).save(tmp_path / "set" / "b.png")
+    images = load(tmp_path / "set")
+    read = images.images if load is in_memory else torch.stack([images[row][1] for row in range(5)])
+    assert_close(read, torch.from_numpy(PIXELS[[0, 0, 2, 0, 3]]).permute(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize("way", ["absolute", "dots", "link"])
@@ -588,6 +625,85 @@ def test_parquet_without_images_or_in_pieces_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_split_lists_the_known_ones(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"(?i)split.*'?valid'?.*train"):
         load_images(ENCODED[kind](tmp_path), split="valid")
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet", "shards", "npz", "saved"])
+def test_names_of_splits_are_known_in_any_case(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / ("set.npz" if kind == "npz" else "set")
+    for name, count in (("Train", 4), ("TEST", 2)):
+        match kind:
+            case "folder":
+                write_folder(source / name, PIXELS[-count:], LABELS[-count:])
+            case "parquet" | "shards":
+                file = source / name / "x.parquet" if kind == "parquet" else source / f"{name}-0.parquet"
+                write_parquet(file, PIXELS[-count:], LABELS[-count:])
+    if kind == "npz":
+        np.savez(source, Train_images=PIXELS[-4:], Train_labels=LABELS[-4:], TEST_images=PIXELS[-2:],
+                 TEST_labels=LABELS[-2:], classes=np.array(CLASSES))  # fmt: skip
+    if kind == "saved":
+        rows = saved_dataset(tmp_path)
+        import datasets
+
+        datasets.DatasetDict({"Train": rows.select(range(2, 6)), "TEST": rows.select([4, 5])}).save_to_disk(source)
+    train, test = (in_memory(source, split=split, labels=True) for split in ("train", "test"))
+    assert train.labels is not None
+    assert test.labels is not None
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 1, 1, 1], [1, 1])
+    assert train.classes == test.classes == CLASSES
+
+
+def test_one_split_under_two_names_is_refused(tmp_path: Path) -> None:
+    for name in ("Train", "train"):
+        write_folder(tmp_path / "set" / name)
+    if len(list((tmp_path / "set").iterdir())) < 2:
+        pytest.skip("the names of files do not differ in case here")
+    with pytest.raises(ValueError, match=r"set' has 'Train' and 'train', which is one split twice: keep one"):
+        load_images(tmp_path / "set")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+@pytest.mark.parametrize(
+    "name", ["set/cat/x.png", "x.npz", "x.parquet", "x.arrow", "set/x.parquet", "set/state.json", "set/row.png"]
+)
+def test_only_regular_files_are_read(name: str, kind: str, tmp_path: Path) -> None:
+    """In a process of its own, with a limit on its memory and its time: the open of a FIFO cannot be interrupted."""
+    source = tmp_path / name.partition("/")[0]
+    write_folder(tmp_path / "set")
+    if name == "set/row.png":
+        arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
+        import pyarrow.parquet
+
+        struct = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
+        rows = arrow.array([{"bytes": None, "path": "row.png"}], struct)
+        pyarrow.parquet.write_table(arrow.table({"image": rows}), source / "x.parquet")
+    if kind == "fifo":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    code = f"""
+import resource, signal
+resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+signal.alarm(20)
+from hardneg.data import load_images
+try:
+    load_images({str(source)!r})
+except (ValueError, OSError) as error:
+    print(error)
+"""
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert made.returncode == 0, made.stderr[-500:]
+    assert "no regular file" in made.stdout or "outside" in made.stdout, made.stdout
+    assert made.stdout.count("\n") == 1
+
+
+def test_a_hub_set_with_a_script_is_refused_in_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="the hub needs pip install datasets")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "set.py").write_text("raise SystemExit('the script ran')")
+    with pytest.raises(ValueError, match=r"hf:.*set cannot be loaded by datasets \(.*\): ") as caught:
+        load_images(f"hf:{tmp_path / 'set'}")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "saved dataset", "arrow"])

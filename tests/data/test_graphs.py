@@ -234,6 +234,50 @@ def test_packed_bits_are_unpacked(tmp_path: Path) -> None:
     assert edges == [[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1], [3, 3]]
 
 
+PACKED = {"num_nodes": np.array([3, 1]), "labels": np.array([1, 3]), "triu_bits": np.packbits([0, 1, 1, 0, 1, 0, 1])}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"without": key} for key in PACKED),
+        {"labels": np.array([1])},
+        {"triu_bits": PACKED["triu_bits"][:0]},
+        {"num_nodes": np.array([], np.int64)},
+        {"num_nodes": np.array([3, -1])},
+        {"num_nodes": np.array([2**40, 1])},
+        {"num_nodes": np.array(["a", "b"])},
+        {"num_nodes": np.array([None, 1])},
+    ],
+)
+def test_a_malformed_packed_set_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    arrays = {**PACKED, **changed}
+    arrays.pop(arrays.pop("without", ""), None)
+    np.savez(tmp_path / "TOY.npz", **arrays)
+    with pytest.raises(ValueError, match=r"TOY.npz cannot be read .*: copy or download the set again$"):
+        load_graphs("TOY", tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["zip", "npz"])
+@pytest.mark.parametrize("kept", [0, 10, 300, -30])
+def test_a_broken_archive_is_refused(suffix: str, kept: int, tmp_path: Path) -> None:
+    file = tmp_path / f"TOY.{suffix}"
+    np.savez(tmp_path / "TOY.npz", **PACKED)
+    file.write_bytes((tmp_path / "TOY.npz").read_bytes()[:kept])
+    if suffix == "zip":
+        (tmp_path / "TOY.npz").unlink()
+    with pytest.raises(ValueError, match=rf"TOY.{suffix} cannot be read .*: copy or download the set again$"):
+        load_graphs("TOY", tmp_path)
+
+
+@pytest.mark.parametrize(("part", "text"), [("A", "1, x\n"), ("graph_indicator", ""), ("node_labels", "0\n")])
+def test_malformed_text_of_a_set_is_refused(part: str, text: str, tmp_path: Path) -> None:
+    written(tmp_path, "TOY")
+    (tmp_path / "TOY" / "raw" / f"TOY_{part}.txt").write_text(text)
+    with pytest.raises(ValueError, match=r"raw cannot be read .*: copy or download the set again$"):
+        load_graphs("TOY", tmp_path)
+
+
 def test_a_set_that_is_not_there_says_what_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, "TOY")
     with pytest.raises(FileNotFoundError, match=r"which has TOY: check the name"):

@@ -269,6 +269,12 @@ def test_images_that_are_in_both_sets_are_counted() -> None:
         comparable(train, test)
 
 
+def test_one_class_is_nothing_to_evaluate_on() -> None:
+    train, test = labelled(("ant", "bee"), [0, 0, -1], "ants"), labelled(("ant", "bee"), [0], "test", 7)
+    with pytest.raises(ValueError, match=r"ants has images of one class, ant: .* needs at least two"):
+        comparable(train, test)
+
+
 # --- channels ---
 
 

@@ -1,5 +1,6 @@
 """Reading images: scikit-learn's digits, .npz files, image folders, parquet, arrow, and the Hugging Face hub."""
 
+import bisect
 import heapq
 import io
 import json
@@ -10,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -27,6 +29,7 @@ from hardneg.data.images import (
     content_id,
     decode_all,
     fit,
+    regular,
     required,
     survey,
 )
@@ -109,10 +112,11 @@ def find(source: str | Path, split: str, in_memory: int = IN_MEMORY) -> "ImageSe
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return _from_saved(path, split)
-        if parquet := _each_once([*path.glob("*.parquet"), *path.glob("*/*.parquet")]):
+        shards = [file for file in (*path.glob("*.parquet"), *path.glob("*/*.parquet")) if not file.is_dir()]
+        if parquet := _each_once([regular(file) for file in shards]):
             return _from_parquet(path, _files_of_split(path, parquet, split), split, parquet)
         return _from_folder(path, split)
-    match path.suffix.lower():
+    match regular(path).suffix.lower():
         case ".npz":
             return _from_npz(path, split, in_memory)
         case ".parquet":
@@ -174,7 +178,7 @@ class UndividedWarning(UserWarning):
 
 
 def _warn_if_whole(path: Path, split: str) -> None:
-    if split != "train" and split not in re.split(r"[-_.]", path.name):
+    if split != "train" and split not in re.split(r"[-_.]", path.name.lower()):
         warnings.warn(
             f"{path} is not divided into splits, so split={split!r} is all of it: "
             "if you train on it too, results on it are no test",
@@ -191,6 +195,20 @@ def _unknown_split(path: Path | str, split: str, splits: Sequence[str]) -> Unkno
     return UnknownSplitError(
         f"split={split!r} is not in {str(path)!r}: it has {', '.join(map(repr, splits))}; pass one of them"
     )
+
+
+def _is_split(name: str) -> bool:
+    return name.lower() in _SPLITS
+
+
+def _called(split: str, names: Iterable[str], path: Path) -> str | None:
+    """What a source calls a split, if it has it: the usual names may be written in any case."""
+    fitting = [name for name in names if name == split or (_is_split(split) and name.lower() == split.lower())]
+    if len(fitting) > 1:
+        raise ValueError(
+            f"{str(path)!r} has {' and '.join(map(repr, fitting))}, which is one split twice: keep one of them"
+        )
+    return fitting[0] if fitting else None
 
 
 def _number_names(highest: int) -> tuple[str, ...]:
@@ -217,9 +235,10 @@ def _from_npz(path: Path, split: str, in_memory: int) -> ImageSet:
         raise ValueError(f"{path} is not an .npz file, or only a part of one: write it with numpy.savez")
     with np.load(path, allow_pickle=False) as arrays:
         splits = [key.removesuffix("_images") for key in arrays.files if key.endswith("_images")]
-        if splits and split not in splits:
+        called = _called(split, splits, path)
+        if splits and called is None:
             raise _unknown_split(path, split, splits)
-        prefix = f"{split}_" if splits else ""
+        prefix = f"{called}_" if splits else ""
         if f"{prefix}images" not in arrays.files:
             packed = ": it is packed, unpack it with python -m hardneg.data.unpack" if "blob" in arrays.files else ""
             raise ValueError(f"{path} needs 'images' or '{split}_images', got {', '.join(arrays.files)}{packed}")
@@ -283,15 +302,17 @@ class FolderImages:
         return len(self.paths)
 
     def open(self, index: int) -> BinaryIO:
-        return (self.root / self.paths[index]).open("rb")
+        return regular(self.root / self.paths[index]).open("rb")
 
     def place(self, index: int) -> str:
         return str(self.root / self.paths[index])
 
 
 def _from_folder(path: Path, split: str) -> Found:
-    splits = [name for name in _subfolders(path) if name in _SPLITS]
-    folder = path / split if (path / split).is_dir() else path
+    subfolders = _subfolders(path)
+    splits = [name for name in subfolders if _is_split(name)]
+    called = _called(split, subfolders, path)
+    folder = path if called is None else path / called
     if folder == path:
         if splits:
             raise _unknown_split(path, split, splits)
@@ -304,6 +325,15 @@ def _from_folder(path: Path, split: str) -> Found:
     # Every split is asked, so that a class has the same number where another split lacks it.
     everywhere = [paths, *(_image_paths(path / name) for name in splits if folder not in (path, path / name))]
     classes = tuple(sorted({Path(name).parts[0] for part in everywhere for name in part if len(Path(name).parts) > 1}))
+    if len(classes) == 1:
+        deeper = sorted({parts[1] for name in paths if len(parts := Path(name).parts) > 2})
+        if len(deeper) > 1 and not any(len(Path(name).parts) == 2 for name in paths):
+            few = ", ".join(deeper[:3]) + ", …" * (len(deeper) > 3)
+            warnings.warn(
+                f"{folder} has one class, {classes[0]!r}, in whose folder are {few}: if these are the classes, give "
+                f"{folder / classes[0]}",
+                stacklevel=4,
+            )
     number = {name: label for label, name in enumerate(classes)}
     # A file beside the class folders has no class.
     known = [number[parts[0]] if len(parts := Path(name).parts) > 1 else -1 for name in paths]
@@ -373,8 +403,10 @@ class ParquetImages:
     """Images in a column of parquet files, read from first to last: a step back begins anew."""
 
     def __init__(self, files: Sequence[Path], column: str, roots: Sequence[Path]) -> None:
-        self.files, self.column, self.base, self.roots = files, column, files[0].parent, roots
-        self.count: int = sum(_parquet().read_metadata(file).num_rows for file in files)
+        self.files, self.column, self.roots = files, column, roots
+        ends = np.cumsum([_parquet().read_metadata(file).num_rows for file in files]).tolist()
+        self.folders = [(end, file.parent) for end, file in zip(ends, files, strict=True)]
+        self.count: int = ends[-1]
         self._start = 0
         self._cells: Sequence[Any] = ()  # the batch of rows that begins at _start
         self._batches = self._read()
@@ -388,20 +420,22 @@ class ParquetImages:
         while index >= self._start + len(self._cells):
             self._start += len(self._cells)
             self._cells = next(self._batches).column(0)
-        return _open_cell(self._cells[index - self._start].as_py(), self.base, self.roots)
+        return _open_cell(self._cells[index - self._start].as_py(), _folder_of(index, self.folders), self.roots)
 
     def place(self, index: int) -> str:
-        return f"{self.base} row {index}"
+        return f"{self.roots[0]} row {index}"
 
     def with_random_access(self) -> "DatasetImages":
         """The same images through ``datasets``, which copies them to arrow: parquet is slow to read out of order."""
-        files = [str(file) for file in self.files]
+        starts = [0, *(end for end, _ in self.folders)]
+        # datasets cannot read a file without rows.
+        files = [str(file) for file, start, end in zip(self.files, starts[:-1], starts[1:], strict=True) if end > start]
         rows = required("datasets", _DATASETS).load_dataset("parquet", data_files=files, split="train")
         if len(rows) != self.count:  # labels were read apart: they must not slip
             raise ValueError(
-                f"datasets read {len(rows)} of the {self.count} rows of {self.base}: rename odd file names"
+                f"datasets read {len(rows)} of the {self.count} rows of {self.roots[0]}: rename odd file names"
             )
-        return DatasetImages(rows, self.column, self.base, self.roots)
+        return DatasetImages(rows, self.column, self.roots, self.folders)
 
     def _read(self) -> Iterator[Any]:
         for file in self.files:
@@ -409,21 +443,29 @@ class ParquetImages:
 
 
 class DatasetImages:
-    """Images in a column of a ``datasets.Dataset``: mapped into memory, any row at once."""
+    """Images in a column of a ``datasets.Dataset``: mapped into memory, any row at once.
 
-    def __init__(self, rows: Any, column: str, base: Path, roots: Sequence[Path]) -> None:
+    folders: as for `_folder_of`; by default all paths are relative to the first root
+    """
+
+    def __init__(self, rows: Any, column: str, roots: Sequence[Path], folders: Sequence[tuple[int, Path]] = ()) -> None:
         plain = required("datasets", _DATASETS).Image(decode=False)
         self.rows = rows.select_columns([column]).cast_column(column, plain)
-        self.column, self.base, self.roots = column, base, roots
+        self.column, self.roots, self.folders = column, roots, folders or [(len(rows), roots[0])]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def open(self, index: int) -> BinaryIO:
-        return _open_cell(self.rows[index][self.column], self.base, self.roots)
+        return _open_cell(self.rows[index][self.column], _folder_of(index, self.folders), self.roots)
 
     def place(self, index: int) -> str:
-        return f"{self.base} row {index}"
+        return f"{self.roots[0]} row {index}"
+
+
+def _folder_of(index: int, folders: Sequence[tuple[int, Path]]) -> Path:
+    """The folder of the file that holds a row; folders: the first row after each file, and the file's folder."""
+    return folders[bisect.bisect_right(folders, index, key=itemgetter(0))][1]
 
 
 def _from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: Sequence[Path]) -> Found:
@@ -447,7 +489,7 @@ def _from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: 
             return (column_of([file]) for file in named)
 
         labels = _cell_labels(column_of(files), classes, everywhere, f"column {label_column!r} of {path}")
-    except required("pyarrow", _PYARROW).ArrowInvalid as error:
+    except required("pyarrow", _PYARROW).ArrowException as error:
         raise ValueError(f"{path} cannot be read as parquet ({error}): download or write it again") from error
     return Found(encoded, *labels, f"{path.stem}-{split}")
 
@@ -456,7 +498,7 @@ def _from_dataset(
     rows: Any, path: Path, split: str, roots: Sequence[Path], of_all_splits: Callable[[], Iterable[Any]] = tuple
 ) -> Found:
     column, label_column, classes = _columns(rows.features.arrow_schema, path)
-    encoded = DatasetImages(rows, column, roots[0], roots)
+    encoded = DatasetImages(rows, column, roots)
     if label_column is None:
         return Found(encoded, None, (), f"{path.stem}-{split}")
 
@@ -471,13 +513,16 @@ def _from_dataset(
 
 
 def _from_saved(path: Path, split: str) -> Found:
+    for file in path.rglob("*"):
+        if file.exists() and not file.is_dir():
+            regular(file)
     rows = required("datasets", _DATASETS).load_from_disk(str(path))
     if not isinstance(rows, dict):
         _warn_if_whole(path, split)
         return _from_dataset(rows, path, split, [path])
-    if split not in rows:
+    if (called := _called(split, rows, path)) is None:
         raise _unknown_split(path, split, list(rows))
-    return _from_dataset(rows[split], path, split, [path], rows.values)
+    return _from_dataset(rows[called], path, split, [path], rows.values)
 
 
 def _from_hub(source: str, split: str) -> Found:
@@ -485,26 +530,37 @@ def _from_hub(source: str, split: str) -> Found:
     datasets = required("datasets", _DATASETS)
     # Before version 4, datasets would run a script that a set brings along.
     plain = {"trust_remote_code": False} if int(datasets.__version__.partition(".")[0]) < 4 else {}
-    try:
-        rows = datasets.load_dataset(name, config or None, split=split, **plain)
-    except ValueError as error:
-        if "nknown split" in str(error):
-            raise UnknownSplitError(f"{source}: {error}") from error
-        raise
+
+    def load(part: str | None) -> Any:
+        try:
+            return datasets.load_dataset(name, config or None, split=part, **plain)
+        except OSError:
+            raise
+        except ValueError as error:
+            if "nknown split" in str(error):
+                raise UnknownSplitError(f"{source}: {error}") from error
+            raise
+        except (RuntimeError, datasets.exceptions.DatasetsError) as error:
+            told = str(error).partition("\n")[0]
+            raise ValueError(
+                f"{source} cannot be loaded by datasets ({told}): give a set of data files, without a script"
+            ) from error
+
+    rows = load(split)
     # What the library downloads lies in its own folders, and in those of the hub's library.
     caches = [datasets.config.HF_DATASETS_CACHE, required("huggingface_hub", _DATASETS).constants.HF_HUB_CACHE]
-    of_all_splits = lambda: datasets.load_dataset(name, config or None, **plain).values()  # noqa: E731
-    return _from_dataset(rows, Path(name), split, [Path(name), *map(Path, caches)], of_all_splits)
+    return _from_dataset(rows, Path(name), split, [Path(name), *map(Path, caches)], lambda: load(None).values())
 
 
 def _files_of_split(root: Path, files: Sequence[Path], split: str) -> list[Path]:
     """The files whose folder or name begins with the split; all if no file names one."""
+    split = split.lower() if _is_split(split) else split
     told: dict[str, list[Path]] = {}
     for file in files:
         words = [*file.relative_to(root).parent.parts, re.split(r"[-_.]", file.name)[0]]
         for word in words:
-            if word == split or word in _SPLITS:
-                told.setdefault(word, []).append(file)
+            if word == split or _is_split(word):
+                told.setdefault(word.lower() if _is_split(word) else word, []).append(file)
                 break
     if told and split not in told:
         raise _unknown_split(root, split, sorted(told))
@@ -568,8 +624,11 @@ def _cell_labels(
         else:
             cells = required("pyarrow", _PYARROW).array(np.where(known, numbers, -1).astype(np.int64))
     elif types.is_string(cells.type) or types.is_large_string(cells.type):
-        columns = (_values(part).unique().to_pylist() for part in (cells, *everywhere()))
-        classes = tuple(sorted({name for names in columns for name in names if name}))
+        parts = [cells, *map(_values, everywhere())]
+        for part in parts:
+            if not any(fits(part.type) for fits in (types.is_string, types.is_large_string, types.is_null)):
+                raise ValueError(f"{place} holds {kind} in one split and {part.type} in another: write them alike")
+        classes = tuple(sorted({name for part in parts for name in part.unique().to_pylist() if name}))
         number = {name: label for label, name in enumerate(classes)}
         labels = torch.tensor([number.get(name, -1) for name in cells.to_pylist()], dtype=torch.int64)  # (N,)
         return (labels, classes) if classes else (None, ())
@@ -589,21 +648,25 @@ def _values(cells: Any) -> Any:
 
 
 def _open_cell(cell: Any, base: Path, roots: Sequence[Path]) -> BinaryIO:
-    """The image of a row: its bytes, or the file it names, which must lie below one of the roots."""
+    """The image of a row: its bytes, or the file it names, which must lie below one of the roots.
+
+    base: what the path is relative to; a file that is not there is looked for in the first root
+    """
     data = cell["bytes"] if isinstance(cell, dict) else cell
     if data is not None:
         return io.BytesIO(data)
     if cell is None or not cell.get("path"):
         raise ValueError("the row holds no image")
-    path = (base / str(cell["path"])).resolve()
-    if not any(path.is_relative_to(root.resolve()) for root in roots):
-        raise ValueError(
-            f"the row names {cell['path']!r}, outside {roots[0]}: store the bytes of the image, or move it below that "
-            "folder"
-        )
-    if not path.is_file():
-        raise FileNotFoundError(f"the row names {cell['path']!r}, which is no file")
-    return path.open("rb")
+    for folder in (base, roots[0]):
+        path = (folder / str(cell["path"])).resolve()
+        if not any(path.is_relative_to(root.resolve()) for root in roots):
+            raise ValueError(
+                f"the row names {cell['path']!r}, outside {roots[0]}: store the bytes of the image, or move it below "
+                "that folder"
+            )
+        if path.exists():
+            return regular(path).open("rb")
+    raise FileNotFoundError(f"the row names {cell['path']!r}, which is no file")
 
 
 def _parquet() -> Any:

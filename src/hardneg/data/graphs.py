@@ -4,6 +4,7 @@ import os
 import tempfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hardneg import checks
+from hardneg.data.images import regular
 from hardneg.data.twins import twins
 
 REMEDY = 'pip install "hardneg[graph]"'
@@ -329,11 +331,19 @@ def load_graphs(
         )
     # The data's own folder may not be writable.
     with tempfile.TemporaryDirectory() as unpacked:
-        with zipfile.ZipFile(archive) as files:
-            for member in files.namelist():  # in a folder NAME/raw/ or NAME/
-                if (path := PurePosixPath(member)).name.startswith(f"{name}_") and path.suffix == ".txt":
-                    Path(unpacked, path.name).write_bytes(files.read(member))
+        try:
+            with zipfile.ZipFile(regular(archive)) as files:
+                for member in files.namelist():  # in a folder NAME/raw/ or NAME/
+                    if (path := PurePosixPath(member)).name.startswith(f"{name}_") and path.suffix == ".txt":
+                        Path(unpacked, path.name).write_bytes(files.read(member))
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise _unreadable(archive, error) from error
         return GraphSet.of(_read(Path(unpacked), name, attributes), features, name)
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    told = str(error).partition("\n")[0]
+    return ValueError(f"{path} cannot be read ({type(error).__name__}: {told}): copy or download the set again")
 
 
 def _read(folder: Path, name: str, attributes: bool) -> list[Any]:
@@ -343,7 +353,13 @@ def _read(folder: Path, name: str, attributes: bool) -> list[Any]:
     """
     if not (folder / f"{name}_A.txt").exists():
         raise FileNotFoundError(f"{folder} has no {name}_A.txt: copy or download the set again")
-    data, slices, widths = geometric("torch_geometric.io").read_tu_data(str(folder), name)
+    for file in folder.glob(f"{name}_*.txt"):
+        regular(file)
+    read_tu_data = geometric("torch_geometric.io").read_tu_data
+    try:
+        data, slices, widths = read_tu_data(str(folder), name)
+    except (ValueError, IndexError, KeyError, TypeError, AssertionError, RuntimeError) as error:
+        raise _unreadable(folder, error) from error
     sizes = slices["x"].diff() if "x" in slices else torch.tensor(data._num_nodes)  # (N,)
     x = None if data.x is None else data.x[:, 0 if attributes else widths["num_node_attributes"] :]
     edge_attr = None if data.edge_attr is None else data.edge_attr[:, widths["num_edge_attributes"] :]
@@ -368,11 +384,21 @@ def _read(folder: Path, name: str, attributes: bool) -> list[Any]:
 
 def _unpacked(path: Path) -> list[Any]:
     """Graphs from an .npz of ``num_nodes`` (N,), ``labels`` (N,) and the bits of all upper triangles."""
-    stored = np.load(path, allow_pickle=False)
-    sizes = stored["num_nodes"].astype(np.int64)
-    cuts = np.cumsum(sizes * (sizes + 1) // 2)
-    bits = np.unpackbits(stored["triu_bits"])[: cuts[-1]].astype(bool)
-    _, labels = np.unique(stored["labels"], return_inverse=True)
+    regular(path)
+    try:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as stored:
+            if missing := {"num_nodes", "labels", "triu_bits"} - set(stored.files):
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+            sizes, packed = stored["num_nodes"].astype(np.int64), stored["triu_bits"]
+            _, labels = np.unique(stored["labels"], return_inverse=True)
+        if sizes.ndim != 1 or len(sizes) == 0 or sizes.min() < 0 or labels.shape != sizes.shape:
+            raise ValueError("num_nodes must be numbers ≥ 0, with one label each")
+        cuts = np.cumsum(sizes * (sizes + 1) // 2)
+        if sizes.max() >= 1 << 31 or not 0 <= cuts[-1] <= 8 * packed.size:
+            raise ValueError("triu_bits holds fewer bits than num_nodes needs")
+        bits = np.unpackbits(packed)[: cuts[-1]].astype(bool)
+    except (zipfile.BadZipFile, zlib.error, EOFError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
     graphs = []
     for size, label, present in zip(sizes.tolist(), labels.tolist(), np.split(bits, cuts[:-1]), strict=True):
         pairs = np.stack(np.triu_indices(size))[:, present]  # (2, P), self-loops included

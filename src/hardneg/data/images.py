@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import stat
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain
+from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, ClassVar, Protocol
 
@@ -333,6 +335,13 @@ def progress(steps: range, what: str) -> Iterator[int]:
             print(f"\r{what}: {100 * done // len(steps)} % ", end="", file=sys.stderr, flush=True)
             yield step
         print("\r" + " " * (len(what) + 8) + "\r", end="", file=sys.stderr, flush=True)
+
+
+def regular(path: Path) -> Path:
+    """The path, if it leads to a regular file: a FIFO would never answer, and a device may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path} is no regular file: remove it, or put a file there")
+    return path
 
 
 def required(module: str, remedy: str) -> ModuleType:

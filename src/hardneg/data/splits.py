@@ -131,8 +131,8 @@ def difference(recorded: Division, now: Division) -> str:
 def comparable(train: ImageSet | StreamedImages, test: ImageSet | StreamedImages) -> ImageSet | StreamedImages:
     """The test set with its labels numbered as in the train set, by the names of the classes.
 
-    A class of the test set without images in the train set is an error; a class that the test set lacks, and images
-    that both sets have, are warnings.
+    A train set of fewer than two classes is an error, as is a class of the test set without images in it; a class that
+    the test set lacks, and images that both sets have, are warnings.
     """
     if train.labels is None or test.labels is None:
         return test
@@ -141,6 +141,9 @@ def comparable(train: ImageSet | StreamedImages, test: ImageSet | StreamedImages
         for images in (train, test)
         if images.labels is not None
     ]
+    if len(names[0]) < 2:
+        told = f"images of one class, {next(iter(names[0]))}" if names[0] else "no labelled images"
+        raise ValueError(f"{train.name} has {told}: an evaluation needs at least two, such as one folder per class")
     if missing := sorted(names[1] - names[0]):
         raise ValueError(
             f"{test.name} has images of {_few(missing)}, and {train.name} has none: leave them out, or train on some"
