@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -21,6 +22,9 @@ RECIPE, ENVIRONMENT, METRICS, EVALUATION = "recipe.yaml", "environment.json", "m
 CHECKPOINT, ENCODER, LOCK = "last.ckpt", "encoder.safetensors", "run.lock"
 SPLIT = "split.json"  # what the run was trained on, and which images were held out
 NEXT = "next.ckpt"  # a checkpoint while it is being written
+_FRESH = re.compile(
+    rf"({'|'.join(map(re.escape, (ENVIRONMENT, SPLIT, RECIPE)))})\.[0-9a-f]{{32}}\.new"
+)  # see `write_bytes`
 PATIENCE = 60.0  # seconds to wait for a lock that others hold for an instant
 
 
@@ -59,17 +63,37 @@ def is_free(folder: Path) -> bool:
     """Whether a run may be begun in this folder: it is not there, or nothing was trained in it."""
     if not folder.exists():
         return True
-    # A recipe alone is the user's: a run writes its environment first.
-    left = (LOCK, ENVIRONMENT, SPLIT, NEXT) + (RECIPE,) * is_run(folder)
-    return folder.is_dir() and all(file.name in left or file.suffix == ".new" for file in folder.iterdir())
+    return folder.is_dir() and all(_is_left_over(file) for file in folder.iterdir())
+
+
+def _is_left_over(file: Path) -> bool:
+    """Whether a run that ended before its first checkpoint wrote this file: a name alone does not tell."""
+    if file.is_symlink() or not file.is_file():
+        return False
+    if file.name == LOCK:
+        return file.stat().st_size == 0
+    if file.suffix == ".new":
+        return _FRESH.fullmatch(file.name) is not None
+    # A run writes its environment first: without it, the others are the user's.
+    return file.name in (ENVIRONMENT, SPLIT, RECIPE, NEXT) and _run_id(file.parent) is not None
+
+
+def _run_id(folder: Path) -> str | None:
+    """The id that a run wrote to its environment file; None if the file is missing or not of a run."""
+    file = folder / ENVIRONMENT
+    try:
+        found = read_json(file).get("run") if file.is_file() else None
+    except ValueError:
+        return None
+    return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{32}", found) else None
 
 
 def discard(folder: Path) -> None:
-    """Remove what a run that ended before its first checkpoint wrote; a folder that holds more is left as it is."""
+    """Remove what this run wrote before its first checkpoint; a folder that holds more is left as it is."""
     if is_free(folder):
-        for file in folder.iterdir():
+        for name in (NEXT, RECIPE, SPLIT, ENVIRONMENT, LOCK):
             with suppress(OSError):  # Windows keeps a lock that is held
-                file.unlink()
+                (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
