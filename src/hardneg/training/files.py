@@ -59,6 +59,17 @@ def check_links(folder: Path) -> None:
             raise ValueError(f"{file} is a link, and nothing is written outside a run's folder: remove it")
 
 
+def check_regular(folder: Path) -> None:
+    """Raise if a file of a run is a pipe, a device or a folder, which reading could wait for without end."""
+    for name in (RECIPE, ENVIRONMENT, METRICS, SPLIT, ENCODER, EVALUATION):
+        _check_regular(folder / name)
+
+
+def _check_regular(file: Path) -> None:
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{file} is no regular file: put the file of the run back in its place, or remove it")
+
+
 def is_free(folder: Path) -> bool:
     """Whether a run may be begun in this folder: it is not there, or nothing was trained in it."""
     if not folder.exists():
@@ -134,6 +145,8 @@ def checkpoint(folder: Path) -> dict[str, Any]:
     file = folder / CHECKPOINT
     if not file.exists():
         raise ValueError(f"{file} is missing: {remedy(folder)}")
+    if not file.is_file():  # a pipe or a device, which reading could wait for without end
+        raise ValueError(f"{file} is no regular file: {remedy(folder)}")
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # bytes that are no checkpoint raise nearly anything
@@ -156,9 +169,10 @@ def write_json(file: Path, content: Any) -> None:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; one line that names the file if there is none."""
+    _check_regular(file)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not readable JSON ({error}): put it back as it was, or remove it") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold an object, got {type(content).__name__}: put it back, or remove it")
@@ -183,14 +197,23 @@ def environment(**more: Any) -> dict[str, Any]:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics that were written whole."""
+    """The lines of a run's metrics that were written whole; one line that names the file if others are in it."""
+    file = folder / METRICS
+    if not file.exists():
+        return []
+    _check_regular(file)
+    *whole, cut_off = file.read_bytes().split(b"\n")
     lines = []
-    if (folder / METRICS).exists():
-        for text in (folder / METRICS).read_text(encoding="utf-8").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
+    for number, text in enumerate([*whole, cut_off] if cut_off else whole, 1):
+        try:
+            line = json.loads(text)
+            if not isinstance(line, dict) or type(line.get("step")) is not int:
+                raise ValueError("not an object with a step")
+        except (ValueError, RecursionError) as error:
+            if number > len(whole):
                 break  # cut off by a kill
+            raise ValueError(f"{file}: line {number} is not of a run ({error}): put it back, or remove it") from error
+        lines.append(line)
     return lines
 
 
