@@ -347,7 +347,8 @@ def test_a_transfer_file_of_deep_brackets_gives_one_line(
 @pytest.mark.parametrize(
     ("command", "name"),
     [("evaluate", "last.ckpt"), ("export", "last.ckpt"), ("train --resume", "last.ckpt"),
-     ("evaluate", "encoder.safetensors"), ("train --resume", "encoder.safetensors"), ("train --resume", "metrics.jsonl")],
+     ("evaluate", "encoder.safetensors"), ("train --resume", "encoder.safetensors"),
+     ("train --resume", "metrics.jsonl")],
 )  # fmt: skip
 def test_a_named_pipe_in_place_of_a_file_is_refused_at_once(
     begun: Path, tmp_path: Path, command: str, name: str

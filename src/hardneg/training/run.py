@@ -105,7 +105,7 @@ def train(
     whole = build.data(settings)
     division = division_of(whole)
     if resume:
-        _check_division(settings, folder, division)
+        check_division(settings, folder, division)
     train_set, held_out = validation.divide(settings, whole)
     if not isinstance(train_set, GraphSet):
         _check_memory(settings, train_set.shape, trainer)
@@ -173,14 +173,14 @@ def _check_free(folder: Path) -> None:
     raise ValueError(f"{folder} exists and is no run: choose another folder")
 
 
-def _check_division(settings: Recipe, folder: Path, division: Division) -> None:
+def check_division(settings: Recipe, folder: Path, division: Division, remedy: str = "begin a new run") -> None:
     """Raise if the data are not those that the run was begun with: held-out images might be trained on."""
     recorded = read_division(folder / files.SPLIT)
     source = settings.data.source
     if told := difference(recorded, division):
-        raise ValueError(f"{source} {told}: restore it, or begin a new run")
+        raise ValueError(f"{source} {told} in {folder}: restore it, or {remedy}")
     if recorded.test == Division.UNKNOWN and division.test == Division.HELD_OUT:
-        raise ValueError(f"{folder} does not record which images of {source} it held out: begin a new run")
+        raise ValueError(f"{folder} does not record which images of {source} it held out: {remedy}")
 
 
 def _check_begun(folder: Path, stated: dict[str, int] | None) -> None:
