@@ -1,7 +1,11 @@
 """Checkpoints that are missing or broken: one line that names the fix, exit code 2, nothing changed."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +83,11 @@ def text(file: Path) -> None:
 def folder(file: Path) -> None:
     file.unlink()
     file.mkdir()
+
+
+def fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
 
 
 def a_tensor(file: Path) -> None:
@@ -253,6 +262,110 @@ def test_a_broken_encoder_gives_one_line(
         assert (code, len(err.strip().splitlines())) == (2, 1), err
         assert "encoder.safetensors" in err
     assert tree(place) == before
+
+
+DEEP = "[" * 200_000
+BROKEN_BOOKS: dict[str, tuple[str, bytes]] = {
+    "metrics {}": ("metrics.jsonl", b"{}\n"),
+    "metrics [1]": ("metrics.jsonl", b"[1]\n"),
+    "metrics step": ("metrics.jsonl", b'{"step": "x"}\n'),
+    "metrics bytes": ("metrics.jsonl", b"\xff\xfe\n"),
+    "metrics deep": ("metrics.jsonl", DEEP.encode() + b"\n"),
+    "threads x": ("environment.json", b'"threads": "x"'),
+    "threads 0": ("environment.json", b'"threads": 0'),
+    "threads huge": ("environment.json", b'"threads": 100000000000000000000'),
+    "resumed x": ("environment.json", b'"resumed": "x", "threads": 1'),
+    "environment deep": ("environment.json", DEEP.encode()),
+    "environment bytes": ("environment.json", b"\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN_BOOKS)
+def test_broken_metrics_or_environment_give_one_line_and_change_nothing(
+    capsys: pytest.CaptureFixture[str], begun: Path, tmp_path: Path, fault: str
+) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(begun, place)
+    name, content = BROKEN_BOOKS[fault]
+    whole = (place / name).read_bytes()
+    if content.startswith(b'"'):  # one entry of the object
+        content = re.sub(rb'"threads": \d+', content, whole)
+        assert content != whole
+    (place / name).write_bytes(content)
+    before = tree(place)
+    code, out, err = hardneg(capsys, "train", "--resume", str(place), "--no-evaluate")
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1), err
+    assert err.startswith("error: ")
+    assert name in err
+    assert tree(place) == before
+
+
+def test_a_metrics_line_cut_off_by_a_kill_is_no_error(
+    capsys: pytest.CaptureFixture[str], begun: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(begun, tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"epoch": 2, "st')
+    code, _, err = hardneg(capsys, "train", "--resume", "run", "--no-evaluate")
+    assert code == 0, err
+    lines = [json.loads(text)["epoch"] for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [1, 2, 3]
+
+
+@pytest.mark.parametrize("shape", ["-1,8,8", "1,8,1000000", "1,8,0", "1,8", "", "1,8,99999999999999999999"])
+def test_an_encoder_of_an_impossible_shape_gives_one_line(
+    capsys: pytest.CaptureFixture[str], begun: Path, tmp_path: Path, shape: str
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    place = tmp_path / "run"
+    shutil.copytree(begun, place)
+    run.train(recipe.Recipe(), place, resume=True)
+    file = place / "encoder.safetensors"
+    save_file(load_file(file), file, {"shape": shape})
+    before = tree(place)
+    code, _, err = hardneg(capsys, "evaluate", str(place))
+    assert (code, len(err.strip().splitlines())) == (2, 1), err
+    assert "encoder.safetensors" in err
+    assert tree(place) == before
+
+
+def test_a_transfer_file_of_deep_brackets_gives_one_line(
+    capsys: pytest.CaptureFixture[str], begun: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(begun, place)
+    run.train(recipe.Recipe(), place, resume=True)
+    (place / "transfer.json").write_text(DEEP)
+    code, _, err = hardneg(capsys, "evaluate", str(place), "--data", "digits")
+    assert (code, len(err.strip().splitlines())) == (2, 1), err
+    assert "transfer.json" in err
+    assert (place / "transfer.json").read_text() == DEEP
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("evaluate", "last.ckpt"), ("export", "last.ckpt"), ("train --resume", "last.ckpt"),
+     ("evaluate", "encoder.safetensors"), ("train --resume", "encoder.safetensors"),
+     ("train --resume", "metrics.jsonl")],
+)  # fmt: skip
+def test_a_named_pipe_in_place_of_a_file_is_refused_at_once(
+    begun: Path, tmp_path: Path, command: str, name: str
+) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(begun, place)
+    (place / name).touch()
+    fifo(place / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "hardneg", *command.split(), str(place)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1), done.stderr
+    assert name in done.stderr
 
 
 def test_a_finished_run_is_compared_without_its_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

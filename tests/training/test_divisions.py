@@ -1,6 +1,7 @@
 """A run records what it held out: no image that it was trained on becomes a test image when the data change."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,62 @@ def test_a_changed_folder_does_not_move_trained_images_into_the_test(
     assert evaluated[5] == held_out - {min(held_out)}
     with pytest.warns(UserWarning, match="has changed"):
         assert numbers(look_at_test_set(tmp_path / "run").images) == held_out - {min(held_out)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", ["undivided", "train and test"])
+def test_a_copy_of_the_data_elsewhere_is_divided_as_the_run_was(
+    photos: Path, tmp_path: Path, evaluated: list[set[int]], layout: str
+) -> None:
+    learnt = trained(photos, tmp_path / "run")
+    held_out = set(range(100)) - learnt
+    copy = tmp_path / "copy"
+    shutil.copytree(photos, copy / "train" if layout == "train and test" else copy)
+    for label in range(5):  # other images have the lowest hashes now
+        new = range(100 + 30 * label, 130 + 30 * label)
+        add(copy / "train" if layout == "train and test" else copy, f"class{label}", new)
+    if layout == "train and test":
+        add(copy / "test", "class0", range(5))
+        add(copy / "test", "class1", range(20, 25))
+    with pytest.warns(UserWarning, match=r"copy has changed since the run was trained \(80 training samples then, 230"):
+        evaluate.evaluate(tmp_path / "run", str(copy), metrics=["nearest"])
+    assert evaluated == [(set(range(250)) - held_out), held_out]
+    assert not (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_test_images_that_the_run_did_not_hold_out_are_noted(
+    photos: Path, tmp_path: Path, evaluated: list[set[int]]
+) -> None:
+    held_out = set(range(100)) - trained(photos, tmp_path / "run")
+    copy = tmp_path / "copy"
+    for number in range(100):
+        add(copy / ("test" if number in held_out else "train"), f"class{number // 20}", range(number, number + 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        evaluate.evaluate(tmp_path / "run", str(copy), metrics=["nearest"])
+    add(copy / "test", "class0", range(200, 202))
+    with pytest.warns(UserWarning, match="2 of the 22 images of copy-test were not held out by the run"):
+        evaluate.evaluate(tmp_path / "run", str(copy), metrics=["nearest"])
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "no record"])
+def test_runs_on_different_data_are_not_compared(photos: Path, tmp_path: Path, change: str) -> None:
+    cells = [compare.Cell("one", recipe.load({}, [f"data.source={photos}", *BRIEF]))]
+    (first,) = compare.plan(cells, tmp_path / "all", [0])
+    assert [error for _, error in compare.carry_out([first])] == [None]
+    both = compare.plan(cells, tmp_path / "all", [0, 1])
+    compare.check_data(both)
+    message = r"photos has changed since the run was trained .*: restore it, or choose another folder"
+    if change == "added":
+        add(photos, "class0", range(200, 203))
+    elif change == "removed":
+        next(iter(photos.glob("class3/*.png"))).unlink()
+    else:
+        (first.folder / "split.json").unlink()
+        message = "does not record which images"
+    with pytest.raises(ValueError, match=message) as failure:
+        compare.check_data(both)
+    assert "\n" not in str(failure.value)
+    assert str(first.folder) in str(failure.value)
 
 
 def test_a_run_is_not_resumed_on_other_data(photos: Path, tmp_path: Path) -> None:

@@ -151,6 +151,36 @@ def test_a_recipe_of_the_user_is_neither_overwritten_nor_removed(
     assert tree(tmp_path) == before
 
 
+RUN_ID = "0" * 32
+OF_THE_USER = {
+    "notes.new": "precious",
+    f"notes.{RUN_ID}.new": "precious",
+    "environment.json": '{"my": "env"}',
+    "split.json": "mine",
+    "next.ckpt": "mine",
+    "run.lock": "mine",
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_USER)
+def test_files_of_the_user_with_names_like_those_of_a_run_are_refused_and_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "here" / "run").mkdir(parents=True)
+    (tmp_path / "here" / "run" / name).write_text(OF_THE_USER[name])
+    before = tree(tmp_path)
+    assert "choose another folder" in refused(capsys, *QUICK, "optimizer.lr=1e30")
+    assert tree(tmp_path) == before
+
+
+def test_a_failed_run_removes_only_what_it_wrote(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    left = tmp_path / "here" / "run" / f"recipe.yaml.{RUN_ID}.new"  # of a process that was killed
+    left.parent.mkdir(parents=True)
+    left.write_text("half")
+    refused(capsys, *QUICK, "optimizer.lr=1e30")
+    assert list(left.parent.iterdir()) == [left]
+
+
 @pytest.mark.parametrize("step", [7, 10])
 def test_a_run_that_diverges_later_keeps_its_last_good_checkpoint_and_says_what_to_do(
     tmp_path: Path, step: int

@@ -10,7 +10,8 @@ from typing import Any
 import lightning as L
 
 from hardneg.data import load_split
-from hardneg.data.splits import comparable
+from hardneg.data.images import Division
+from hardneg.data.splits import comparable, division_of
 from hardneg.evaluation.protocol import NOTES, notes_of_seeds
 from hardneg.training import build, evaluate, files, graphs, recipe, run
 from hardneg.training.recipe import Recipe
@@ -107,10 +108,21 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
 
 
 def check_data(runs: Sequence[Run]) -> None:
-    """Raise if the runs could be trained but not judged: found out now, not after hours."""
+    """Raise if the runs could be trained but not judged, or if one was begun on other data, before any is trained."""
     for source, size in {(planned.settings.data.source, planned.settings.data.size) for planned in runs}:
         if not source.startswith(graphs.SOURCE):  # graphs are judged by folds
             comparable(load_split(source, "train", size), load_split(source, "test", size))
+    divisions: dict[str, Division] = {}
+    for planned in runs:
+        if files.is_free(planned.folder) or not (planned.finished or (planned.folder / files.RECIPE).exists()):
+            continue
+        settings = planned.settings
+        key = str(
+            (settings.data, getattr(recipe.objective(settings), "supervision", None))
+        )  # what `build.data` depends on
+        if key not in divisions:
+            divisions[key] = division_of(build.data(settings))
+        run.check_division(settings, planned.folder, divisions[key], "choose another folder for this comparison")
 
 
 def carry_out(

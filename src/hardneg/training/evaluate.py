@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.data import ImageSet, StreamedImages, load_split
+from hardneg.data.images import Division
 from hardneg.data.splits import comparable, difference, division_of
 from hardneg.evaluation import METRICS, Accuracies, extract_set, judge
 from hardneg.training import build, files, graphs
@@ -30,7 +31,8 @@ def evaluate(
 ) -> Accuracies:
     """The accuracies of a run's encoder, written with their notes to its ``evaluation.json``.
 
-    folder: of the run · source: other data to carry the frozen encoder over to, written to ``transfer.json`` instead ·
+    folder: of the run · source: other data to carry the frozen encoder over to, written to ``transfer.json`` instead;
+    images that the run held out remain the test images of a copy of its data ·
     size: side of its pictures (default: as in training) · metrics: see `hardneg.evaluation.METRICS` ·
     trust: allow an encoder that the folder names as ``module:callable``
     """
@@ -47,10 +49,9 @@ def evaluate(
     source = own if source is None else source
     division = run.division if source == own or Path(source).resolve() == Path(own).resolve() else None
     side = size if size is not None else run.settings.data.size if same else run.shape[-1]
-    known, asked = (
-        load_split(source, part, side, labels=True, channels=run.shape[0], division=division)
-        for part in ("train", "test")
-    )
+    known, asked = _parts(source, side, run.shape[0], division)
+    if division is None and _holds_copies(run, known, asked):
+        known, asked = _parts(source, side, run.shape[0], run.division)
     encoder = run.encoder.to(_device(run.settings))
     found = of_encoder(encoder, known, asked, run.prepare, metrics, run.settings.data.workers)
     if same:
@@ -61,6 +62,38 @@ def evaluate(
         before: dict[str, Any] = files.read_json(file) if file.exists() else {}
         _save(run.folder, TRANSFER, {**before, source: found.to_json()})
     return found
+
+
+def _parts(
+    source: str, side: int | None, channels: int, division: Division | None
+) -> tuple[ImageSet | StreamedImages, ImageSet | StreamedImages]:
+    """The train and the test part of a source."""
+    train = load_split(source, "train", side, labels=True, channels=channels, division=division)
+    return train, load_split(source, "test", side, labels=True, channels=channels, division=division)
+
+
+def _holds_copies(run: Loaded, known: ImageSet | StreamedImages, asked: ImageSet | StreamedImages) -> bool:
+    """Whether what would be divided holds images that the run held out: the rest of it may have been trained on.
+
+    A source that has these images in a test part of its own keeps it; a warning says if others are among them.
+    """
+    held_out = torch.tensor(run.division.held_out, dtype=torch.int64)
+    inside = [
+        torch.isin(part.ids, held_out)
+        if isinstance(part, ImageSet) and part.ids is not None
+        else torch.zeros(0, dtype=torch.bool)
+        for part in (known, asked)
+    ]
+    found = int(inside[1].sum())
+    if bool(inside[0].any()) or (found and division_of(known).test == Division.HELD_OUT):
+        return True
+    if 0 < found < len(asked):
+        warnings.warn(
+            f"{len(asked) - found} of the {len(asked)} images of {asked.name} were not held out by the run, and it may "
+            "have been trained on them",
+            stacklevel=3,
+        )
+    return False
 
 
 def _transfer_held(folder: Path) -> AbstractContextManager[None]:

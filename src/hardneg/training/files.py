@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -21,6 +22,9 @@ RECIPE, ENVIRONMENT, METRICS, EVALUATION = "recipe.yaml", "environment.json", "m
 CHECKPOINT, ENCODER, LOCK = "last.ckpt", "encoder.safetensors", "run.lock"
 SPLIT = "split.json"  # what the run was trained on, and which images were held out
 NEXT = "next.ckpt"  # a checkpoint while it is being written
+_FRESH = re.compile(
+    rf"({'|'.join(map(re.escape, (ENVIRONMENT, SPLIT, RECIPE)))})\.[0-9a-f]{{32}}\.new"
+)  # see `write_bytes`
 PATIENCE = 60.0  # seconds to wait for a lock that others hold for an instant
 
 
@@ -55,21 +59,52 @@ def check_links(folder: Path) -> None:
             raise ValueError(f"{file} is a link, and nothing is written outside a run's folder: remove it")
 
 
+def check_regular(folder: Path) -> None:
+    """Raise if a file of a run is a pipe, a device or a folder, which reading could wait for without end."""
+    for name in (RECIPE, ENVIRONMENT, METRICS, SPLIT, ENCODER, EVALUATION):
+        _check_regular(folder / name)
+
+
+def _check_regular(file: Path) -> None:
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{file} is no regular file: put the file of the run back in its place, or remove it")
+
+
 def is_free(folder: Path) -> bool:
     """Whether a run may be begun in this folder: it is not there, or nothing was trained in it."""
     if not folder.exists():
         return True
-    # A recipe alone is the user's: a run writes its environment first.
-    left = (LOCK, ENVIRONMENT, SPLIT, NEXT) + (RECIPE,) * is_run(folder)
-    return folder.is_dir() and all(file.name in left or file.suffix == ".new" for file in folder.iterdir())
+    return folder.is_dir() and all(_is_left_over(file) for file in folder.iterdir())
+
+
+def _is_left_over(file: Path) -> bool:
+    """Whether a run that ended before its first checkpoint wrote this file: a name alone does not tell."""
+    if file.is_symlink() or not file.is_file():
+        return False
+    if file.name == LOCK:
+        return file.stat().st_size == 0
+    if file.suffix == ".new":
+        return _FRESH.fullmatch(file.name) is not None
+    # A run writes its environment first: without it, the others are the user's.
+    return file.name in (ENVIRONMENT, SPLIT, RECIPE, NEXT) and _run_id(file.parent) is not None
+
+
+def _run_id(folder: Path) -> str | None:
+    """The id that a run wrote to its environment file; None if the file is missing or not of a run."""
+    file = folder / ENVIRONMENT
+    try:
+        found = read_json(file).get("run") if file.is_file() else None
+    except ValueError:
+        return None
+    return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{32}", found) else None
 
 
 def discard(folder: Path) -> None:
-    """Remove what a run that ended before its first checkpoint wrote; a folder that holds more is left as it is."""
+    """Remove what this run wrote before its first checkpoint; a folder that holds more is left as it is."""
     if is_free(folder):
-        for file in folder.iterdir():
+        for name in (NEXT, RECIPE, SPLIT, ENVIRONMENT, LOCK):
             with suppress(OSError):  # Windows keeps a lock that is held
-                file.unlink()
+                (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -110,6 +145,8 @@ def checkpoint(folder: Path) -> dict[str, Any]:
     file = folder / CHECKPOINT
     if not file.exists():
         raise ValueError(f"{file} is missing: {remedy(folder)}")
+    if not file.is_file():  # a pipe or a device, which reading could wait for without end
+        raise ValueError(f"{file} is no regular file: {remedy(folder)}")
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # bytes that are no checkpoint raise nearly anything
@@ -132,9 +169,10 @@ def write_json(file: Path, content: Any) -> None:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; one line that names the file if there is none."""
+    _check_regular(file)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not readable JSON ({error}): put it back as it was, or remove it") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold an object, got {type(content).__name__}: put it back, or remove it")
@@ -159,14 +197,23 @@ def environment(**more: Any) -> dict[str, Any]:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics that were written whole."""
+    """The lines of a run's metrics that were written whole; one line that names the file if others are in it."""
+    file = folder / METRICS
+    if not file.exists():
+        return []
+    _check_regular(file)
+    *whole, cut_off = file.read_bytes().split(b"\n")
     lines = []
-    if (folder / METRICS).exists():
-        for text in (folder / METRICS).read_text(encoding="utf-8").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
+    for number, text in enumerate([*whole, cut_off] if cut_off else whole, 1):
+        try:
+            line = json.loads(text)
+            if not isinstance(line, dict) or type(line.get("step")) is not int:
+                raise ValueError("not an object with a step")
+        except (ValueError, RecursionError) as error:
+            if number > len(whole):
                 break  # cut off by a kill
+            raise ValueError(f"{file}: line {number} is not of a run ({error}): put it back, or remove it") from error
+        lines.append(line)
     return lines
 
 

@@ -37,6 +37,8 @@ from hardneg.training.recipe import Recipe
 MAY_CHANGE = ("about", "data.source", "data.workers", "trainer.accelerator", "trainer.devices", "trainer.nodes",
               "trainer.save_every")  # fmt: skip
 
+MAX_THREADS = 4096  # more than any machine has; the system could not start many more
+
 
 @dataclass(frozen=True)
 class Result:
@@ -89,6 +91,7 @@ def train(
         raise ValueError(f"{folder} holds no run to resume: {missing} is missing")
     resume_from: Path | None = None
     if resume:
+        files.check_regular(folder)
         settings = recipe.load(folder / files.RECIPE)
         recipe.check_trust(settings, folder, trust)
         files.check_links(folder)
@@ -102,7 +105,7 @@ def train(
     whole = build.data(settings)
     division = division_of(whole)
     if resume:
-        _check_division(settings, folder, division)
+        check_division(settings, folder, division)
     train_set, held_out = validation.divide(settings, whole)
     if not isinstance(train_set, GraphSet):
         _check_memory(settings, train_set.shape, trainer)
@@ -170,18 +173,23 @@ def _check_free(folder: Path) -> None:
     raise ValueError(f"{folder} exists and is no run: choose another folder")
 
 
-def _check_division(settings: Recipe, folder: Path, division: Division) -> None:
+def check_division(settings: Recipe, folder: Path, division: Division, remedy: str = "begin a new run") -> None:
     """Raise if the data are not those that the run was begun with: held-out images might be trained on."""
     recorded = read_division(folder / files.SPLIT)
     source = settings.data.source
     if told := difference(recorded, division):
-        raise ValueError(f"{source} {told}: restore it, or begin a new run")
+        raise ValueError(f"{source} {told} in {folder}: restore it, or {remedy}")
     if recorded.test == Division.UNKNOWN and division.test == Division.HELD_OUT:
-        raise ValueError(f"{folder} does not record which images of {source} it held out: begin a new run")
+        raise ValueError(f"{folder} does not record which images of {source} it held out: {remedy}")
 
 
 def _check_begun(folder: Path, stated: dict[str, int] | None) -> None:
-    begun = files.read_json(folder / files.ENVIRONMENT).get("validation")
+    """Raise if what the run wrote cannot be gone on with, before anything is changed."""
+    environment = files.read_json(folder / files.ENVIRONMENT)
+    if not isinstance(environment.get("resumed", []), list):
+        raise ValueError(f"{folder / files.ENVIRONMENT}: resumed must be a list: put the file back as it was")
+    files.metrics(folder)
+    begun = environment.get("validation")
     if begun != stated:
         raise ValueError(
             f"{folder} was begun with the validation part {begun}, and its data now give {stated}: "
@@ -262,14 +270,18 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Loaded:
     folder = Path(folder)
     if not (folder / files.RECIPE).exists():
         raise ValueError(f"{folder} is no run: {files.RECIPE} is missing")
+    files.check_regular(folder)
     settings = recipe.load(folder / files.RECIPE)
     recipe.check_trust(settings, folder, trust)
+    origin = folder / (files.ENCODER if (folder / files.ENCODER).exists() else files.CHECKPOINT)
     if (folder / files.ENCODER).exists():
         from safetensors import safe_open
 
         try:
             with safe_open(folder / files.ENCODER, "pt") as file:
                 shape = tuple(int(side) for side in file.metadata()["shape"].split(","))
+                if len(shape) not in (1, 3) or min(shape) < 1 or max(shape) >= 1 << 31:
+                    raise ValueError(f"shape {shape}")
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
         except Exception as error:  # of safetensors' own, or of metadata that are not ours
             raise ValueError(
@@ -285,11 +297,19 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Loaded:
     else:
         raise ValueError(f"{folder} holds no weights yet: resume it until its first epoch is done")
     pictures = len(shape) == 3
-    encoder = build.encoder_of(settings, shape[0], shape[-1]) if pictures else graphs.encoder_of(settings, shape[0])
+
+    def encoder_of() -> nn.Module:
+        return build.encoder_of(settings, shape[0], shape[-1]) if pictures else graphs.encoder_of(settings, shape[0])
+
     try:
+        if ":" not in settings.encoder.name:
+            with torch.device("meta"):  # a shape that does not fit the weights must not take memory
+                encoder_of().load_state_dict(weights, assign=True)
+        encoder = encoder_of()
         encoder.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(f"{folder}: the weights do not fit encoder {settings.encoder.name!r}: {error}") from error
+    except (RuntimeError, MemoryError, OverflowError, ZeroDivisionError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{origin}: the weights do not fit encoder {settings.encoder.name!r}: {reason}") from error
     prepare = build.views_of(settings, shape[-1]).plain if pictures else None
     return Loaded(folder, settings, encoder.eval(), prepare, shape, read_division(folder / files.SPLIT))
 
@@ -369,6 +389,11 @@ def _take_threads(folder: Path) -> None:
     file = folder / files.ENVIRONMENT
     threads = files.read_json(file).get("threads") if file.exists() else None
     if threads is not None:
+        if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
+            raise ValueError(
+                f"{file}: threads must be a whole number from 1 to {MAX_THREADS}, got {str(threads)[:50]!r}: "
+                "put the file back as it was"
+            )
         torch.set_num_threads(threads)
 
 
