@@ -536,11 +536,9 @@ def _from_hub(source: str, split: str) -> Found:
             return datasets.load_dataset(name, config or None, split=part, **plain)
         except OSError:
             raise
-        except ValueError as error:
+        except (ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
             if "nknown split" in str(error):
                 raise UnknownSplitError(f"{source}: {error}") from error
-            raise
-        except (RuntimeError, datasets.exceptions.DatasetsError) as error:
             told = str(error).partition("\n")[0]
             raise ValueError(
                 f"{source} cannot be loaded by datasets ({told}): give a set of data files, without a script"
