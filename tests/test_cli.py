@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import hardneg
 from PIL import Image
 
 from hardneg import cli
@@ -25,19 +26,6 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HARDNEG_RUN", raising=False)
     monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
-
-
-def hardneg(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command run in this process."""
-    before = sys.argv
-    sys.argv = ["hardneg", *arguments]
-    try:
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-    finally:
-        sys.argv = before
-    printed = capsys.readouterr()
-    return int(stop.value.code or 0), printed.out, printed.err
 
 
 def process(*arguments: str, **more: object) -> subprocess.Popen[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import hardneg
 from safetensors.torch import save_file
 from torch import nn
 
@@ -41,19 +42,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HARDNEG_RUN", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
-
-
-def hardneg(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command run in this process."""
-    before = sys.argv
-    sys.argv = ["hardneg", *arguments]
-    try:
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-    finally:
-        sys.argv = before
-    printed = capsys.readouterr()
-    return int(stop.value.code or 0), printed.out, printed.err
 
 
 class Bomb:

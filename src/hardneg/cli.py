@@ -70,14 +70,14 @@ def train(
     overrides: Overrides = None,
     run: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/RECIPE-1, -2, …].")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-    evaluate: Annotated[bool, typer.Option(help="Judge the encoder afterwards, if there are labels.")] = True,
+    evaluate: Annotated[bool, typer.Option(help="Evaluate the encoder afterwards, if there are labels.")] = True,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Train an encoder by a recipe. Ctrl-C or a crash leaves a run that **--resume** takes up exactly."""
     from hardneg.training import recipe as recipes
     from hardneg.training import run as runs
-    from hardneg.training.evaluate import evaluate as judge
+    from hardneg.training.evaluate import evaluate as evaluate_run
     from hardneg.training.progress import Bar, bars
 
     if resume is not None:
@@ -104,7 +104,7 @@ def train(
     figures = None
     if evaluate:
         try:
-            figures = judge(folder, trust=trust)
+            figures = evaluate_run(folder, trust=trust)
         except (ValueError, FileNotFoundError) as error:
             note(f"not evaluated: {error}")
     if as_json:
@@ -217,16 +217,16 @@ def demo(
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     data: Annotated[str | None, typer.Option(help="Carry the frozen encoder over to these data.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of their pictures [default: as in training].")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of their images [default: as in training].")] = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Judge the frozen encoder of a run: kNN, 1-NN, a few labels per class, linear readout."""
-    from hardneg.training.evaluate import evaluate as judge
+    """Evaluate the frozen encoder of a run: kNN, 1-NN, a few labels per class, linear readout."""
+    from hardneg.training.evaluate import evaluate as evaluate_run
 
     if trust:
         _import_from_here()
-    figures = judge(run, data, size, trust=trust)
+    figures = evaluate_run(run, data, size, trust=trust)
     if as_json:
         print_json(figures.to_json())
         return

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 pytest.importorskip("PIL", reason='decoding images needs pip install "hardneg[train]"')
 from PIL import Image
 
-from hardneg.data.files import FolderImages
+from hardneg.data.folders import FolderImages
 from hardneg.data.images import Broken, ImageSet, StreamedImages, decode, decode_all, fit, progress, survey
 
 

@@ -90,7 +90,7 @@ def test_a_line_cut_off_by_a_kill_is_the_end(tmp_path: Path) -> None:
         ("recipe.yaml", "a: [", "recipe.yaml is not readable YAML"),
         ("recipe.yaml", "seed: [1]", "recipe.yaml: seed must be a whole number, got '\\[1\\]'"),
         ("recipe.yaml", "- a", "recipe.yaml must hold keys and values, got list"),
-        ("evaluation.json", "{", "evaluation.json is not readable JSON: .* remove it, or write it again"),
+        ("evaluation.json", "{", "evaluation.json is not readable JSON .*: put it back as it was, or remove it"),
         ("environment.json", "[]", "environment.json must hold an object, got list"),
     ],
 )

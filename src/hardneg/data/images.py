@@ -152,6 +152,22 @@ class Broken:
             raise ValueError(f"{self}. More than 1 % are broken: repair or remove them, or check the source") from error
 
 
+class _EncodedSubset:
+    """Some of the image files of a set."""
+
+    def __init__(self, encoded: EncodedImages, rows: list[int]) -> None:
+        self.encoded, self.rows = encoded, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def open(self, index: int) -> BinaryIO:
+        return self.encoded.open(self.rows[index])
+
+    def place(self, index: int) -> str:
+        return self.encoded.place(self.rows[index])
+
+
 class StreamedImages(Dataset[tuple[int, Tensor]]):
     """Images too many for memory: item i is (i, image) with a uint8 image (C, H, W), decoded on demand.
 
@@ -200,6 +216,17 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
 
     def __len__(self) -> int:
         return len(self.broken.flags)
+
+    def subset(self, indices: Tensor | Sequence[int]) -> "StreamedImages":
+        """The images of these rows, in this order, numbered anew."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)  # (n,)
+        checks.in_range("indices", rows, len(self))
+        labels = None if self.labels is None else self.labels[rows]
+        encoded = _EncodedSubset(self.encoded, rows.tolist())
+        part = StreamedImages(encoded, self.shape, self.size, labels, self.classes, self.name)
+        part.broken.flags |= self.broken.flags[rows]
+        part.division = self.division
+        return part
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
         index = range(len(self))[index]

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hardneg.data.files import UndividedWarning, UnknownSplitError, find, load_images
+from hardneg.data.files import find, load_images
 from hardneg.data.graphs import GraphSet
 from hardneg.data.images import Division, ImageSet, StreamedImages
+from hardneg.data.sources import UndividedWarning, UnknownSplitError
 
 HELD_OUT = 0.2  # of each class of a source that has no labelled test part
 TEST_PARTS = ("test", "testing", "val", "valid", "validation", "dev", "eval")

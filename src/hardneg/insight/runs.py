@@ -11,6 +11,7 @@ from typing import Any
 
 from hardneg.data.images import required
 from hardneg.evaluation.protocol import NOTES, notes_of_seeds
+from hardneg.training import files
 
 # What tells seeds apart, and what says nothing about the result.
 _NOT_COMPARED = ("seed", "about")
@@ -166,15 +167,7 @@ def _flat(tree: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
 
 
 def _mapping(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not readable JSON: {error}; remove it, or write it again") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold an object, got {type(content).__name__}")
-    return content
+    return files.read_json(file) if file.exists() else {}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from hardneg.schedules import Adaptive, Schedule, value
 from hardneg.temperature import Learnable
 
 
-class Adjustable(nn.Module):
+class Adjustable(nn.Module, ABC):
     """A module whose settings may be assigned at any time: the assignment takes effect, or raises and changes nothing.
 
     Its settings are the arguments of its constructor, kept as attributes of the same names. A subclass checks and
@@ -32,13 +33,13 @@ class Adjustable(nn.Module):
         if Adjustable in cls.__bases__:  # a subclass of a loss may have arguments of its own
             cls.SETTINGS = tuple(inspect.signature(cls.__init__).parameters)[1:]
 
+    @abstractmethod
     def _settle(self) -> None:
         """Check all settings together and make them effective; raise before anything is changed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def set_progress(self, fraction: float) -> None:
         """Move all schedules to the fraction of training done, in [0, 1]."""
-        raise NotImplementedError
 
     def __setattr__(self, name: str, given: Any) -> None:
         if self._settled and name == "progress":

@@ -207,7 +207,7 @@ class Keeper(L.Callback):
         if not _is_finite(trainer.lightning_module):  # the last checkpoint is worth more than this one
             raise checks.NonFiniteError(f"weights hold NaN or inf after step {trainer.global_step}")
         fresh = self.folder / files.NEXT
-        trainer.save_checkpoint(fresh, weights_only=False)  # with the optimiser
+        trainer.save_checkpoint(fresh, weights_only=False)  # Lightning's word for: with the optimiser's state
         if trainer.is_global_zero:
             os.replace(fresh, self.folder / files.CHECKPOINT)
             # From now on a checkpoint that is missing was lost.

@@ -2,13 +2,11 @@
 
 import math
 import warnings
-from typing import BinaryIO
 
 import torch
 
 from hardneg.data import ImageSet, StreamedImages
 from hardneg.data.graphs import GraphSet
-from hardneg.data.images import EncodedImages
 from hardneg.evaluation.features import random_ranks
 from hardneg.training import recipe
 from hardneg.training.recipe import Recipe
@@ -62,7 +60,7 @@ def divide(settings: Recipe, train_set: Samples) -> tuple[Samples, ImageSet | St
             f"trainer.knn_every={chosen.knn_every}, and needs {needed} moves to reach its end",
             stacklevel=3,
         )
-    rest, held_out = (_rows(train_set, part.nonzero()[:, 0]) for part in (~taken, taken))
+    rest, held_out = (train_set.subset(part.nonzero()[:, 0]) for part in (~taken, taken))
     return rest, held_out
 
 
@@ -71,31 +69,3 @@ def stated(settings: Recipe, train_set: Samples, held_out: ImageSet | StreamedIm
     if held_out is None:
         return None
     return {"samples": len(held_out), "of": len(train_set) + len(held_out), "seed": settings.seed}
-
-
-def _rows(images: ImageSet | StreamedImages, rows: torch.Tensor) -> ImageSet | StreamedImages:
-    """The images of these rows (n,), numbered anew."""
-    if isinstance(images, ImageSet):
-        return images.subset(rows)
-    encoded = _Rows(images.encoded, rows.tolist())
-    labels = None if images.labels is None else images.labels[rows]
-    part = StreamedImages(encoded, images.shape, images.size, labels, images.classes, images.name)
-    part.broken.flags |= images.broken.flags[rows]
-    part.division = images.division
-    return part
-
-
-class _Rows:
-    """Some of the image files of a set."""
-
-    def __init__(self, encoded: EncodedImages, rows: list[int]) -> None:
-        self.encoded, self.rows = encoded, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def open(self, index: int) -> BinaryIO:
-        return self.encoded.open(self.rows[index])
-
-    def place(self, index: int) -> str:
-        return self.encoded.place(self.rows[index])
