@@ -21,8 +21,6 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,217 +28,35 @@ from typing import Any
 import lightning as L
 import record
 import torch
-import yaml
-from torch import Tensor, nn
+from evidence_tables import (
+    HERE,
+    RESULTS,
+    TABLES,
+    Cell,
+    Table,
+    append,
+    lines,
+    load_table,
+    markdown,
+    pending,
+)
+from evidence_watch import OutOfTimeError, Watch
 
 import hardneg as hn
-from hardneg.data import load_split, unpack
-from hardneg.evaluation import extract_set, knn_accuracy, linear_probe
-from hardneg.evaluation.features import extract_all
-from hardneg.methods.method import Method
-from hardneg.training import files, recipe, run
-from hardneg.training.recipe import Recipe
-from hardneg.training.refresh import Refresh
+from hardneg.data import unpack
+from hardneg.evaluation import extract_set, linear_probe
+from hardneg.training import files, run
 
-HERE = Path(__file__).parent
-TABLES, RESULTS = HERE / "evidence", HERE.parent / "results" / "evidence"
+__all__ = ["TABLES", "OutOfTimeError", "Watch", "load_table", "main", "run_cell"]
 START = 60.0  # seconds before the first step of a process: data, compilation
-RAW = "raw inner products"
-SAFETY = 1.25  # an epoch may take so much longer than those before
-
-
-class OutOfTimeError(Exception):
-    """The minutes are over."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of a table. variant: "" or "raw inner products", what no recipe can say · knn_at: epochs"""
-
-    name: str
-    recipe: str
-    overrides: tuple[str, ...]
-    seed: int
-    epochs: int
-    knn_at: tuple[int, ...]
-    variant: str = ""
-    linear: bool = False
-
-    @property
-    def key(self) -> str:
-        """What makes it another run, whatever it is called."""
-        return json.dumps([self.recipe, sorted(self.overrides), self.seed, self.epochs, self.variant])
-
-    def settings(self, source: str) -> Recipe:
-        """The whole recipe on this data."""
-        own = [f"data.source={source}", f"seed={self.seed}", f"trainer.epochs={self.epochs}", "trainer.knn_every=0"]
-        return recipe.load(recipe.find(self.recipe), [*self.overrides, *own])
-
-
-@dataclass(frozen=True)
-class Table:
-    """name · about: what it asks · data: a set's name · pace: seconds an epoch, until some are measured · cells"""
-
-    name: str
-    about: str
-    data: str
-    pace: float
-    cells: tuple[Cell, ...]
-
-
-def load_table(name: str) -> Table:
-    """The table of this name, or in this file."""
-    file = Path(name) if name.endswith(".yaml") else TABLES / f"{name}.yaml"
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    cells = [
-        Cell(
-            name=row["name"],
-            recipe=row.get("recipe", content["recipe"]),
-            overrides=_overrides(content, row),
-            seed=seed,
-            epochs=row.get("epochs", content["epochs"]),
-            knn_at=tuple(content["knn_at"]),
-            variant=row.get("variant", ""),
-            linear=content.get("linear", False),
-        )
-        for row in content["cells"]
-        for seed in row["seeds"]
-    ]
-    for cell in cells:  # bad settings are refused before the first run
-        cell.settings("digits")
-        if cell.variant not in ("", RAW):
-            raise ValueError(f"variant={cell.variant!r} is not known: use {RAW!r}, or leave it out")
-    if len({cell.key for cell in cells}) < len(cells):
-        raise ValueError(f"{file} has the same run twice: change a seed or an override")
-    return Table(file.stem, content["about"], content["data"], float(content["pace"]), tuple(cells))
-
-
-def _overrides(content: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
-    """Of all cells, of the sets that the row is made with, and its own; the last word on a key counts."""
-    groups = [content.get("overrides", []), *(content["sets"][name] for name in row.get("with", []))]
-    words = [override for group in [*groups, row.get("overrides", [])] for override in group]
-    return tuple({override.partition("=")[0]: override for override in words}.values())
-
-
-class Watch(L.Callback):
-    """Measures a run, evaluates it at some epochs, and stops it in time.
-
-    cell: what is run · source: its data · deadline: `time.monotonic` when the call must be over · kept: what a run that
-    is resumed had measured before
-    """
-
-    def __init__(self, cell: Cell, source: str, deadline: float, kept: dict[str, Any]) -> None:
-        self.cell, self.source, self.deadline = cell, source, deadline
-        self.knn: dict[str, float] = kept.get("knn", {})
-        self.epochs: list[dict[str, float]] = kept.get("epochs", [])
-        self.encode = self.graph = 0.0  # seconds of this epoch's refreshes
-        self.steps = 1  # of an epoch
-        self.began: float | None = None  # this epoch
-        self.visits: Tensor | None = None  # (N,) how often each sample was in a batch of this epoch
-        self.sets: list[Any] = []
-        self.keep: Callable[[], object] = lambda: None  # called after every epoch
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.steps = int(trainer.estimated_stepping_batches) // self.cell.epochs
-        self.sets = [load_split(self.source, part, labels=True) for part in ("train", "test")]
-        self.visits = torch.zeros(len(self.sets[0]), device=pl_module.device)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Refresh):
-                assert isinstance(pl_module, Method)
-                given = self._raw(pl_module) if self.cell.variant == RAW else callback.embeddings
-                callback.embeddings = self._timed(callback, given)
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(pl_module, Method)
-        assert self.visits is not None
-        if trainer.global_step % self.steps == 0:
-            self._end(trainer, pl_module)
-            self._check_time()
-            wait()
-            self.began = time.perf_counter()
-            pl_module.clock.restart()  # what was done here is no part of a step
-        index = batch if isinstance(batch, Tensor) else batch[0]
-        self.visits.index_add_(0, index, torch.ones_like(index, dtype=self.visits.dtype))
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, Method)
-        self._end(trainer, pl_module)
-
-    def _end(self, trainer: L.Trainer, module: Method) -> None:
-        """Book the epoch that is over, and evaluate."""
-        if self.began is None:  # none was begun by this process
-            return
-        wait()
-        assert self.visits is not None
-        spent, self.began = time.perf_counter() - self.began, None
-        row = {"seconds": spent, "encode": self.encode, "graph": self.graph}
-        row["seen"] = float((self.visits > 0).double().mean())
-        row["most_visits"] = float(self.visits.max())
-        self.epochs.append({name: round(number, 4) for name, number in row.items()})
-        self.encode = self.graph = 0.0
-        self.visits.zero_()
-        epoch = trainer.global_step // self.steps
-        if epoch in self.cell.knn_at or epoch == self.cell.epochs:
-            known, asked = self._features(trainer, module)
-            self.knn[str(epoch)] = knn_accuracy(*known, *asked)
-            print(f"    epoch {epoch}: kNN {100 * self.knn[str(epoch)]:.2f} %, {spent:.2f} s", flush=True)
-        self.keep()
-
-    def _features(self, trainer: L.Trainer, module: Method) -> list[tuple[Tensor, Tensor]]:
-        prepare = getattr(module.views, "plain", None)
-        with trainer.precision_plugin.forward_context():
-            return [extract_set(module.encoder, part, prepare=prepare) for part in self.sets]
-
-    def _check_time(self) -> None:
-        pace = min((row["seconds"] for row in self.epochs), default=0.0)
-        if time.monotonic() + SAFETY * pace + 5 > self.deadline:  # the rest: kNN and files
-            raise OutOfTimeError
-
-    def _raw(self, module: Method) -> Callable[[], Tensor]:
-        """Embeddings as the head gives them, of any length."""
-
-        def encode() -> Tensor:
-            with module.trainer.precision_plugin.forward_context():
-                network = nn.Sequential(module.encoder, module.head)
-                return extract_all(network, self.sets[0], prepare=getattr(module.views, "plain", None))
-
-        return encode
-
-    def _timed(self, refresh: Refresh, given: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        def embeddings() -> Tensor:
-            wait()
-            began = time.perf_counter()
-            rows = given()
-            wait()
-            self.encode += time.perf_counter() - began
-            return rows
-
-        learn = refresh.sampler.refresh
-
-        def timed_refresh(embeddings: Tensor) -> None:
-            began = time.perf_counter()
-            learn(embeddings)
-            wait()
-            self.graph += time.perf_counter() - began
-
-        refresh.sampler.refresh = timed_refresh  # type: ignore[method-assign]
-        return embeddings
-
-
-def wait() -> None:
-    """For the device."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 @cache
 def source_hash() -> str:
-    """Of the library and this script: a run is never resumed with another."""
+    """Of the library and these scripts: a run is never resumed with others."""
     digest = hashlib.sha256()
     root = Path(hn.__file__).parent
-    for file in [*sorted(root.rglob("*.py")), *sorted(root.rglob("*.yaml")), Path(__file__)]:
+    for file in [*sorted(root.rglob("*.py")), *sorted(root.rglob("*.yaml")), *sorted(HERE.glob("evidence*.py"))]:
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -255,36 +71,6 @@ def commit(given: str) -> str:
     except FileNotFoundError:
         return "unknown"
     return found.stdout.strip() if found.returncode == 0 else "unknown"
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    """The records of a file; one that a kill cut off is left out."""
-    found = []
-    for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return found
-
-
-def append(file: Path, line: dict[str, Any]) -> None:
-    """Add a record, on a line of its own also after one that a kill cut off."""
-    with file.open("a+b") as out:
-        if out.tell() > 0:
-            out.seek(-1, 2)
-            if out.read(1) != b"\n":
-                out.write(b"\n")
-        out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-
-
-def recorded(table: Table, out: Path) -> dict[str, dict[str, Any]]:
-    """The finished runs of a table by their key, those of this call's folder first."""
-    found: dict[str, dict[str, Any]] = {}
-    for folder in (out, RESULTS):
-        for line in lines(folder / f"{table.name}.jsonl"):
-            found.setdefault(line["key"], line)
-    return found
 
 
 def data_source(table: Table, folder: Path | None) -> str:
@@ -309,13 +95,6 @@ def expected(cell: Cell, table: Table, done: list[dict[str, Any]]) -> float:
     alike = [line for line in done if line["name"] == cell.name] or done
     same = [line["seconds_per_epoch"]["all"] for line in alike]
     return cell.epochs * (max(same) if same else table.pace) + 2 * len(cell.knn_at)
-
-
-def pending(table: Table, out: Path) -> Iterator[Cell]:
-    """The cells that no line has, in order."""
-    for cell in table.cells:
-        if cell.key not in recorded(table, out):
-            yield cell
 
 
 def run_cell(cell: Cell, source: str, folder: Path, deadline: float) -> dict[str, Any]:
@@ -453,56 +232,6 @@ def work(table: Table, options: argparse.Namespace) -> None:
             torch.cuda.empty_cache()
     missing = len(list(pending(table, options.out)))
     print(f"{len(done)} runs finished, {missing} of {len(table.cells)} are missing")
-
-
-def spread(numbers: list[float], digits: int = 1, scale: float = 100.0) -> str:
-    """Mean and standard deviation (n − 1); the mean alone of one number."""
-    shown = f"{scale * statistics.fmean(numbers):.{digits}f}"
-    return f"{shown} ± {scale * statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else shown
-
-
-def markdown(table: Table, out: Path) -> str:
-    """The recorded runs as tables: kNN, then what batches and time were like."""
-    found = recorded(table, out)
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for cell in table.cells:
-        groups.setdefault(cell.name, [])
-        if cell.key in found:
-            groups[cell.name].append(found[cell.key])
-    epochs = sorted({epoch for cell in table.cells for epoch in (*cell.knn_at, cell.epochs)})
-    head = ["", "seeds", *(f"epoch {epoch}" for epoch in epochs)]
-    knn = [head, ["---", *["---:"] * (len(head) - 1)]]
-    head = ["", "false negatives, %", "samples seen in an epoch, %", "most visits", "s an epoch", "training", "encode"]
-    cost = [[*head, "graph"], ["---", *["---:"] * len(head)]]
-    for name, group in groups.items():
-        cells = []
-        for epoch in epochs:
-            numbers = [line["knn"][str(epoch)] for line in group if str(epoch) in line["knn"]]
-            cells.append(spread(numbers) if numbers else "–")
-        knn.append([name, str(len(group)), *cells])
-        if not group:
-            cost.append([name, *["–"] * len(head)])
-            continue
-        last = [str(max(map(int, line["seen"]))) for line in group]
-        pairs = list(zip(group, last, strict=True))
-        cost.append(
-            [
-                name,
-                spread([line["false_negatives"][at] for line, at in pairs if at in line["false_negatives"]] or [0.0]),
-                spread([line["seen"][at] for line, at in pairs]),
-                spread([line["most_visits"][at] for line, at in pairs], 0, 1.0),
-                *(
-                    f"{statistics.fmean(line['seconds_per_epoch'][part] for line in group):.2f}"
-                    for part in ("all", "training", "encode", "graph")
-                ),
-            ]
-        )
-    parts = ["\n".join("| " + " | ".join(row) + " |" for row in rows) for rows in (knn, cost)]
-    places = sorted({f"{line['machine']}, torch {line['versions']['torch']}" for line in found.values()})
-    commits = sorted({line["commit"] for line in found.values()})
-    told = [f"Weighted kNN (k = 200) on the test set, %, mean ± standard deviation over seeds. {table.about}"]
-    told.append("Of the last epoch: what the batches were like. Seconds are means over epochs, compilation left out.")
-    return "\n\n".join([told[0], parts[0], told[1], parts[1], f"{'; '.join(places)}. Commits: {', '.join(commits)}."])
 
 
 def main() -> None:

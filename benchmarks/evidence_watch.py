@@ -1,0 +1,135 @@
+"""What a run of evidence measures while it trains."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from evidence_tables import RAW, Cell
+from torch import Tensor, nn
+
+from hardneg.data import load_split
+from hardneg.evaluation import extract_set, knn_accuracy
+from hardneg.evaluation.features import extract_all
+from hardneg.methods.method import Method
+from hardneg.training.refresh import Refresh
+
+SAFETY = 1.25  # an epoch may take so much longer than those before
+
+
+class OutOfTimeError(Exception):
+    """The minutes are over."""
+
+
+class Watch(L.Callback):
+    """Measures a run, evaluates it at some epochs, and stops it in time.
+
+    cell: what is run · source: its data · deadline: `time.monotonic` when the call must be over · kept: what a run that
+    is resumed had measured before
+    """
+
+    def __init__(self, cell: Cell, source: str, deadline: float, kept: dict[str, Any]) -> None:
+        self.cell, self.source, self.deadline = cell, source, deadline
+        self.knn: dict[str, float] = kept.get("knn", {})
+        self.epochs: list[dict[str, float]] = kept.get("epochs", [])
+        self.encode = self.graph = 0.0  # seconds of this epoch's refreshes
+        self.steps = 1  # of an epoch
+        self.began: float | None = None  # this epoch
+        self.visits: Tensor | None = None  # (N,) how often each sample was in a batch of this epoch
+        self.sets: list[Any] = []
+        self.keep: Callable[[], object] = lambda: None  # called after every epoch
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.steps = int(trainer.estimated_stepping_batches) // self.cell.epochs
+        self.sets = [load_split(self.source, part, labels=True) for part in ("train", "test")]
+        self.visits = torch.zeros(len(self.sets[0]), device=pl_module.device)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Refresh):
+                assert isinstance(pl_module, Method)
+                given = self._raw(pl_module) if self.cell.variant == RAW else callback.embeddings
+                callback.embeddings = self._timed(callback, given)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Method)
+        assert self.visits is not None
+        if trainer.global_step % self.steps == 0:
+            self._end(trainer, pl_module)
+            self._check_time()
+            wait()
+            self.began = time.perf_counter()
+            pl_module.clock.restart()  # what was done here is no part of a step
+        index = batch if isinstance(batch, Tensor) else batch[0]
+        self.visits.index_add_(0, index, torch.ones_like(index, dtype=self.visits.dtype))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, Method)
+        self._end(trainer, pl_module)
+
+    def _end(self, trainer: L.Trainer, module: Method) -> None:
+        """Book the epoch that is over, and evaluate."""
+        if self.began is None:  # none was begun by this process
+            return
+        wait()
+        assert self.visits is not None
+        spent, self.began = time.perf_counter() - self.began, None
+        row = {"seconds": spent, "encode": self.encode, "graph": self.graph}
+        row["seen"] = float((self.visits > 0).double().mean())
+        row["most_visits"] = float(self.visits.max())
+        self.epochs.append({name: round(number, 4) for name, number in row.items()})
+        self.encode = self.graph = 0.0
+        self.visits.zero_()
+        epoch = trainer.global_step // self.steps
+        if epoch in self.cell.knn_at or epoch == self.cell.epochs:
+            known, asked = self._features(trainer, module)
+            self.knn[str(epoch)] = knn_accuracy(*known, *asked)
+            print(f"    epoch {epoch}: kNN {100 * self.knn[str(epoch)]:.2f} %, {spent:.2f} s", flush=True)
+        self.keep()
+
+    def _features(self, trainer: L.Trainer, module: Method) -> list[tuple[Tensor, Tensor]]:
+        prepare = getattr(module.views, "plain", None)
+        with trainer.precision_plugin.forward_context():
+            return [extract_set(module.encoder, part, prepare=prepare) for part in self.sets]
+
+    def _check_time(self) -> None:
+        pace = min((row["seconds"] for row in self.epochs), default=0.0)
+        if time.monotonic() + SAFETY * pace + 5 > self.deadline:  # the rest: kNN and files
+            raise OutOfTimeError
+
+    def _raw(self, module: Method) -> Callable[[], Tensor]:
+        """Embeddings as the head gives them, of any length."""
+
+        def encode() -> Tensor:
+            with module.trainer.precision_plugin.forward_context():
+                network = nn.Sequential(module.encoder, module.head)
+                return extract_all(network, self.sets[0], prepare=getattr(module.views, "plain", None))
+
+        return encode
+
+    def _timed(self, refresh: Refresh, given: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def embeddings() -> Tensor:
+            wait()
+            began = time.perf_counter()
+            rows = given()
+            wait()
+            self.encode += time.perf_counter() - began
+            return rows
+
+        learn = refresh.sampler.refresh
+
+        def timed_refresh(embeddings: Tensor) -> None:
+            began = time.perf_counter()
+            learn(embeddings)
+            wait()
+            self.graph += time.perf_counter() - began
+
+        refresh.sampler.refresh = timed_refresh  # type: ignore[method-assign]
+        return embeddings
+
+
+def wait() -> None:
+    """For the device."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
