@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.schedules import Schedule, Setting, value
+from hardneg.temperature import Learnable
 
 Bound = float | Tensor | None  # a score for all anchors, one per anchor (A,), or no bound
 
@@ -73,8 +74,8 @@ class Hardening:
         """The schedules among its settings."""
         return (setting for setting in vars(self).values() if isinstance(setting, Schedule))
 
-    def in_scores(self, temperature: object) -> "Hardening":
-        """The same in terms of scores, if it is said in cosines. temperature: a number, or a `Learnable`."""
+    def in_scores(self, temperature: float | Learnable) -> "Hardening":
+        """The same in terms of scores, if it is given in terms of cosines."""
         return self
 
     def at(self, progress: float) -> Self:
@@ -155,10 +156,12 @@ class Threshold(Hardening):
         if not isinstance(self.tau, Schedule):  # here, because a compiled graph would take the logarithm for a constant
             object.__setattr__(self, "_lowest", math.log(self.tau))
 
-    def in_scores(self, temperature: object) -> Hardening:
+    def in_scores(self, temperature: float | Learnable) -> Hardening:
         if self.cosine is None:
             return self
-        return Threshold(score=self.cosine / temperature)  # type: ignore[operator]
+        if isinstance(temperature, Learnable):
+            raise ValueError("Threshold(cosine=…) needs a temperature that is known: give a number or a schedule")
+        return Threshold(score=value(self.cosine, 0.0) / temperature)
 
     def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
         return self._lowest if self.score is None else float(self.score), None  # type: ignore[attr-defined, arg-type]

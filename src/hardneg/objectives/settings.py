@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg import checks, distributed
-from hardneg.hardening import Hardening, Threshold
+from hardneg.hardening import Hardening
 from hardneg.objectives.debiasing import Prior
 from hardneg.objectives.kernels import BACKENDS
 from hardneg.schedules import Adaptive, Schedule, value
@@ -123,8 +123,6 @@ def check(given: Mapping[str, Any]) -> None:
     for part in given["hardening"]:
         if not isinstance(part, Hardening):
             raise ValueError(f"hardening must be a Hardening or a tuple of them, got {part!r}")
-        if isinstance(part, Threshold) and part.cosine is not None and isinstance(given["temperature"], Learnable):
-            raise ValueError("Threshold(cosine=…) needs a temperature that is known: give a number or a schedule")
     if sum(part.weighs for part in given["hardening"]) > 1:
         raise ValueError(f"hardening takes at most one tilt (Exponential or Custom), got {given['hardening']!r}")
     checks.number("class_prior", given["class_prior"], at_least=0, below=1)
