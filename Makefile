@@ -56,7 +56,7 @@ bench: $(VENV)/dev.stamp
 
 data: $(VENV)/dev.stamp
 	test -n "$(HARDNEG_DATA)" || { echo "set HARDNEG_DATA to the folder of packed data sets"; exit 2; }
-	$(BIN)/python -m hardneg.data.unpack "$(HARDNEG_DATA)" data
+	$(BIN)/python scripts/unpack_data.py "$(HARDNEG_DATA)" data
 
 docs: $(VENV)/docs.stamp
 	$(BIN)/mkdocs build --strict

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hardneg.batches import ProximityBatchSampler, ProximityGraph, false_negative_share, mean_cosine
-from hardneg.data import ImageSet, load_split
 from hardneg.evaluation import extract
-from hardneg.objectives.inputs import normalized
+from hardneg.images import ImageSet, load_split
+from hardneg.losses.inputs import normalized
+from hardneg.samplers import ProximityBatchSampler, ProximityGraph, false_negative_share, mean_cosine
 from hardneg.training import build, recipe
 
 CHUNK = 250  # images at a time in training mode

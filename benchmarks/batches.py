@@ -43,10 +43,10 @@ from stopwatch import Stopwatch
 from torch import Tensor
 
 import hardneg as hn
-from hardneg.batches import ProximityBatchSampler, ProximityGraph
-from hardneg.batches.terrain import Terrain
-from hardneg.batches.walks import walk
 from hardneg.randomness import generator
+from hardneg.samplers import ProximityBatchSampler, ProximityGraph
+from hardneg.samplers.walk_graph import Terrain
+from hardneg.samplers.walks import walk
 
 RESULTS = Path(__file__).parents[1] / "results"
 DIM = 128

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 import hardneg as hn
-from hardneg.data import ImageSet, load_images
 from hardneg.evaluation import extract, few_label_accuracy, knn_accuracy, linear_probe
+from hardneg.images import ImageSet, load_images
 from hardneg.training import recipe, run
 
 RECIPE = Path(hn.__file__).parent / "recipes" / "cifar10-simclr.yaml"

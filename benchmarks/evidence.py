@@ -43,9 +43,12 @@ from evidence_tables import (
 from evidence_watch import OutOfTimeError, Watch
 
 import hardneg as hn
-from hardneg.data import unpack
-from hardneg.evaluation import extract_set, linear_probe
-from hardneg.training import files, run
+from hardneg.evaluation import linear_probe
+from hardneg.images.features import extract_set
+from hardneg.training import run, run_folder
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+from unpack_data import unpack
 
 __all__ = ["TABLES", "OutOfTimeError", "Watch", "load_table", "main", "run_cell"]
 START = 60.0  # seconds before the first step of a process: data, compilation
@@ -82,7 +85,7 @@ def data_source(table: Table, folder: Path | None) -> str:
     file = folder / f"{table.data}.npz"
     if not file.exists():
         try:
-            unpack.unpack(folder, folder)
+            unpack(folder, folder)
         except ImportError as error:  # scikit-learn's digits come last, and are not needed
             print(f"not unpacked: {error}", flush=True)
     if not file.exists():
@@ -113,7 +116,7 @@ def run_cell(cell: Cell, source: str, folder: Path, deadline: float) -> dict[str
     def keep() -> float:
         spent: float = kept.get("spent", 0.0) + time.perf_counter() - began
         state = {"source": source_hash(), "knn": watch.knn, "epochs": watch.epochs, "spent": spent}
-        files.write_json(stamp, state)
+        run_folder.write_json(stamp, state)
         return spent
 
     watch.keep = keep

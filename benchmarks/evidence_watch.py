@@ -9,11 +9,11 @@ import torch
 from evidence_tables import RAW, Cell
 from torch import Tensor, nn
 
-from hardneg.data import load_split
-from hardneg.evaluation import extract_set, knn_accuracy
-from hardneg.evaluation.features import extract_all
+from hardneg.evaluation import knn_accuracy
+from hardneg.images import load_split
+from hardneg.images.features import extract_all, extract_set
 from hardneg.methods.method import Method
-from hardneg.training.refresh import Refresh
+from hardneg.training.callbacks.sampler_refresh import Refresh
 
 SAFETY = 1.25  # an epoch may take so much longer than those before
 

@@ -31,16 +31,16 @@ from graphs import record, rows, same_run
 from torch import nn
 
 import hardneg as hn
-from hardneg.batches import ProximityBatchSampler, UniformBatchSampler
-from hardneg.data.graphs import GraphSet, load_graphs
-from hardneg.encoders.gin import GIN, Discriminator
 from hardneg.evaluation.svm import svm_accuracy
+from hardneg.graphs.data import GraphSet, load_graphs
+from hardneg.graphs.gin import GIN, Discriminator
+from hardneg.graphs.views import GraphViews
+from hardneg.losses.jsd import JSD
 from hardneg.methods.graphcl import GraphCL, GraphMethod, graph_projection
 from hardneg.methods.infograph import InfoGraph
-from hardneg.objectives.jsd import JSD
+from hardneg.samplers import ProximityBatchSampler, UniformBatchSampler
 from hardneg.training.batches import Batches
-from hardneg.training.refresh import Refresh
-from hardneg.views.graphs import GraphViews
+from hardneg.training.callbacks.sampler_refresh import Refresh
 
 BETAS = (0.0, 1.0, 2.0, 10.0)
 UNLABELLED = ("IMDB-BINARY", "IMDB-MULTI", "COLLAB", "REDDIT-BINARY")

@@ -30,11 +30,12 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 import hardneg as hn
-from hardneg.batches import UniformBatchSampler
-from hardneg.data.graphs import GraphSet, geometric, load_graphs
-from hardneg.encoders.gin import GIN, Discriminator
+from hardneg.extras import required
+from hardneg.graphs.data import GraphSet, load_graphs
+from hardneg.graphs.gin import GIN, Discriminator
+from hardneg.losses.jsd import JSD
 from hardneg.methods.infograph import InfoGraph
-from hardneg.objectives.jsd import JSD
+from hardneg.samplers import UniformBatchSampler
 
 RESULTS = Path(__file__).parents[1] / "results" / "graphs.json"
 SET, BATCH = "REDDIT-BINARY", 128
@@ -66,7 +67,7 @@ def loss(module: InfoGraph, batch: Any) -> Tensor:
 def epoch(graphs: GraphSet, steps: int) -> dict[str, dict[str, float]]:
     """Seconds of each way: all of them, and those until the batch is there; and the first loss."""
     listed = [graphs[number] for number in range(len(graphs))]
-    collate = geometric("torch_geometric.loader.dataloader").Collater(listed)  # what PyG's loader calls
+    collate = required("torch_geometric.loader.dataloader", "graph").Collater(listed)  # what PyG's loader calls
     started = time.perf_counter()
     graphs.twins(hops=3)
     found = time.perf_counter() - started  # once per set
@@ -121,7 +122,7 @@ def record(row: dict[str, Any], command: str) -> None:
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "torch_geometric": geometric("torch_geometric").__version__,
+            "torch_geometric": required("torch_geometric", "graph").__version__,
             "hardneg": hn.__version__,
         },
         "note": NOTE,

@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.objectives.kernels import Eligibility, Rule, ranks, tiled
+from hardneg.losses.kernels import Eligibility, Rule, percentiles, tiled
 
 ANCHORS, DIM, TEMPERATURE = 256, 128, 0.07
 RINGS = ((0.9, 0.99), (0.0, 0.9))
@@ -58,7 +58,7 @@ def strips_of_bands(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -
     rule = Rule(rings=(ring,))
     for rows, scores in tiled.strips(anchors, [queue], torch.tensor(1 / TEMPERATURE)):
         Eligibility(len(queue)).hide(scores, rows, -torch.inf)
-        yield rows, scores.masked_fill_(ranks.edges(scores, rule).outside(scores), -torch.inf)
+        yield rows, scores.masked_fill_(percentiles.edges(scores, rule).outside(scores), -torch.inf)
 
 
 def finding(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -> Contestants:
@@ -94,11 +94,11 @@ def losses(anchors: Tensor, positives: Tensor, queue: Tensor, progress: float) -
         torch.autograd.backward(loss(anchors, positives, negatives=queue))
 
     def sorting() -> None:
-        usual, ranks.SHORTEST_ROW = ranks.SHORTEST_ROW, sys.maxsize
+        usual, percentiles.SHORTEST_ROW = percentiles.SHORTEST_ROW, sys.maxsize
         try:
             step(ring)
         finally:
-            ranks.SHORTEST_ROW = usual
+            percentiles.SHORTEST_ROW = usual
 
     return {"ring_nce": lambda: step(ring), "by sorting": sorting, "moco": lambda: step(plain)}
 

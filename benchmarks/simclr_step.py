@@ -7,10 +7,10 @@ from stopwatch import Run, Stopwatch
 from torch import Tensor, nn
 
 import hardneg as hn
-from hardneg.batches import ProximityBatchSampler
-from hardneg.encoders.resnet import resnet18
 from hardneg.evaluation import extract
+from hardneg.images.resnet import resnet18
 from hardneg.randomness import generator
+from hardneg.samplers import ProximityBatchSampler
 
 
 def seconds(sampler: ProximityBatchSampler, embeddings: Tensor, batch: int) -> dict[str, list[float]]:

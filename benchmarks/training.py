@@ -27,7 +27,7 @@ import torch
 from stopwatch import Stopwatch
 
 import hardneg as hn
-from hardneg.data import ImageSet, load_images
+from hardneg.images import ImageSet, load_images
 from hardneg.training import build, recipe, run
 
 ENGINE = Path(hn.__file__).parent / "recipes" / "cifar10-simclr.yaml"

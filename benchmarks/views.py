@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 import hardneg as hn
+from hardneg.images.views import NUMBERS, ImageViews, moco_views, simclr_views
 from hardneg.randomness import generator
-from hardneg.views.images import NUMBERS, ImageViews, moco_views, simclr_views
 
 Peer = Callable[[Tensor], Tensor]
 SCALE, RATIO, JITTER = (0.2, 1.0), (3 / 4, 4 / 3), (0.4, 0.4, 0.4, 0.1)

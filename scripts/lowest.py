@@ -18,11 +18,11 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("train", "text", "graph", "mine", "export", "dev")
+EXTRAS = ("train", "data", "text", "graph", "mine", "export", "dev")
 # Every module that calls a dependency other than torch. The kernels' own tests need torch alone and take much longer.
 QUICK = (
-    "tests/data",
-    "tests/encoders",
+    "tests/images",
+    "tests/graphs",
     "tests/evaluation",
     "tests/insight",
     "tests/memory",

@@ -121,7 +121,7 @@ def test_data_are_told_by_kind_and_size(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["data/flat.npz"].detail == ".npz of pictures: all 7 of 4x5x3"
     packed = found[str(elsewhere / "packed")]
     assert (packed.status, packed.detail) == ("warning", "packed pictures")
-    assert "hardneg.data.unpack" in packed.fix
+    assert "scripts/unpack_data.py" in packed.fix
     assert "data/notes.txt" not in found
 
 

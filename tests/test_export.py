@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hardneg
-from hardneg import encoders
 from hardneg.export import SUFFIXES, export, export_run, read_info, verify
+from hardneg.images import encoders
 
 FORMATS = sorted(SUFFIXES)
 

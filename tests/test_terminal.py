@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hardneg import terminal
 from hardneg.printable import printable
-from hardneg.training.progress import bars
+from hardneg.training.callbacks.progress_bar import bars
 
 RED, TITLE, REVERSED, ISOLATED = "\x1b[31m", "\x1b]0;mine\x07", "\u202egnp.exe", "\u2066a\u2069"
 CARRIAGE, C1, SEPARATOR = "a\rb", "\x9b31m", "a\u2028b"

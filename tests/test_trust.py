@@ -17,8 +17,9 @@ from commands import hardneg
 from safetensors.torch import save_file
 from torch import nn
 
-from hardneg import cli, encoders
+from hardneg import cli
 from hardneg.export import export, export_run, read_info
+from hardneg.images import encoders
 from hardneg.insight.report import write_report
 from hardneg.training import recipe, run
 from hardneg.training.compare import carry_out, grid, plan

@@ -21,16 +21,16 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 import hardneg as hn
-from hardneg import products
-from hardneg.batches import cosine_histogram, mean_cosine
-from hardneg.data.graphs import assemble
-from hardneg.data.twins import twins
+from hardneg import matmul
 from hardneg.evaluation import judge
 from hardneg.evaluation.svm import svm_accuracy
+from hardneg.graphs.data import assemble
+from hardneg.graphs.equivalent_nodes import twins
+from hardneg.graphs.views import GraphViews
+from hardneg.images.views import simclr_views
 from hardneg.insight.diagnostics import alignment, cosine_histograms, hardest_negatives, uniformity
-from hardneg.training.keeper import running_sum
-from hardneg.views.graphs import GraphViews
-from hardneg.views.images import simclr_views
+from hardneg.samplers import cosine_histogram, mean_cosine
+from hardneg.training.callbacks.keeper import running_sum
 
 Place = Callable[[Tensor], Tensor]
 
@@ -255,7 +255,7 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
 
 def main() -> None:
     """Print, by case, the error that the device raised, or how its result differs from the host's; else nothing."""
-    products.WITHOUT_FLOAT64.add(DEVICE.type)
+    matmul.WITHOUT_FLOAT64.add(DEVICE.type)
     failures = {}
     for name, case in cases().items():
         expected = case(lambda tensor: tensor)

@@ -1,14 +1,16 @@
 """Checks of arguments: each failure names the argument, the value given and what to do."""
 
 import inspect
+import stat
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from hardneg.schedules import Schedule, value
+from hardneg.losses.schedules import Schedule, value
 
 
 class Fixed:
@@ -136,3 +138,10 @@ def whole(name: str, given: object, at_least: int = 1) -> None:
     """Raise unless ``given`` is a whole number of at least ``at_least``."""
     if not isinstance(given, int) or isinstance(given, bool) or given < at_least:
         raise ValueError(f"{name} must be a whole number ≥ {at_least}, got {given!r}")
+
+
+def regular_file(path: Path) -> Path:
+    """The path, if it leads to a regular file: a FIFO would never answer, and a device may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path} is no regular file: remove it, or put a file there")
+    return path

@@ -77,8 +77,8 @@ def train(
     """Train an encoder by a recipe. Ctrl-C or a crash leaves a run that **--resume** takes up exactly."""
     from hardneg.training import recipe as recipes
     from hardneg.training import run as runs
+    from hardneg.training.callbacks.progress_bar import Bar, bars
     from hardneg.training.evaluate import evaluate as evaluate_run
-    from hardneg.training.progress import Bar, bars
 
     if resume is not None:
         if recipe is not None or run is not None:
@@ -378,7 +378,7 @@ def _named(folder: Path) -> str:
 
 def _folder_of(named: Path | None, recipe: str | None) -> AbstractContextManager[Path]:
     """The folder of a run: as named, or a new one that no other process gets; removed if the run leaves it empty."""
-    from hardneg.training import files
+    from hardneg.training import run_folder
 
     # The further processes of one run are started with this command line, and must find the same folder.
     if "LOCAL_RANK" in os.environ and "HARDNEG_RUN" in os.environ:
@@ -386,7 +386,7 @@ def _folder_of(named: Path | None, recipe: str | None) -> AbstractContextManager
     if named is not None:
         return nullcontext(named)
     root, stem = Path("runs"), Path(recipe or "run").stem
-    return files.numbered(root, stem) if _is_first() else nullcontext(root / stem)  # which writes nothing
+    return run_folder.numbered(root, stem) if _is_first() else nullcontext(root / stem)  # which writes nothing
 
 
 def _is_first() -> bool:
@@ -407,7 +407,7 @@ def _runs_below(folder: Path) -> list[Path]:
 def _carry_out(runs: Sequence["Run"], quiet: bool) -> dict[str, str]:
     """Train what is not finished, under a bar for all and one for each; returns what failed, and why."""
     from hardneg.training import compare as comparing
-    from hardneg.training.progress import Bar, bars
+    from hardneg.training.callbacks.progress_bar import Bar, bars
 
     failed: dict[str, str] = {}
     with bars(Console(stderr=True, quiet=quiet)) as progress:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-EXTRAS = ("train", "export", "text", "graph", "mine", "page")  # what users install; dev, docs and all are ours
+EXTRAS = ("train", "data", "export", "text", "graph", "mine")  # what users install; dev, docs and all are ours
 # Where the name to import is not the name to install.
 MODULES = {"faiss-cpu": "faiss", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 SPACE = 5 * 2**30  # bytes: two checkpoints of a ResNet-50 with Adam, a report, and air
@@ -223,7 +223,7 @@ def _guarded(entry: Path) -> Finding | None:
         return Finding(name, "broken", f"cannot be read: {type(error).__name__}: {error}", "download or write it again")
     if detail is None:
         return None
-    fix = "python -m hardneg.data.unpack SOURCE data, or make data" if detail.startswith("packed") else ""
+    fix = "python scripts/unpack_data.py SOURCE data, or make data" if detail.startswith("packed") else ""
     return Finding(name, "warning" if fix else "ok", detail, fix)
 
 

@@ -59,7 +59,7 @@ def export(
 
     Examples:
         >>> import tempfile
-        >>> from hardneg.encoders import Tiny
+        >>> from hardneg.images.encoders import Tiny
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = export(Tiny(channels=1, size=8), torch.zeros(1, 1, 8, 8), Path(folder) / "digits")
         ...     file.name, read_info(file)["features"]
@@ -77,7 +77,7 @@ def export_run(
     encoder that the folder names as ``module:callable`` · returns the file and the largest difference that was found
     when it was checked
     """
-    from hardneg.training import build, files, recipe
+    from hardneg.training import build, recipe, run_folder
     from hardneg.training import run as runs
 
     checks.choice("format", format, tuple(SUFFIXES))
@@ -85,7 +85,7 @@ def export_run(
     if loaded.prepare is None:
         raise ValueError(f"{run} trained a graph encoder, which no format here can hold: use its encoder.safetensors")
     file = Path(run) / "exported" if to is None else Path(to)
-    if file.resolve() == (Path(run) / files.ENCODER).resolve():
+    if file.resolve() == (Path(run) / run_folder.ENCODER).resolve():
         raise ValueError(f"to={str(file)!r} is the run's own file, which says that it is finished: choose another name")
     views, channels = build.views_of(loaded.settings, loaded.shape[-1]), loaded.shape[0]
     info = {

@@ -1,21 +1,13 @@
 """The public names of hardneg, which `import hardneg` gives."""
 
-from hardneg.batches import (
-    KNNBatchSampler,
-    ProximityBatchSampler,
-    ProximityGraph,
-    UniformBatchSampler,
-    false_negative_share,
-)
 from hardneg.cached import cached_step
 from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
-from hardneg.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
 from hardneg.insight import alignment, uniformity
-from hardneg.memory import Clusters, MemoryBank, Queue
-from hardneg.objectives.infonce import InfoNCE
-from hardneg.objectives.jsd import JSD
-from hardneg.objectives.local_aggregation import LocalAggregation
-from hardneg.objectives.presets import (
+from hardneg.losses.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
+from hardneg.losses.infonce import InfoNCE
+from hardneg.losses.jsd import JSD
+from hardneg.losses.local_aggregation import LocalAggregation
+from hardneg.losses.presets import (
     clip,
     debiased,
     decoupled,
@@ -31,8 +23,16 @@ from hardneg.objectives.presets import (
     simcse,
     supcon,
 )
-from hardneg.schedules import Adaptive, Constant, HardnessAnneal, Linear, RingAnneal, Schedule, Steps
-from hardneg.temperature import Learnable
+from hardneg.losses.schedules import Adaptive, Constant, HardnessAnneal, Linear, RingAnneal, Schedule, Steps
+from hardneg.losses.temperature import Learnable
+from hardneg.memory import Clusters, MemoryBank, Queue
+from hardneg.samplers import (
+    KNNBatchSampler,
+    ProximityBatchSampler,
+    ProximityGraph,
+    UniformBatchSampler,
+    false_negative_share,
+)
 
 __all__ = [
     "JSD",

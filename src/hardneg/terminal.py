@@ -69,7 +69,7 @@ def show_table(
 
     rows, notes: by row and metric; a number with a note is marked
     """
-    compared = importlib.import_module("hardneg.insight.comparing")
+    compared = importlib.import_module("hardneg.insight.significance")
     metrics = [name for name in METRIC_TITLES if any(name in row for row in rows.values())]
     summary: dict[str, dict[str, dict[str, Any]]] = {}
     for name, row in rows.items():

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from hardneg.evaluation import extract
 from hardneg.evaluation.features import random_ranks
-from hardneg.products import exact_products
+from hardneg.matmul import exact_products
 
 
 def convolutional() -> nn.Sequential:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from hardneg import products as shared
+from hardneg import matmul
 from hardneg.evaluation import linear, linear_probe
 from hardneg.evaluation.linear import minimise, objective
 
@@ -65,7 +65,7 @@ def test_the_minimum_is_that_of_sklearn_on_digits(penalty: float, dtype: torch.d
 
 @pytest.mark.parametrize("tile", [1, 100, 1 << 25])
 def test_value_and_gradient_are_those_of_autograd(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "TILE", tile)
+    monkeypatch.setattr(matmul, "TILE", tile)
     features, targets = blobs(4, 5, 3)
     point = torch.randn(2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
     penalty = torch.tensor([0.3, 2.0], dtype=torch.float64)

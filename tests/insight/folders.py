@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.data import load_images
-from hardneg.insight.evidence import Look, Sight
+from hardneg.images import load_images
+from hardneg.insight.samples import Look, Sight
 from hardneg.training import recipe
 
 PRESETS = ("simclr", "debiased", "hcl", "scl", "hscl", "supcon", "decoupled")

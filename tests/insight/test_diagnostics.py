@@ -13,7 +13,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from torch.testing import assert_close
 
-import hardneg.products as products_module
+import hardneg.matmul as products_module
 from hardneg.insight import alignment, cosine_histograms, hardest_false_share, hardest_negatives, uniformity
 from hardneg.insight.diagnostics import MOST
 

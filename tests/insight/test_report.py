@@ -12,8 +12,8 @@ import torch
 from insight.folders import PRESETS, digits_look, make_comparison, make_run
 
 from hardneg.insight import report
-from hardneg.insight.evidence import Sight, examine
 from hardneg.insight.report import write_report
+from hardneg.insight.samples import Sight, examine
 
 VOID = {"meta", "link", "img", "wbr", "br"}
 INLINE = {"bdi", "wbr", "strong", "em"}

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg import products
+from hardneg import matmul
 from hardneg.memory import Clusters, MemoryBank, kmeans
 
 FAISS = pytest.param("faiss", marks=pytest.mark.skipif(not kmeans.faiss_is_installed(), reason="faiss is missing"))
@@ -93,7 +93,7 @@ def test_tiling_does_not_change_clusters(tile: int, monkeypatch: pytest.MonkeyPa
     rows = blobs(30, 100, 0.5).double()
     clusters = Clusters(12, repeats=2, iterations=5, backend="torch")
     expected = clusters.fit(rows).assignments
-    monkeypatch.setattr(products, "TILE", tile)
+    monkeypatch.setattr(matmul, "TILE", tile)
     assert torch.equal(clusters.fit(rows).assignments, expected)
 
 
@@ -162,7 +162,7 @@ def test_close_sets_are_those_of_the_loop(data: st.DataObject, repeats: int, siz
 
 
 def test_clusters_never_hold_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "TILE", 1 << 12)
+    monkeypatch.setattr(matmul, "TILE", 1 << 12)
     rows, idx = blobs(20, 2000, 0.3, dim=4), torch.tensor([5, 80, 7])
     clusters = Clusters(30, iterations=2, backend="torch")
     with Largest(rows) as largest:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hardneg.data import ImageSet, load_split
+from hardneg.images import ImageSet, load_split
 from hardneg.methods.method import Method
 from hardneg.training import build, recipe
 

@@ -16,17 +16,17 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 import hardneg as hn
-from hardneg.batches import UniformBatchSampler
-from hardneg.data.graphs import GraphSet, load_graphs
-from hardneg.encoders.gin import GIN, Discriminator
 from hardneg.evaluation.svm import svm_accuracy
+from hardneg.graphs.data import GraphSet, load_graphs
+from hardneg.graphs.gin import GIN, Discriminator
+from hardneg.graphs.views import GraphViews
+from hardneg.losses.jsd import JSD
 from hardneg.methods.graphcl import GraphCL, GraphMethod, graph_projection
 from hardneg.methods.infograph import InfoGraph
-from hardneg.objectives.jsd import JSD
 from hardneg.randomness import generator
+from hardneg.samplers import UniformBatchSampler
 from hardneg.training.batches import Batches
-from hardneg.training.refresh import Refresh
-from hardneg.views.graphs import GraphViews
+from hardneg.training.callbacks.sampler_refresh import Refresh
 
 
 def paths_and_stars(count: int = 24) -> GraphSet:

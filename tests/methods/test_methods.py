@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg.data import ImageSet
+from hardneg.images import ImageSet
 from hardneg.memory import Clusters, MemoryBank
-from hardneg.methods import past as pasts
+from hardneg.memory.clustered_bank import Past
 from hardneg.methods.instance_discrimination import InstanceDiscrimination
 from hardneg.methods.local_aggregation import LocalAggregationMethod
 from hardneg.methods.moco import MoCo
 from hardneg.methods.moco_v3 import MoCoV3, annealed
-from hardneg.methods.past import Past
 from hardneg.training import build, recipe
 
 BATCHES = torch.arange(48).view(3, 16)
@@ -124,11 +123,13 @@ def test_ring_with_close_positives_is_the_log_of_their_mean() -> None:
 @given(k=st.integers(1, 12), repeats=st.integers(1, 3), most=st.integers(1, 9), step=st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
 def test_close_positives_are_the_own_row_and_members_drawn_once(k: int, repeats: int, most: int, step: int) -> None:
+    from hardneg.memory import clustered_bank
+
     past = Past(MemoryBank(30, 4, seed=step), Clusters(k, repeats, backend="torch"), "positives")
     past.refresh(0)
     idx = torch.tensor([0, 7, 29, 7])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pasts, "MOST", most)
+        patch.setattr(clustered_bank, "MOST", most)
         chosen = past.positives(idx, step)
         again = past.positives(idx[:2], step)
     assert past.clusters is not None

@@ -10,8 +10,8 @@ import torch
 from methods.gradients import Gradients
 from torch import Tensor
 
-from hardneg.data import ImageSet, load_split
 from hardneg.evaluation import extract, few_label_accuracy
+from hardneg.images import ImageSet, load_split
 from hardneg.training import build, recipe, run
 
 SHORT = ["trainer.epochs=3", "trainer.save_every=2", "trainer.knn_every=0"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from test_cli import process
 
-from hardneg.training import evaluate, files, recipe, run
+from hardneg.training import evaluate, recipe, run, run_folder
 
 FORK = multiprocessing.get_context("fork")
 
@@ -37,12 +37,12 @@ def at_once(*tasks: Callable[[], None]) -> None:
 
 def test_processes_that_write_one_file_never_fail_and_never_show_half_of_it(tmp_path: Path) -> None:
     file, figures = tmp_path / "evaluation.json", {f"metric {number}": number for number in range(500)}
-    files.write_json(file, {"writer": -1, **figures})
+    run_folder.write_json(file, {"writer": -1, **figures})
 
     def write(writer: int) -> Callable[[], None]:
         def task() -> None:
             for _ in range(100):
-                files.write_json(file, {"writer": writer, **figures})
+                run_folder.write_json(file, {"writer": writer, **figures})
 
         return task
 
@@ -58,7 +58,7 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_beside_it(tmp_path: Path
     file = tmp_path / "evaluation.json"
     file.mkdir()  # which no file can replace
     with pytest.raises(OSError):  # noqa: PT011 (which one depends on the system)
-        files.write_json(file, {"knn": 1.0})
+        run_folder.write_json(file, {"knn": 1.0})
     assert [left.name for left in tmp_path.iterdir()] == ["evaluation.json"]
 
 
@@ -125,25 +125,25 @@ def test_a_run_is_held_by_one_process_until_it_lets_go(
     held = FORK.Event()
 
     def hold() -> None:
-        with files.alone(tmp_path):
+        with run_folder.alone(tmp_path):
             held.set()
             time.sleep(60)
 
     other = FORK.Process(target=hold)
     other.start()
     assert held.wait(60)
-    with pytest.raises(ValueError, match="in use by another process"), files.alone(tmp_path):
+    with pytest.raises(ValueError, match="in use by another process"), run_folder.alone(tmp_path):
         pass
     other.kill()  # the system lets go
     other.join(60)
-    with files.alone(tmp_path):
+    with run_folder.alone(tmp_path):
         pass
 
 
 def test_a_lock_is_no_way_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"run\.lock"), files.alone(tmp_path / "run"):
+    with pytest.raises(OSError, match=r"run\.lock"), run_folder.alone(tmp_path / "run"):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -175,7 +175,7 @@ def test_runs_started_at_once_get_a_folder_each(tmp_path: Path) -> None:
 def test_default_folders_are_claimed_one_by_one(tmp_path: Path) -> None:
     def claim() -> None:
         for _ in range(25):
-            with files.numbered(tmp_path / "runs", "run") as folder:
+            with run_folder.numbered(tmp_path / "runs", "run") as folder:
                 (folder / "mine").touch(exist_ok=False)
 
     at_once(*[claim] * 4)
@@ -186,6 +186,6 @@ def test_a_claim_that_comes_to_nothing_leaves_nothing(tmp_path: Path) -> None:
     def fail(folder: SimpleNamespace) -> None:
         raise ValueError(folder.name)
 
-    with pytest.raises(ValueError, match="run-1"), files.numbered(tmp_path / "a" / "runs", "run") as folder:
+    with pytest.raises(ValueError, match="run-1"), run_folder.numbered(tmp_path / "a" / "runs", "run") as folder:
         fail(folder)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from hardneg.insight.evidence import look_at_test_set
+from hardneg.insight.samples import look_at_test_set
 from hardneg.training import compare, evaluate, recipe, run
 
 BRIEF = ["encoder.name=tiny", "encoder.hidden=16", "encoder.outputs=8", "trainer.epochs=1", "trainer.batch_size=16",

@@ -18,7 +18,7 @@ from PIL import Image
 from test_cli import hardneg, tree
 
 from hardneg import cli
-from hardneg.training import compare, files, recipe, run
+from hardneg.training import compare, recipe, run, run_folder
 
 SHORT = ["trainer.epochs=3", "trainer.knn_every=0"]  # five steps each
 QUICK = ["train", "digits-simclr", *SHORT, "--no-evaluate", "--run", "here/run"]
@@ -117,7 +117,7 @@ def test_a_run_that_is_in_its_first_epoch_elsewhere_is_left_alone(
     held = fork.Event()
 
     def hold() -> None:
-        with files.alone(place):
+        with run_folder.alone(place):
             held.set()
             time.sleep(60)
 

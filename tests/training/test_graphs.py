@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hardneg.evaluation import svm
-from hardneg.evaluation.features import extract_graphs
+from hardneg.graphs.features import extract_graphs
 from hardneg.training import build, compare, evaluate, recipe, run
 
 pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
@@ -72,7 +72,7 @@ def test_a_graph_run_is_trained_judged_and_resumed_bit_by_bit(
     class Stop(Exception):
         pass
 
-    from hardneg.training.keeper import Keeper
+    from hardneg.training.callbacks.keeper import Keeper
 
     step = Keeper.on_train_batch_end
 

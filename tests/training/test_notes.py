@@ -10,7 +10,7 @@ import torch
 from insight.folders import digits_look, make_run
 
 from hardneg import cli, demo
-from hardneg.evaluation import judge, linear_probe, protocol, svm
+from hardneg.evaluation import judge, linear_probe, svm
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.insight.report import write_report
 
@@ -19,7 +19,9 @@ NOTE = "not converged after 3 iterations"
 
 @pytest.fixture
 def _three_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(protocol, "linear_probe", partial(linear_probe, steps=3))
+    from hardneg.evaluation import metrics
+
+    monkeypatch.setattr(metrics, "linear_probe", partial(linear_probe, steps=3))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HARDNEG_RUN", raising=False)
     monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hardneg as hn
-from hardneg.batches.samplers import RefreshedBatchSampler
-from hardneg.methods.clock import Clock
+from hardneg.methods.step_timer import Clock
+from hardneg.samplers.proximity import RefreshedBatchSampler
 from hardneg.training import optimizers, recipe
 from hardneg.training.batches import Batches, sampler
-from hardneg.training.progress import Bar
+from hardneg.training.callbacks.progress_bar import Bar
 
 
 @given(
@@ -188,7 +188,7 @@ def test_the_objective_of_a_recipe_is_the_preset() -> None:
 
 def test_the_clock_leaves_out_what_is_between_a_mark_and_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 100.0, 104.0])
-    monkeypatch.setattr("hardneg.methods.clock.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("hardneg.methods.step_timer.time.perf_counter", lambda: next(now))
     clock = Clock()
     clock.mark("data")
     clock.mark("augmentation")
@@ -230,7 +230,7 @@ def test_the_clock_of_a_gpu_uses_its_events_again(monkeypatch: pytest.MonkeyPatc
 
 def test_a_bar_moves_no_more_often_than_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     moves, now = [], iter([0.0, 0.01, 0.09, 0.11, 0.15, 0.3])
-    monkeypatch.setattr("hardneg.training.progress.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("hardneg.training.callbacks.progress_bar.time.monotonic", lambda: next(now))
     stack = SimpleNamespace(update=lambda task, completed, facts: moves.append(completed))
     bar = Bar(stack, "run")  # type: ignore[arg-type]
     for step in range(6):

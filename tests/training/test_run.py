@@ -209,8 +209,8 @@ def test_two_processes_train_to_the_weights_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", ["simclr", "hcl", "hscl"])
 def test_training_beats_the_untrained_encoder(tmp_path: Path, preset: str) -> None:
-    from hardneg.data import load_images
     from hardneg.evaluation import extract, few_label_accuracy
+    from hardneg.images import load_images
 
     settings = recipe.load(SETTINGS, [f"objective.preset={preset}", "trainer.epochs=30", "trainer.knn_every=0"])
     sets = [load_images("digits", split, labels=True) for split in ("train", "test")]

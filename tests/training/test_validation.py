@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hardneg.data import ImageSet, StreamedImages, load_images
+from hardneg.images import ImageSet, StreamedImages, load_images
 from hardneg.training import build, recipe, run, validation
 
 RING = ["objective={preset: ring_nce, temperature: 0.2, lower: 0.5, upper: 0.9, anneal: accuracy}"]

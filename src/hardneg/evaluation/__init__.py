@@ -1,16 +1,15 @@
 """Evaluation of frozen features: nearest neighbours, a few labels per class, and a linear readout."""
 
-from hardneg.evaluation.features import extract, extract_set
+from hardneg.evaluation.features import extract
 from hardneg.evaluation.knn import few_label_accuracy, knn_accuracy, knn_predict
 from hardneg.evaluation.linear import LinearResult, linear_probe
-from hardneg.evaluation.protocol import METRICS, Accuracies, judge
+from hardneg.evaluation.metrics import METRICS, Accuracies, judge
 
 __all__ = [
     "METRICS",
     "Accuracies",
     "LinearResult",
     "extract",
-    "extract_set",
     "few_label_accuracy",
     "judge",
     "knn_accuracy",

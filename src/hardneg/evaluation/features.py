@@ -6,11 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DataLoader
 
 from hardneg import checks
-from hardneg.data.graphs import GraphSet
-from hardneg.data.images import ImageSet, StreamedImages
 from hardneg.randomness import generator
 
 
@@ -45,7 +42,7 @@ def extract(
     copy_ahead = place.type == "cuda"  # towards the host, an asynchronous copy could be read too early
 
     features: Tensor | None = None
-    with _evaluating(encoder):
+    with evaluating(encoder):
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             output = encoder(ready(batch.to(place, non_blocking=copy_ahead)))
@@ -59,63 +56,6 @@ def extract(
             features[start : start + batch_size] = output
     assert features is not None
     return features
-
-
-def extract_set(
-    encoder: nn.Module,
-    images: ImageSet | StreamedImages,
-    batch_size: int = 512,
-    prepare: Callable[[Tensor], Tensor] | None = None,
-    workers: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Features and labels of a whole set, in memory or streamed; what is broken or has no label is left out.
-
-    encoder, batch_size, prepare: as for `extract` · workers: processes that decode a streamed set · returns (n, d)
-    float32 and (n,) int64, on the device of the encoder
-
-    Examples:
-        >>> pictures = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
-        >>> features, labels = extract_set(nn.Flatten(), ImageSet(pictures, torch.tensor([0, -1, 1]), ("cat", "dog")))
-        >>> features.shape, labels
-        (torch.Size([2, 4]), tensor([0, 1]))
-    """
-    if images.labels is None:
-        raise ValueError(f"{images.name} has no labels, and an evaluation needs them: give labels with the images")
-    features = extract_all(encoder, images, batch_size, prepare, workers)
-    labels = images.labels.to(features.device)
-    known = labels >= 0
-    if isinstance(images, StreamedImages):
-        known &= ~images.broken.flags.to(known.device)
-    return (features, labels) if bool(known.all()) else (features[known], labels[known])
-
-
-def extract_all(
-    encoder: nn.Module,
-    images: ImageSet | StreamedImages,
-    batch_size: int = 512,
-    prepare: Callable[[Tensor], Tensor] | None = None,
-    workers: int = 0,
-) -> Tensor:
-    """Features (N, d) of every image of a set; a broken one has those of the image that replaces it.
-
-    Arguments as for `extract_set`.
-    """
-    if isinstance(images, ImageSet):
-        return extract(encoder, images.images, batch_size, prepare=prepare)
-    loader = DataLoader(images, batch_size=batch_size, num_workers=workers)
-    return torch.cat([extract(encoder, batch, batch_size, prepare=prepare) for _, batch in loader])
-
-
-@torch.no_grad()
-def extract_graphs(encoder: nn.Module, graphs: GraphSet, batch_size: int = 512) -> Tensor:
-    """Features (N, d) of every graph of a set, in evaluation mode, where the encoder is.
-
-    encoder: maps a PyG batch to (B, d) · graphs: the set · batch_size: graphs per batch
-    """
-    place = next(iter(encoder.parameters()), graphs.x).device
-    with _evaluating(encoder):
-        parts = torch.split(torch.arange(len(graphs)), batch_size)
-        return torch.cat([encoder(graphs.batch(part).to(place)) for part in parts])
 
 
 def check_sets(
@@ -184,7 +124,7 @@ def random_ranks(targets: Tensor, *counters: int) -> Tensor:
 
 
 @contextmanager
-def _evaluating(encoder: nn.Module) -> Iterator[None]:
+def evaluating(encoder: nn.Module) -> Iterator[None]:
     """Evaluation mode; afterwards each module has its own mode again, so that what was frozen stays frozen."""
     modes = [(module, module.training) for module in encoder.modules()]
     encoder.eval()

@@ -11,8 +11,8 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.checks import whole
 from hardneg.evaluation.features import check_sets, class_indices, random_ranks, share_equal
-from hardneg.objectives.inputs import normalized
-from hardneg.products import exact_products, row_blocks, where_precise
+from hardneg.losses.inputs import normalized
+from hardneg.matmul import exact_products, row_blocks, where_precise
 
 
 def knn_accuracy(

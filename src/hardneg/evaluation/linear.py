@@ -16,7 +16,7 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.checks import whole
 from hardneg.evaluation.features import check_sets, class_indices, random_ranks, share_equal
-from hardneg.products import exact_products, row_blocks, where_precise
+from hardneg.matmul import exact_products, row_blocks, where_precise
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # F is λ-strongly convex in W, so that F − min F ≤ ‖∇F‖²/(2λ): a fit has converged once this is below TOLERANCE · F.

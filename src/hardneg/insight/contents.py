@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from hardneg.insight.evidence import Evidence
 from hardneg.insight.runs import Group
+from hardneg.insight.samples import Evidence
 from hardneg.printable import printable
 
 

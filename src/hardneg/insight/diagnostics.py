@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.checks import whole
-from hardneg.objectives.inputs import normalized
-from hardneg.products import exact_products, row_blocks, where_precise
+from hardneg.losses.inputs import normalized
+from hardneg.matmul import exact_products, row_blocks, where_precise
 from hardneg.randomness import generator
 
 # All pairs of this many samples are looked at; of more, so many are drawn: two million pairs tell a histogram.

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 from hardneg import checks
-from hardneg.insight import evidence
+from hardneg.insight import samples
 from hardneg.insight.contents import Contents, breakable, plain
 from hardneg.insight.parts import PARTS
 from hardneg.insight.runs import group_runs, is_finite, read_run
@@ -26,7 +26,7 @@ def write_report(
     baseline: str | None = None,
     extra_rows: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
     extra_notes: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
-    look: evidence.Look | None = None,
+    look: samples.Look | None = None,
     *,
     trust: bool = False,
 ) -> Path:
@@ -62,8 +62,8 @@ def write_report(
         raise ValueError(f"extra_rows names {taken[0]!r}, which is a group of runs already: choose another name")
     if baseline is not None:
         checks.choice("baseline", baseline, [*(group.name for group in groups), *extra])
-    look = look or functools.partial(evidence.look_at_test_set, trust=trust)
-    seen = {group.name: evidence.gather(group, look) for group in groups}
+    look = look or functools.partial(samples.look_at_test_set, trust=trust)
+    seen = {group.name: samples.gather(group, look) for group in groups}
     for name, found in seen.items():
         if isinstance(found, str):
             warnings.warn(f"parts of the report are empty: {name}: {found}", stacklevel=2)

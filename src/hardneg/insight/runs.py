@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hardneg.data.images import required
-from hardneg.evaluation.protocol import NOTES, notes_of_seeds
-from hardneg.training import files
+from hardneg.evaluation.metrics import NOTES, notes_of_seeds
+from hardneg.extras import required
+from hardneg.training import run_folder
 
 # What tells seeds apart, and what says nothing about the result.
 _NOT_COMPARED = ("seed", "about")
@@ -74,7 +74,7 @@ def read_run(folder: str | Path) -> Run:
     file = folder / "recipe.yaml"
     if not file.is_file():
         raise ValueError(f"{folder} holds no run: recipe.yaml is missing; pass the folder that training wrote")
-    required("yaml", 'pip install "hardneg[train]"')
+    required("yaml", "train")
     from hardneg.training import yaml_files
 
     text, recipe = yaml_files.text_of(file), yaml_files.read_mapping(file)
@@ -167,7 +167,7 @@ def _flat(tree: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
 
 
 def _mapping(file: Path) -> dict[str, Any]:
-    return files.read_json(file) if file.exists() else {}
+    return run_folder.read_json(file) if file.exists() else {}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from hardneg import checks, distributed
 from hardneg.checks import whole
-from hardneg.objectives.inputs import normalized
-from hardneg.products import row_blocks
+from hardneg.losses.inputs import normalized
+from hardneg.matmul import row_blocks
 from hardneg.randomness import generator
 
 

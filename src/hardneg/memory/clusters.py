@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from hardneg import checks
 from hardneg.checks import whole
+from hardneg.matmul import exact_products, where_precise
 from hardneg.memory import kmeans
-from hardneg.products import exact_products, where_precise
 
 BACKENDS = ("auto", "faiss", "torch")
 

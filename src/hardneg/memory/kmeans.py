@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.objectives.inputs import normalized
-from hardneg.products import row_blocks
+from hardneg.losses.inputs import normalized
+from hardneg.matmul import row_blocks
 from hardneg.randomness import generator
 
 # Seeds are drawn in this many rounds, each from what the rounds before serve badly. Up to as many clusters this is

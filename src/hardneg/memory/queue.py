@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hardneg import checks, distributed
 from hardneg.checks import whole
-from hardneg.objectives.inputs import normalized
+from hardneg.losses.inputs import normalized
 
 
 class Queue(checks.Fixed, nn.Module):

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hardneg.encoders.two_views import TwoHeads, TwoViews
+from hardneg.images.two_views import TwoHeads, TwoViews
+from hardneg.memory.clustered_bank import Past
 from hardneg.methods.method import Method
-from hardneg.methods.past import Past
 
 
 class CMC(Method):

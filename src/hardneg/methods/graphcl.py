@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hardneg import randomness
-from hardneg.data.graphs import GraphSet
-from hardneg.evaluation.features import extract_graphs
+from hardneg.graphs.data import GraphSet
+from hardneg.graphs.features import extract_graphs
 from hardneg.methods.method import NEGATIVES, Method
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardneg.data.graphs import GraphSet
+from hardneg.graphs.data import GraphSet
+from hardneg.losses.jsd import JSD
 from hardneg.methods.graphcl import GraphMethod
-from hardneg.objectives.jsd import JSD
 
 
 class InfoGraph(GraphMethod):

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hardneg.memory.clustered_bank import Past
 from hardneg.methods.method import Method
-from hardneg.methods.past import Past
 
 
 class InstanceDiscrimination(Method):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hardneg import distributed
+from hardneg.losses.local_aggregation import LocalAggregation
 from hardneg.methods.instance_discrimination import InstanceDiscrimination
-from hardneg.objectives.local_aggregation import LocalAggregation
 
 
 class LocalAggregationMethod(InstanceDiscrimination):
@@ -18,7 +18,7 @@ class LocalAggregationMethod(InstanceDiscrimination):
     Args:
         encoder, head, objective, past, and the options of `Method`
         background: nearest rows of the bank that a picture is compared with
-        form: see `hardneg.objectives.local_aggregation.LocalAggregation`
+        form: see `hardneg.losses.local_aggregation.LocalAggregation`
     """
 
     def __init__(self, *parts: Any, background: int = 4096, form: str = "paper", **options: Any) -> None:

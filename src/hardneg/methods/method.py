@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from hardneg import randomness
+from hardneg.losses.infonce import InfoNCE
 from hardneg.memory import Clusters, MemoryBank, Queue
-from hardneg.methods.clock import Clock
-from hardneg.objectives.infonce import InfoNCE
+from hardneg.methods.step_timer import Clock
 
 # (images, generator, views=2) → all first views and then all second ones; in several processes also first= and total=,
 # and channels_last=True where the network wants that layout

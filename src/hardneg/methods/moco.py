@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from hardneg import checks, randomness
-from hardneg.encoders.split_norm import split_norms
 from hardneg.memory import Queue
 from hardneg.methods.method import Method
 from hardneg.methods.momentum import follow, slow_copy
+from hardneg.methods.split_norm import split_norms
 
 SHUFFLE = 1  # the counter of the draws that shuffle keys
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from hardneg import checks
+from hardneg.losses.schedules import value
+from hardneg.losses.temperature import Learnable
 from hardneg.methods.method import Method
 from hardneg.methods.momentum import follow, slow_copy
-from hardneg.schedules import value
-from hardneg.temperature import Learnable
 
 
 class MoCoV3(Method):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.batches import KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
-from hardneg.batches.samplers import RefreshedBatchSampler
+from hardneg.samplers import KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
+from hardneg.samplers.proximity import RefreshedBatchSampler
 from hardneg.training import recipe
 from hardneg.training.recipe import Recipe
 

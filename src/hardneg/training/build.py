@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from hardneg import checks, encoders, randomness
-from hardneg.batches.samplers import RefreshedBatchSampler
-from hardneg.data import ImageSet, StreamedImages, load_split
-from hardneg.data.graphs import GraphSet
-from hardneg.encoders.two_views import TwoHeads, TwoViews, channels_of, split_of
-from hardneg.evaluation.features import extract_all
+from hardneg import checks, randomness
+from hardneg.graphs.data import GraphSet
+from hardneg.images import ImageSet, StreamedImages, encoders, load_split
+from hardneg.images import views as image_views
+from hardneg.images.features import extract_all
+from hardneg.images.two_views import TwoHeads, TwoViews, channels_of, split_of
+from hardneg.losses.infonce import InfoNCE
+from hardneg.losses.inputs import normalized
 from hardneg.memory import Clusters, MemoryBank, Queue
+from hardneg.memory.clustered_bank import Past
 from hardneg.methods.cmc import CMC
 from hardneg.methods.graphcl import GraphMethod
 from hardneg.methods.instance_discrimination import InstanceDiscrimination
@@ -23,15 +26,12 @@ from hardneg.methods.local_aggregation import LocalAggregationMethod
 from hardneg.methods.method import Method
 from hardneg.methods.moco import MoCo
 from hardneg.methods.moco_v3 import MoCoV3
-from hardneg.methods.past import Past
 from hardneg.methods.simclr import SimCLR
-from hardneg.objectives.infonce import InfoNCE
-from hardneg.objectives.inputs import normalized
-from hardneg.training import files, graphs, optimizers, recipe
+from hardneg.samplers.proximity import RefreshedBatchSampler
+from hardneg.training import graphs, optimizers, recipe, run_folder
 from hardneg.training.batches import Batches
+from hardneg.training.callbacks.sampler_refresh import Refresh
 from hardneg.training.recipe import Recipe
-from hardneg.training.refresh import Refresh
-from hardneg.views import images as image_views
 
 Samples = ImageSet | StreamedImages | GraphSet
 VIEWS = {"simclr": image_views.simclr_views, "moco": image_views.moco_views}
@@ -62,7 +62,7 @@ def check_source(settings: Recipe, folder: Path) -> None:
     if path is not None and not path.exists():
         raise ValueError(
             f"{folder}: data.source={settings.data.source!r} is not there: put the data back, or write where they are "
-            f"now into {folder / files.RECIPE}"
+            f"now into {folder / run_folder.RECIPE}"
         )
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import lightning as L
 
-from hardneg.data import load_split
-from hardneg.data.images import Division
-from hardneg.data.splits import comparable, division_of
-from hardneg.evaluation.protocol import NOTES, notes_of_seeds
-from hardneg.training import build, evaluate, files, graphs, recipe, run
+from hardneg.division import Division
+from hardneg.evaluation.metrics import NOTES, notes_of_seeds
+from hardneg.images import load_split
+from hardneg.images.splits import comparable
+from hardneg.training import build, evaluate, graphs, recipe, run, run_folder
 from hardneg.training.recipe import Recipe
 
 
@@ -45,7 +45,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether it was trained to its end and judged."""
-        return all((self.folder / name).exists() for name in (files.ENCODER, files.EVALUATION))
+        return all((self.folder / name).exists() for name in (run_folder.ENCODER, run_folder.EVALUATION))
 
 
 def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[str] = ()) -> list[Cell]:
@@ -97,8 +97,8 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
     for seed in seeds:
         for cell in cells:
             made = Run(cell, seed, cell.folder(Path(root), seed))
-            there = made.folder / files.RECIPE
-            begun = not files.is_free(made.folder) and there.exists()
+            there = made.folder / run_folder.RECIPE
+            begun = not run_folder.is_free(made.folder) and there.exists()
             if begun and build.resolved(recipe.load(there)) != build.resolved(made.settings):
                 raise ValueError(
                     f"{made.folder} holds a run of another recipe: choose another folder for this comparison"
@@ -114,14 +114,16 @@ def check_data(runs: Sequence[Run]) -> None:
             comparable(load_split(source, "train", size), load_split(source, "test", size))
     divisions: dict[str, Division] = {}
     for planned in runs:
-        if files.is_free(planned.folder) or not (planned.finished or (planned.folder / files.RECIPE).exists()):
+        if run_folder.is_free(planned.folder) or not (
+            planned.finished or (planned.folder / run_folder.RECIPE).exists()
+        ):
             continue
         settings = planned.settings
         key = str(
             (settings.data, getattr(recipe.objective(settings), "supervision", None))
         )  # what `build.data` depends on
         if key not in divisions:
-            divisions[key] = division_of(build.data(settings))
+            divisions[key] = build.data(settings).division or Division()
         run.check_division(settings, planned.folder, divisions[key], "choose another folder for this comparison")
 
 
@@ -137,8 +139,8 @@ def carry_out(
         if not planned.finished:
             try:
                 # `plan` found the folder's recipe equal to the one that was given, which is trusted.
-                if not (planned.folder / files.ENCODER).exists():
-                    resume = files.is_run(planned.folder) and not files.is_free(planned.folder)
+                if not (planned.folder / run_folder.ENCODER).exists():
+                    resume = run_folder.is_run(planned.folder) and not run_folder.is_free(planned.folder)
                     run.train(planned.settings, planned.folder, resume, callbacks(planned), trust=True)
                 evaluate.evaluate(planned.folder, trust=True)
             except (ValueError, RuntimeError, OSError) as failure:
@@ -169,7 +171,7 @@ def notes(runs: Sequence[Run]) -> dict[str, dict[str, list[str]]]:
 
 
 def _evaluation(done: Run) -> dict[str, Any]:
-    return files.read_json(done.folder / files.EVALUATION)
+    return run_folder.read_json(done.folder / run_folder.EVALUATION)
 
 
 def _values(text: str) -> list[str]:

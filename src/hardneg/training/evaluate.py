@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardneg.data import ImageSet, StreamedImages, load_split
-from hardneg.data.images import Division
-from hardneg.data.splits import comparable, difference, division_of
-from hardneg.evaluation import METRICS, Accuracies, extract_set, judge
-from hardneg.training import build, files, graphs
+from hardneg.division import Division, difference
+from hardneg.evaluation import METRICS, Accuracies, judge
+from hardneg.images import ImageSet, StreamedImages, load_split
+from hardneg.images.features import extract_set
+from hardneg.images.splits import comparable
+from hardneg.training import build, graphs, run_folder
 from hardneg.training.recipe import Recipe
 from hardneg.training.run import Loaded, load_run
 
@@ -37,12 +38,12 @@ def evaluate(
     trust: allow an encoder that the folder names as ``module:callable``
     """
     run = load_run(folder, trust=trust)
-    files.check_links(run.folder)
+    run_folder.check_links(run.folder)
     if source is None:
         build.check_source(run.settings, run.folder)
     if len(run.shape) == 1:
         found = _of_graphs(run, source)
-        _save(run.folder, files.EVALUATION, found.to_json())
+        _save(run.folder, run_folder.EVALUATION, found.to_json())
         return found
     own = run.settings.data.source
     same = source is None
@@ -55,11 +56,11 @@ def evaluate(
     encoder = run.encoder.to(_device(run.settings))
     found = of_encoder(encoder, known, asked, run.prepare, metrics, run.settings.data.workers)
     if same:
-        _save(run.folder, files.EVALUATION, found.to_json())
+        _save(run.folder, run_folder.EVALUATION, found.to_json())
         return found
     with _transfer_held(run.folder):
         file = run.folder / TRANSFER
-        before: dict[str, Any] = files.read_json(file) if file.exists() else {}
+        before: dict[str, Any] = run_folder.read_json(file) if file.exists() else {}
         _save(run.folder, TRANSFER, {**before, source: found.to_json()})
     return found
 
@@ -85,7 +86,7 @@ def _holds_copies(run: Loaded, known: ImageSet | StreamedImages, asked: ImageSet
         for part in (known, asked)
     ]
     found = int(inside[1].sum())
-    if bool(inside[0].any()) or (found and division_of(known).test == Division.HELD_OUT):
+    if bool(inside[0].any()) or (found and (known.division or Division()).test == Division.HELD_OUT):
         return True
     if 0 < found < len(asked):
         warnings.warn(
@@ -98,26 +99,26 @@ def _holds_copies(run: Loaded, known: ImageSet | StreamedImages, asked: ImageSet
 
 def _transfer_held(folder: Path) -> AbstractContextManager[None]:
     """Makes other processes wait that add to the transfer file, where there is one to write."""
-    writes = (folder / files.ENCODER).exists() and os.access(folder, os.W_OK)
-    return files.locked(folder / "transfer.lock") if writes else nullcontext()
+    writes = (folder / run_folder.ENCODER).exists() and os.access(folder, os.W_OK)
+    return run_folder.locked(folder / "transfer.lock") if writes else nullcontext()
 
 
 def _of_graphs(run: Loaded, source: str | None) -> Accuracies:
     if source is not None:
         raise ValueError(f"{source}: a graph encoder knows the node features of its own set only")
     found = graphs.load(run.settings)
-    if told := difference(run.division, division_of(found)):
+    if told := difference(run.division, found.division):
         warnings.warn(f"{run.settings.data.source} {told}", stacklevel=3)
     return graphs.judge(run.encoder, found, run.settings.seed)
 
 
 def _save(folder: Path, name: str, found: dict[str, Any]) -> None:
     """Write figures into the folder of a finished run, if that can be."""
-    if not (folder / files.ENCODER).exists():
+    if not (folder / run_folder.ENCODER).exists():
         warnings.warn(f"{folder} is unfinished: judged as it was at its last checkpoint, not saved", stacklevel=3)
         return
     try:
-        files.write_json(folder / name, found)
+        run_folder.write_json(folder / name, found)
     except OSError as error:
         warnings.warn(f"the figures could not be saved: {error}", stacklevel=3)
 

@@ -5,19 +5,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hardneg import checks, encoders, randomness
-from hardneg.data.graphs import GraphSet, load_graphs
-from hardneg.encoders.gin import GIN, Discriminator
-from hardneg.evaluation.features import extract_graphs
-from hardneg.evaluation.protocol import Accuracies
+from hardneg import checks, randomness
+from hardneg.evaluation.metrics import Accuracies
 from hardneg.evaluation.svm import svm_accuracy
+from hardneg.graphs.data import GraphSet, load_graphs
+from hardneg.graphs.features import extract_graphs
+from hardneg.graphs.gin import GIN, Discriminator
+from hardneg.graphs.views import GraphViews
+from hardneg.images import encoders
+from hardneg.losses.infonce import InfoNCE
+from hardneg.losses.jsd import JSD
 from hardneg.methods.graphcl import GraphCL, GraphMethod, graph_projection
 from hardneg.methods.infograph import InfoGraph
-from hardneg.objectives.infonce import InfoNCE
-from hardneg.objectives.jsd import JSD
 from hardneg.training import optimizers, recipe
 from hardneg.training.recipe import Recipe
-from hardneg.views.graphs import GraphViews
 
 SOURCE = "tu:"  # what the name of a set of the TU collection begins with
 METHODS = ("graphcl", "infograph")

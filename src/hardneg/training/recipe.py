@@ -18,10 +18,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hardneg import checks, schedules
-from hardneg.objectives import presets
-from hardneg.objectives.infonce import InfoNCE
-from hardneg.objectives.jsd import JSD
+from hardneg import checks
+from hardneg.losses import presets, schedules
+from hardneg.losses.infonce import InfoNCE
+from hardneg.losses.jsd import JSD
 from hardneg.training import optimizers, yaml_files
 
 # Losses and memories are in float32: what holds weights in another precision would not meet them.
@@ -32,8 +32,8 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 
 @dataclass(frozen=True)
 class Data:
-    """source: see `hardneg.data.load_images`, or ``tu:MUTAG`` for graphs · size: side of the pictures, if they differ ·
-    workers: that decode · features: of the nodes of graphs, see `hardneg.data.graphs.load_graphs`."""
+    """source: see `load_images`, or ``tu:MUTAG`` for graphs · size: side of the pictures, if they differ ·
+    workers: that decode · features: of the nodes of graphs, see `hardneg.graphs.data.load_graphs`."""
 
     source: str = "digits"
     size: int | None = None
@@ -43,7 +43,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Views:
-    """preset: ``"simclr"`` or ``"moco"`` · options: any field of `hardneg.views.images.ImageViews`, which then wins."""
+    """preset: ``"simclr"`` or ``"moco"`` · options: any field of `hardneg.images.views.ImageViews`, which then wins."""
 
     preset: str = "simclr"
     options: dict[str, Any] = field(default_factory=dict)

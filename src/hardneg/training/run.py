@@ -23,14 +23,13 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor, nn
 
 from hardneg import checks
-from hardneg.data.graphs import GraphSet
-from hardneg.data.images import Division
-from hardneg.data.splits import difference, division_of, read_division
+from hardneg.division import Division, difference, read_division
+from hardneg.graphs.data import GraphSet
+from hardneg.losses.infonce import InfoNCE
 from hardneg.methods.method import Method
-from hardneg.objectives.infonce import InfoNCE
-from hardneg.training import build, files, graphs, recipe, validation
+from hardneg.training import build, graphs, recipe, run_folder, validation
 from hardneg.training.batches import Batches, sampler
-from hardneg.training.keeper import Keeper
+from hardneg.training.callbacks.keeper import Keeper
 from hardneg.training.recipe import Recipe
 
 # Settings that a run may be resumed with other values of: they change nothing that it computes.
@@ -86,15 +85,15 @@ def train(
         trust: when resuming, allow an encoder that the folder names as ``module:callable``; ``settings`` are trusted
     """
     folder = Path(folder)
-    if resume and not files.is_run(folder):
-        missing = files.ENVIRONMENT if (folder / files.RECIPE).exists() else files.RECIPE
+    if resume and not run_folder.is_run(folder):
+        missing = run_folder.ENVIRONMENT if (folder / run_folder.RECIPE).exists() else run_folder.RECIPE
         raise ValueError(f"{folder} holds no run to resume: {missing} is missing")
     resume_from: Path | None = None
     if resume:
-        files.check_regular(folder)
-        settings = recipe.load(folder / files.RECIPE)
+        run_folder.check_regular(folder)
+        settings = recipe.load(folder / run_folder.RECIPE)
         recipe.check_trust(settings, folder, trust)
-        files.check_links(folder)
+        run_folder.check_links(folder)
         build.check_source(settings, folder)
         _take_threads(folder)
     else:
@@ -103,7 +102,7 @@ def train(
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
         _check_free(folder)
     whole = build.data(settings)
-    division = division_of(whole)
+    division = whole.division or Division()
     if resume:
         check_division(settings, folder, division)
     train_set, held_out = validation.divide(settings, whole)
@@ -118,7 +117,7 @@ def train(
     refresh = build.refresh(batches, module, train_set, settings, trainer.world_size)
     # Weights and two moments of them, in the old checkpoint and in the new one; and room for the rest.
     weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-    files.check_space(folder, 6 * weights + (16 << 20))
+    run_folder.check_space(folder, 6 * weights + (16 << 20))
     module._optimizer(module)  # bad settings are refused now
     if isinstance(module.objective, InfoNCE):
         module.objective.check_device(trainer.strategy.root_device)
@@ -131,15 +130,15 @@ def train(
     trainer.callbacks += [keeper] if refresh is None else [refresh, keeper]  # type: ignore[attr-defined]
     with ExitStack() as held:
         if trainer.is_global_zero:
-            held.enter_context(files.made(folder))
-            held.enter_context(files.alone(folder))
+            held.enter_context(run_folder.made(folder))
+            held.enter_context(run_folder.alone(folder))
             _begin(settings, folder, resume, trainer.world_size, division, stated)
         try:
             _fit(trainer, module, build.loader(batches, train_set, settings), folder, resume_from)
         except Exception as error:
             if trainer.is_global_zero:
                 if not resume:
-                    files.discard(folder)
+                    run_folder.discard(folder)
                 _explain(error, folder)
             raise
         if trainer.is_global_zero:
@@ -166,16 +165,16 @@ def _check_memory(settings: Recipe, shape: tuple[int, int, int], trainer: L.Trai
 
 
 def _check_free(folder: Path) -> None:
-    if files.is_free(folder):
+    if run_folder.is_free(folder):
         return
-    if files.is_run(folder):
+    if run_folder.is_run(folder):
         raise ValueError(f"{folder} holds a run already: resume it, choose another folder, or remove this one")
     raise ValueError(f"{folder} exists and is no run: choose another folder")
 
 
 def check_division(settings: Recipe, folder: Path, division: Division, remedy: str = "begin a new run") -> None:
     """Raise if the data are not those that the run was begun with: held-out images might be trained on."""
-    recorded = read_division(folder / files.SPLIT)
+    recorded = read_division(folder / run_folder.SPLIT)
     source = settings.data.source
     if told := difference(recorded, division):
         raise ValueError(f"{source} {told} in {folder}: restore it, or {remedy}")
@@ -185,10 +184,10 @@ def check_division(settings: Recipe, folder: Path, division: Division, remedy: s
 
 def _check_begun(folder: Path, stated: dict[str, int] | None) -> None:
     """Raise if what the run wrote cannot be gone on with, before anything is changed."""
-    environment = files.read_json(folder / files.ENVIRONMENT)
+    environment = run_folder.read_json(folder / run_folder.ENVIRONMENT)
     if not isinstance(environment.get("resumed", []), list):
-        raise ValueError(f"{folder / files.ENVIRONMENT}: resumed must be a list: put the file back as it was")
-    files.metrics(folder)
+        raise ValueError(f"{folder / run_folder.ENVIRONMENT}: resumed must be a list: put the file back as it was")
+    run_folder.metrics(folder)
     begun = environment.get("validation")
     if begun != stated:
         raise ValueError(
@@ -199,14 +198,14 @@ def _check_begun(folder: Path, stated: dict[str, int] | None) -> None:
 
 def _checked_checkpoint(folder: Path, module: Method, keeper: Keeper, batches: Batches) -> Path | None:
     """The checkpoint to go on from, read and tried before anything is written; None if there was none yet."""
-    file = folder / files.CHECKPOINT
+    file = folder / run_folder.CHECKPOINT
     # The metrics file is made with the first checkpoint.
-    if not file.exists() and not (folder / files.METRICS).exists():
+    if not file.exists() and not (folder / run_folder.METRICS).exists():
         warnings.warn(f"{folder} holds no checkpoint yet: it begins with epoch 1", stacklevel=3)
         return None
-    saved = files.checkpoint(folder)
-    if saved.get("run") != files.read_json(folder / files.ENVIRONMENT).get("run"):
-        raise ValueError(f"{file} is the checkpoint of another run: {files.remedy(folder)}")
+    saved = run_folder.checkpoint(folder)
+    if saved.get("run") != run_folder.read_json(folder / run_folder.ENVIRONMENT).get("run"):
+        raise ValueError(f"{file} is the checkpoint of another run: {run_folder.remedy(folder)}")
     try:
         module.load_state_dict(saved["state_dict"])
         module._optimizer(module).load_state_dict(saved["optimizer_states"][0])
@@ -216,11 +215,13 @@ def _checked_checkpoint(folder: Path, module: Method, keeper: Keeper, batches: B
         batches.go_on_from(saved["batches"])
     except Exception as error:  # as many kinds as there are ways not to fit
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"{file} does not fit the run's recipe and data ({reason}): {files.remedy(folder)}") from error
+        raise ValueError(
+            f"{file} does not fit the run's recipe and data ({reason}): {run_folder.remedy(folder)}"
+        ) from error
     if changed := [name for name in changed if name not in MAY_CHANGE]:
         raise ValueError(
-            f"{folder / files.RECIPE} was changed in {', '.join(changed)} since {file} was written: undo the change, "
-            f"or begin anew with hardneg train {folder / files.RECIPE} --run ANOTHER_FOLDER"
+            f"{folder / run_folder.RECIPE} was changed in {', '.join(changed)} since {file} was written: undo the "
+            f"change, or begin anew with hardneg train {folder / run_folder.RECIPE} --run ANOTHER_FOLDER"
         )
     return file
 
@@ -232,8 +233,8 @@ def _explain(error: Exception, folder: Path) -> None:
     message = str(error)
     if isinstance(error, checks.NonFiniteError):
         message = f"training diverged ({error}): lower optimizer.lr, or set optimizer.clip"
-    if (folder / files.CHECKPOINT).exists():
-        step = files.checkpoint(folder)["global_step"]
+    if (folder / run_folder.CHECKPOINT).exists():
+        step = run_folder.checkpoint(folder)["global_step"]
         message += (
             f". {folder} keeps the checkpoint of step {step}; resuming takes the same steps again, so for other "
             "settings choose another folder, or remove this one"
@@ -245,21 +246,21 @@ def _begin(
     settings: Recipe, folder: Path, resume: bool, processes: int, division: Division, stated: dict[str, int] | None
 ) -> None:
     """Write what the run is, or that it goes on; ``stated``: its validation part."""
-    environment = files.environment(processes=processes, **({} if stated is None else {"validation": stated}))
+    environment = run_folder.environment(processes=processes, **({} if stated is None else {"validation": stated}))
     if not resume:
         _check_free(folder)  # again, as another process may have been here while the data were read
         # The name of this run, by which its checkpoints are known.
-        files.write_json(folder / files.ENVIRONMENT, {"run": uuid.uuid4().hex, **environment})
-        files.write_json(folder / files.SPLIT, asdict(division))
-        files.write(folder / files.RECIPE, recipe.dump(settings))  # last: it makes the folder a run
+        run_folder.write_json(folder / run_folder.ENVIRONMENT, {"run": uuid.uuid4().hex, **environment})
+        run_folder.write_json(folder / run_folder.SPLIT, asdict(division))
+        run_folder.write(folder / run_folder.RECIPE, recipe.dump(settings))  # last: it makes the folder a run
         return
-    if (folder / files.ENCODER).exists():
+    if (folder / run_folder.ENCODER).exists():
         return
     # Figures of an unfinished run would pass for those of the finished one.
-    (folder / files.EVALUATION).unlink(missing_ok=True)
-    first = files.read_json(folder / files.ENVIRONMENT)
+    (folder / run_folder.EVALUATION).unlink(missing_ok=True)
+    first = run_folder.read_json(folder / run_folder.ENVIRONMENT)
     first.setdefault("resumed", []).append(environment)
-    files.write_json(folder / files.ENVIRONMENT, first)
+    run_folder.write_json(folder / run_folder.ENVIRONMENT, first)
 
 
 def load_run(folder: str | Path, *, trust: bool = False) -> Loaded:
@@ -268,28 +269,28 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Loaded:
     trust: allow an encoder that the folder names as ``module:callable``, which is code to run
     """
     folder = Path(folder)
-    if not (folder / files.RECIPE).exists():
-        raise ValueError(f"{folder} is no run: {files.RECIPE} is missing")
-    files.check_regular(folder)
-    settings = recipe.load(folder / files.RECIPE)
+    if not (folder / run_folder.RECIPE).exists():
+        raise ValueError(f"{folder} is no run: {run_folder.RECIPE} is missing")
+    run_folder.check_regular(folder)
+    settings = recipe.load(folder / run_folder.RECIPE)
     recipe.check_trust(settings, folder, trust)
-    origin = folder / (files.ENCODER if (folder / files.ENCODER).exists() else files.CHECKPOINT)
-    if (folder / files.ENCODER).exists():
+    origin = folder / (run_folder.ENCODER if (folder / run_folder.ENCODER).exists() else run_folder.CHECKPOINT)
+    if (folder / run_folder.ENCODER).exists():
         from safetensors import safe_open
 
         try:
-            with safe_open(folder / files.ENCODER, "pt") as file:
+            with safe_open(folder / run_folder.ENCODER, "pt") as file:
                 shape = tuple(int(side) for side in file.metadata()["shape"].split(","))
                 if len(shape) not in (1, 3) or min(shape) < 1 or max(shape) >= 1 << 31:
                     raise ValueError(f"shape {shape}")
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
         except Exception as error:  # of safetensors' own, or of metadata that are not ours
             raise ValueError(
-                f"{folder / files.ENCODER} cannot be read as the encoder of a run ({error!r}): remove it and resume "
-                "the run, which writes it again"
+                f"{folder / run_folder.ENCODER} cannot be read as the encoder of a run ({error!r}): remove it and "
+                "resume the run, which writes it again"
             ) from error
-    elif (folder / files.CHECKPOINT).exists():
-        saved = files.checkpoint(folder)["state_dict"]
+    elif (folder / run_folder.CHECKPOINT).exists():
+        saved = run_folder.checkpoint(folder)["state_dict"]
         weights = {name[8:]: tensor for name, tensor in saved.items() if name.startswith("encoder.")}
         build.check_source(settings, folder)
         train_set = build.data(settings)
@@ -311,7 +312,7 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Loaded:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{origin}: the weights do not fit encoder {settings.encoder.name!r}: {reason}") from error
     prepare = build.views_of(settings, shape[-1]).plain if pictures else None
-    return Loaded(folder, settings, encoder.eval(), prepare, shape, read_division(folder / files.SPLIT))
+    return Loaded(folder, settings, encoder.eval(), prepare, shape, read_division(folder / run_folder.SPLIT))
 
 
 def _trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Trainer:
@@ -386,8 +387,8 @@ def _fit(trainer: L.Trainer, module: Method, loader: Any, folder: Path, resume_f
 
 def _take_threads(folder: Path) -> None:
     """Use as many threads as when the run was begun: sums then have the same last bits."""
-    file = folder / files.ENVIRONMENT
-    threads = files.read_json(file).get("threads") if file.exists() else None
+    file = folder / run_folder.ENVIRONMENT
+    threads = run_folder.read_json(file).get("threads") if file.exists() else None
     if threads is not None:
         if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
             raise ValueError(
@@ -405,4 +406,4 @@ def _write_encoder(encoder: nn.Module, folder: Path, shape: tuple[int, ...]) -> 
         for name, tensor in encoder.state_dict().items()
         if isinstance(tensor, Tensor)
     }
-    files.write_bytes(folder / files.ENCODER, save(weights, {"shape": ",".join(map(str, shape))}))
+    run_folder.write_bytes(folder / run_folder.ENCODER, save(weights, {"shape": ",".join(map(str, shape))}))

@@ -5,9 +5,9 @@ import warnings
 
 import torch
 
-from hardneg.data import ImageSet, StreamedImages
-from hardneg.data.graphs import GraphSet
 from hardneg.evaluation.features import random_ranks
+from hardneg.graphs.data import GraphSet
+from hardneg.images import ImageSet, StreamedImages
 from hardneg.training import recipe
 from hardneg.training.recipe import Recipe
 

@@ -1,7 +1,7 @@
 """The negatives themselves: pictures of a few anchors, each with what every encoder finds most similar."""
 
 from hardneg.insight.contents import Contents, Part, breakable, missing, named, plain
-from hardneg.insight.evidence import Evidence, Picture
+from hardneg.insight.samples import Evidence, Picture
 
 
 def gallery(contents: Contents) -> Part:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hardneg.insight import svg
 from hardneg.insight.contents import Contents, Part, missing, named
 from hardneg.insight.diagnostics import Histograms
-from hardneg.insight.evidence import Evidence
+from hardneg.insight.samples import Evidence
 
 _KINDS = (("same class", "same"), ("different classes", "different"))
 

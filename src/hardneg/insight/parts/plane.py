@@ -2,7 +2,7 @@
 
 from hardneg.insight import svg
 from hardneg.insight.contents import Contents, Part, named
-from hardneg.insight.evidence import Evidence, Plane
+from hardneg.insight.samples import Evidence, Plane
 
 
 def plane(contents: Contents) -> Part:

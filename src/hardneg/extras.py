@@ -1,0 +1,25 @@
+"""Optional dependencies: imported where they are used, with the command that installs a missing one."""
+
+from importlib import import_module
+from types import ModuleType
+
+
+def required(module: str, extra: str) -> ModuleType:
+    """Import a module of an optional dependency; if that fails, raise an ImportError that says what installs it.
+
+    module: dotted name · extra: the extra of hardneg that installs it
+
+    Examples:
+        >>> required("json", "train").dumps([1])
+        '[1]'
+        >>> required("no_such_package.part", "graph")
+        Traceback (most recent call last):
+        ImportError: no_such_package is needed here, and cannot be imported (No module named 'no_such_package'): pip ...
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(
+            f'{package} is needed here, and cannot be imported ({error}): pip install "hardneg[{extra}]"'
+        ) from error

@@ -1,0 +1,1 @@
+"""Graphs: data, views, encoders."""

@@ -1,0 +1,422 @@
+"""Sets of graphs to train on: the TU collection from local files or by download, or any list of PyG graphs."""
+
+import os
+import tempfile
+import warnings
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hardneg import checks
+from hardneg.division import Division, fingerprint
+from hardneg.extras import required
+from hardneg.graphs.equivalent_nodes import twins
+
+FEATURES = ("auto", "own", "degree", "constant")
+MOST_DEGREES = 1000  # from this degree on it is one number instead of a one-hot vector, as in HCL's code
+
+
+@cache
+def _graph_class() -> Any:
+    class IndexedGraph(required("torch_geometric.data", "graph").Data):  # type: ignore[misc]
+        """A PyG graph whose ``index`` says which one of its set it is."""
+
+        def __inc__(self, key: str, value: Any, *rest: Any, **named: Any) -> Any:
+            # PyG adds the number of nodes before it to every attribute with "index" in its name.
+            return 0 if key == "index" else super().__inc__(key, value, *rest, **named)
+
+    # Processes of a loader find the class by its name.
+    IndexedGraph.__module__, IndexedGraph.__qualname__ = __name__, "IndexedGraph"
+    return IndexedGraph
+
+
+def __getattr__(name: str) -> Any:
+    if name == "IndexedGraph":
+        return _graph_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class GraphSet(Dataset[Any]):
+    """Graphs in a few large tensors, from which a batch is cut without a loop over graphs.
+
+    As a dataset it yields PyG graphs with ``x``, ``edge_index``, ``y`` and their number ``index``, for PyG's DataLoader
+    with any ``batch_sampler=``; `batch` gives the same batch at once, and on the device where the set is.
+
+    Args:
+        x: (n, F) floats, features of all nodes, graph after graph
+        edge_index: (2, E), numbering nodes of the whole set, graph after graph
+        ptr: (N + 1,) the first node of each graph, and n
+        labels: (N,) integers ≥ −1, −1 = unknown; None if there are none
+        edge_attr: (E, …) or None
+        name: what to call the set
+        node_attributes: further tensors (n, …) by name, such as ``pos`` or ``z``; every graph and batch has them
+        edge_attributes: the same of edges, (E, …), such as ``edge_weight``
+
+    Examples:
+        >>> path, point = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 2, 3])
+        >>> graphs = GraphSet(torch.ones(3, 1), path, point, torch.tensor([0, 1]))
+        >>> graphs.batch(torch.tensor([1, 0])).batch.tolist(), graphs[1].index.item()
+        ([0, 1, 1], 1)
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        ptr: Tensor,
+        labels: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        name: str = "graphs",
+        node_attributes: Mapping[str, Tensor] | None = None,
+        edge_attributes: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        checks.floating("x", x)
+        if x.dim() != 2:
+            raise ValueError(f"x must have shape (nodes, features), got {tuple(x.shape)}")
+        checks.finite("x", x)
+        if ptr.dim() != 1 or len(ptr) < 2 or int(ptr[0]) != 0 or int(ptr[-1]) != len(x) or bool((ptr.diff() < 0).any()):
+            raise ValueError(f"ptr must rise from 0 to the {len(x)} nodes of x, one entry per graph and one more")
+        checks.integers("edge_index", edge_index, (2, edge_index.shape[-1]), "sources and targets")
+        checks.in_range("edge_index", edge_index, len(x))
+        graph_of = torch.searchsorted(ptr, edge_index, right=True) - 1  # (2, E)
+        if bool((graph_of[0] != graph_of[1]).any()) or bool((graph_of[0].diff() < 0).any()):
+            raise ValueError("edge_index must join nodes of one graph, and list edges graph after graph")
+        count = len(ptr) - 1
+        if labels is None:
+            labels = torch.full((count,), -1)
+        labels = checks.integers("labels", labels, (count,), "one per graph")
+        checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
+        self.node_attributes, self.edge_attributes = dict(node_attributes or {}), dict(edge_attributes or {})
+        of_edges = {**({} if edge_attr is None else {"edge_attr": edge_attr}), **self.edge_attributes}
+        for attributes, rows in ((self.node_attributes, len(x)), (of_edges, edge_index.shape[1])):
+            for key, tensor in attributes.items():
+                if tensor.dim() == 0 or len(tensor) != rows:
+                    raise ValueError(f"{key} must have {rows} rows, got shape {tuple(tensor.shape)}")
+        self.x, self.edge_index, self.edge_attr, self.ptr, self.labels = x, edge_index, edge_attr, ptr, labels
+        self.edge_ptr = torch.searchsorted(graph_of[0].contiguous(), torch.arange(count + 1, device=ptr.device))
+        self.name = name
+        self._twins: dict[int, Tensor] = {}
+
+    @classmethod
+    def of(cls, graphs: Sequence[Any], features: str = "auto", name: str = "graphs") -> "GraphSet":
+        """A set of PyG graphs, with ``y`` a whole number or absent; features as for `load_graphs`.
+
+        Every attribute per node or per edge comes along; a warning names what is neither.
+        """
+        if len(graphs) == 0:
+            raise ValueError("graphs is empty: give at least one graph")
+        sizes = torch.tensor([int(graph.num_nodes) for graph in graphs])
+        ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])  # (N + 1,)
+        edges = torch.cat([graph.edge_index + start for graph, start in zip(graphs, ptr, strict=False)], dim=1)
+        nodes, of_edges = _attributes(graphs, sizes)
+        own = nodes.pop("x", None)
+        labels = torch.tensor([_label(graph.y, number) for number, graph in enumerate(graphs)])
+        x = _features(None if own is None else own.float(), edges, int(ptr[-1]), features, name)
+        return cls(x, edges, ptr, labels, of_edges.pop("edge_attr", None), name, nodes, of_edges)
+
+    @property
+    def node_features(self) -> int:
+        """F, the width of ``x``."""
+        return self.x.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.ptr) - 1
+
+    def __getitem__(self, number: int) -> Any:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"{self.name} has {len(self)} graphs, and none of number {number}")
+        number = int(number) % len(self)
+        nodes = slice(int(self.ptr[number]), int(self.ptr[number + 1]))
+        edges = slice(int(self.edge_ptr[number]), int(self.edge_ptr[number + 1]))
+        return _graph_class()(
+            x=self.x[nodes],
+            edge_index=self.edge_index[:, edges] - nodes.start,
+            y=self.labels[number : number + 1],
+            index=torch.tensor([number]),
+            **{key: tensor[nodes] for key, tensor in self.node_attributes.items()},
+            **{key: tensor[edges] for key, tensor in self._of_edges().items()},
+        )
+
+    def _of_edges(self) -> dict[str, Tensor]:
+        """Every attribute of edges, (E, …) each."""
+        return {**({} if self.edge_attr is None else {"edge_attr": self.edge_attr}), **self.edge_attributes}
+
+    def twins(self, hops: int) -> Tensor:
+        """The first twin of each node, (n,), for encoders that see so many hops far."""
+        if hops not in self._twins:
+            owner = torch.repeat_interleave(torch.arange(len(self), device=self.ptr.device), self.ptr.diff())
+            # Nodes that differ in any attribute are no twins: an encoder may look at each.
+            columns = [tensor[:, None].flatten(1).double() for tensor in (self.x, *self.node_attributes.values())]
+            self._twins[hops] = twins(torch.cat(columns, dim=1), self.edge_index, owner, hops)
+        return self._twins[hops]
+
+    def batch(self, index: Tensor, hops: int | None = None) -> Any:
+        """The PyG batch of graphs ``index`` (B,), in this order, on the device of the set.
+
+        With ``hops``, ``twin_index`` (n,) is the first twin of each node, as `twins` finds them.
+        """
+        index = checks.integers("index", index, (len(index),), "numbers of graphs").to(self.ptr.device)
+        checks.in_range("index", index, len(self))
+        nodes, ptr, batch = _ranges(self.ptr, index)
+        edges, _, owner = _ranges(self.edge_ptr, index)
+        shift = ptr[:-1] - self.ptr[index]  # (B,)
+        of_nodes = {key: tensor[nodes] for key, tensor in self.node_attributes.items()}
+        if hops is not None:
+            of_nodes["twin_index"] = self.twins(hops)[nodes] + shift[batch]
+        return assemble(
+            self.x[nodes],
+            self.edge_index[:, edges] + shift[owner],
+            batch,
+            ptr,
+            of_nodes,
+            {key: tensor[edges] for key, tensor in self._of_edges().items()},
+            {"index": index, "y": self.labels[index]},
+        )
+
+    @property
+    def division(self) -> Division:
+        """Graphs are tested by folds over the whole set."""
+        tensors = (self.x, self.edge_index, self.ptr, self.labels)
+        return Division(Division.FOLDS, len(self), fingerprint(*tensors))
+
+    def to(self, device: torch.device | str) -> "GraphSet":
+        """The same set on another device."""
+        x, edge_index, ptr, labels = (t.to(device) for t in (self.x, self.edge_index, self.ptr, self.labels))
+        edge_attr = None if self.edge_attr is None else self.edge_attr.to(device)
+        nodes, edges = (
+            {key: tensor.to(device) for key, tensor in attributes.items()}
+            for attributes in (self.node_attributes, self.edge_attributes)
+        )
+        return GraphSet(x, edge_index, ptr, labels, edge_attr, self.name, nodes, edges)
+
+
+def _ranges(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The members of some segments, one after the other, where each begins (B + 1,), and whose each is."""
+    sizes = ptr[index + 1] - ptr[index]  # (B,)
+    starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    owner = torch.repeat_interleave(torch.arange(len(index), device=ptr.device), sizes)
+    members = torch.arange(len(owner), device=ptr.device) + (ptr[index] - starts[:-1])[owner]
+    return members, starts, owner
+
+
+def attribute_kind(name: str, rows: Tensor, counts: Mapping[str, Tensor]) -> str | None:
+    """What an attribute describes: the key of ``counts`` whose numbers its rows have, or None.
+
+    rows: (G,) rows in each graph · counts: "nodes", "graphs" and "edges" in each graph, (G,) each. Where several fit,
+    an attribute with "edge" in its name is of edges, and another one is of what comes first.
+
+    Examples:
+        >>> ring, one = torch.tensor([4]), torch.tensor([1])  # as many nodes as edges
+        >>> counts = {"nodes": ring, "graphs": one, "edges": ring}
+        >>> [attribute_kind(name, ring, counts) for name in ("pos", "edge_weight")]
+        ['nodes', 'edges']
+    """
+    fitting = [kind for kind, numbers in counts.items() if torch.equal(rows, numbers)]
+    return "edges" if "edge" in name and "edges" in fitting else fitting[0] if fitting else None
+
+
+def refers_to_nodes(name: str) -> bool:
+    """Whether PyG takes an attribute of this name for numbers of nodes or graphs, which it shifts in a batch."""
+    return "index" in name or "batch" in name or name in ("face", "ptr")
+
+
+def _attributes(graphs: Sequence[Any], sizes: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The attributes that all graphs have for each node, and for each edge, one graph after the other."""
+    counts = {"nodes": sizes, "edges": torch.tensor([graph.edge_index.shape[1] for graph in graphs])}
+    found: dict[str, dict[str, Tensor]] = {"nodes": {}, "edges": {}}
+    left_out = []
+    names = {key for graph in graphs for key in graph.keys()}  # noqa: SIM118 (it is no mapping)
+    for key in sorted(names - {"edge_index", "y", "index", "num_nodes"}):
+        values = [getattr(graph, key, None) for graph in graphs]
+        if any(value is None for value in values):
+            lacking = next(number for number, value in enumerate(values) if value is None)
+            raise ValueError(f"graph {lacking} has no {key}, and others have: give it to all graphs or to none")
+        tensors = [value for value in values if isinstance(value, Tensor) and value.dim() > 0]
+        kind = None
+        if len(tensors) == len(values) and not refers_to_nodes(key):
+            kind = attribute_kind(key, torch.tensor([len(tensor) for tensor in tensors]), counts)
+        if kind is None:
+            left_out.append(key)
+        else:
+            found[kind][key] = torch.cat(tensors)
+    if left_out:
+        warnings.warn(f"left out what is neither per node nor per edge: {', '.join(left_out)}", stacklevel=3)
+    return found["nodes"], found["edges"]
+
+
+def _label(y: Any, number: int) -> int:
+    """The label of a graph, −1 without one."""
+    if y is None:
+        return -1
+    found = torch.as_tensor(y)
+    if found.numel() != 1 or found.double() != found.double().round():
+        given = y if found.numel() == 1 else f"shape {tuple(found.shape)}"
+        raise ValueError(f"y of graph {number} must be one whole number, got {given}: set y to its class, or to None")
+    return int(found)
+
+
+def assemble(
+    x: Tensor,
+    edge_index: Tensor,
+    batch: Tensor,
+    ptr: Tensor,
+    nodes: Mapping[str, Tensor],
+    edges: Mapping[str, Tensor],
+    graphs: Mapping[str, Tensor | list[Any]],
+) -> Any:
+    """A PyG batch from its parts, which ``to_data_list`` can take apart again; all graph after graph.
+
+    x: (n, F) · edge_index: (2, E) · batch: (n,) · ptr: (B + 1,) · nodes, edges, graphs: further attributes by name,
+    with n, E and B rows
+    """
+    each = torch.arange(len(ptr), device=ptr.device)
+    of_edges = torch.searchsorted(batch[edge_index[0]], each)  # (B + 1,)
+    parts = [({"x": x, **nodes}, ptr), ({"edge_index": edge_index, **edges}, of_edges), (graphs, each)]
+    present = {key: tensor for tensors, _ in parts for key, tensor in tensors.items()}
+    made = required("torch_geometric.data", "graph").Batch(_base_cls=_graph_class(), **present, batch=batch, ptr=ptr)
+    made._num_graphs = len(ptr) - 1
+    made._slice_dict = {key: cuts for tensors, cuts in parts for key in tensors}
+    nothing = torch.zeros_like(ptr[:-1])
+    made._inc_dict = {key: ptr[:-1] if key in ("edge_index", "twin_index") else nothing for key in present}
+    return made
+
+
+def load_graphs(
+    name: str,
+    root: str | Path | None = None,
+    features: str = "auto",
+    attributes: bool = False,
+    download: bool = False,
+) -> GraphSet:
+    """A set of the TU collection by name, such as ``"MUTAG"``.
+
+    name: as the collection spells it · root: folder with ``NAME.zip``, ``NAME/raw/NAME_A.txt`` or ``NAME.npz`` (packed
+    adjacency bits); by default ``$HARDNEG_DATA/tu`` · features: of nodes: ``"own"`` (labels, one-hot), ``"degree"``
+    (one-hot, or one standardised number where degrees reach 1000), ``"constant"`` (1), or ``"auto"``: own, and degree
+    where a set has none · attributes: take the set's continuous node attributes as well · download: into ``root``, if
+    it is not there
+    """
+    checks.choice("features", features, FEATURES)
+    if root is None:
+        home = os.environ.get("HARDNEG_DATA")
+        if home is None and not download:
+            raise FileNotFoundError(
+                f"{name!r} has no place: pass root=, or set HARDNEG_DATA to the folder that holds tu/, or download=True"
+            )
+        root = Path(home) / "tu" if home else Path("data") / "tu"
+    folder = Path(root).expanduser()
+    if (packed := folder / f"{name}.npz").exists():
+        return GraphSet.of(_unpacked(packed), features, name)
+    raw, archive = folder / name / "raw", folder / f"{name}.zip"
+    if download and not raw.is_dir() and not archive.exists():
+        collection = required("torch_geometric.datasets", "graph").TUDataset.url
+        required("torch_geometric.data", "graph").download_url(f"{collection}/{name}.zip", str(folder), log=False)
+    if raw.is_dir():
+        return GraphSet.of(_read(raw, name, attributes), features, name)
+    if not archive.exists():
+        there = sorted({path.name.removesuffix(".zip").removesuffix(".npz") for path in folder.glob("*")})
+        raise FileNotFoundError(
+            f"{name!r} is not in {folder}, which has {', '.join(there) or 'nothing'}: check the name, or download=True"
+        )
+    # The data's own folder may not be writable.
+    with tempfile.TemporaryDirectory() as unpacked:
+        try:
+            with zipfile.ZipFile(checks.regular_file(archive)) as files:
+                for member in files.namelist():  # in a folder NAME/raw/ or NAME/
+                    if (path := PurePosixPath(member)).name.startswith(f"{name}_") and path.suffix == ".txt":
+                        Path(unpacked, path.name).write_bytes(files.read(member))
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise _unreadable(archive, error) from error
+        return GraphSet.of(_read(Path(unpacked), name, attributes), features, name)
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    told = str(error).partition("\n")[0]
+    return ValueError(f"{path} cannot be read ({type(error).__name__}: {told}): copy or download the set again")
+
+
+def _read(folder: Path, name: str, attributes: bool) -> list[Any]:
+    """Graphs from the raw text files of the collection.
+
+    PyG's ``TUDataset`` would rather load the ``processed/data.pt`` beside them, a pickle that may run any code.
+    """
+    if not (folder / f"{name}_A.txt").exists():
+        raise FileNotFoundError(f"{folder} has no {name}_A.txt: copy or download the set again")
+    for file in folder.glob(f"{name}_*.txt"):
+        checks.regular_file(file)
+    read_tu_data = required("torch_geometric.io", "graph").read_tu_data
+    try:
+        data, slices, widths = read_tu_data(str(folder), name)
+    except (ValueError, IndexError, KeyError, TypeError, AssertionError, RuntimeError) as error:
+        raise _unreadable(folder, error) from error
+    sizes = slices["x"].diff() if "x" in slices else torch.tensor(data._num_nodes)  # (N,)
+    x = None if data.x is None else data.x[:, 0 if attributes else widths["num_node_attributes"] :]
+    edge_attr = None if data.edge_attr is None else data.edge_attr[:, widths["num_edge_attributes"] :]
+    y = data.y
+    if y is not None and (y.is_floating_point() or len(y) != len(sizes)):
+        warnings.warn(f"{name} has targets that are no classes of graphs: it is read without labels", stacklevel=3)
+        y = None
+    nodes = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])  # (N + 1,)
+    # PyG counts edges up to the last graph that has any.
+    edges = slices["edge_index"][torch.arange(len(nodes)).clamp(max=len(slices["edge_index"]) - 1)]  # (N + 1,)
+    return [
+        _graph_class()(
+            x=None if x is None else x[nodes[number] : nodes[number + 1]],
+            edge_index=data.edge_index[:, edges[number] : edges[number + 1]],
+            edge_attr=None if edge_attr is None else edge_attr[edges[number] : edges[number + 1]],
+            y=None if y is None else y[number],
+            num_nodes=int(sizes[number]),
+        )
+        for number in range(len(sizes))
+    ]
+
+
+def _unpacked(path: Path) -> list[Any]:
+    """Graphs from an .npz of ``num_nodes`` (N,), ``labels`` (N,) and the bits of all upper triangles."""
+    checks.regular_file(path)
+    try:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as stored:
+            if missing := {"num_nodes", "labels", "triu_bits"} - set(stored.files):
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+            sizes, packed = stored["num_nodes"].astype(np.int64), stored["triu_bits"]
+            _, labels = np.unique(stored["labels"], return_inverse=True)
+        if sizes.ndim != 1 or len(sizes) == 0 or sizes.min() < 0 or labels.shape != sizes.shape:
+            raise ValueError("num_nodes must be numbers ≥ 0, with one label each")
+        cuts = np.cumsum(sizes * (sizes + 1) // 2)
+        if sizes.max() >= 1 << 31 or not 0 <= cuts[-1] <= 8 * packed.size:
+            raise ValueError("triu_bits holds fewer bits than num_nodes needs")
+        bits = np.unpackbits(packed)[: cuts[-1]].astype(bool)
+    except (zipfile.BadZipFile, zlib.error, EOFError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    graphs = []
+    for size, label, present in zip(sizes.tolist(), labels.tolist(), np.split(bits, cuts[:-1]), strict=True):
+        pairs = np.stack(np.triu_indices(size))[:, present]  # (2, P), self-loops included
+        pairs = np.concatenate([pairs, pairs[::-1, pairs[0] != pairs[1]]], axis=1)
+        graphs.append(_graph_class()(edge_index=torch.from_numpy(pairs), y=torch.tensor([label]), num_nodes=size))
+    return graphs
+
+
+def _features(own: Tensor | None, edge_index: Tensor, nodes: int, wanted: str, name: str) -> Tensor:
+    """What describes each node, (n, F)."""
+    checks.choice("features", wanted, FEATURES)
+    has_own = own is not None and own.shape[1] > 0
+    if wanted == "own" and not has_own:
+        raise ValueError(f"features='own', but the nodes of {name} have none: use 'degree' or 'constant'")
+    if has_own and wanted in ("auto", "own"):
+        assert own is not None
+        return own
+    if wanted == "constant":
+        return torch.ones(nodes, 1)
+    degrees = edge_index[0].bincount(minlength=nodes)  # (n,)
+    if int(degrees.max()) < MOST_DEGREES:
+        return torch.nn.functional.one_hot(degrees).float()
+    std, mean = torch.std_mean(degrees.float())
+    return ((degrees - mean) / std.clamp(min=1e-6))[:, None]

@@ -1,0 +1,130 @@
+"""Reading images: scikit-learn's digits, .npz files, image folders, parquet, arrow, and the Hugging Face hub."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hardneg import checks
+from hardneg.images import arrays, folders, tables
+from hardneg.images.image_set import Broken, ImageSet, StreamedImages, content_id, decode_all, fit, survey
+from hardneg.images.sources import Found, warn_if_whole
+
+_KINDS = (
+    "'digits', 'hf:NAME', an .npz, .parquet or .arrow file, an image folder, a folder of parquet or a saved dataset"
+)
+_MOST_PIXELS = 8192  # of a side
+IN_MEMORY = 4 * 2**30  # bytes of decoded images
+
+
+def load_images(
+    source: str | Path,
+    split: str = "train",
+    size: int | None = None,
+    labels: bool = False,
+    in_memory: int = IN_MEMORY,
+) -> ImageSet | StreamedImages:
+    """Images from wherever they are, always in the same order.
+
+    Args:
+        source: one of
+
+            - ``"digits"``: scikit-learn's 1,797 digits of 1x8x8, pixels 0..16 times 15; 500 are ``test``;
+            - an ``.npz`` file with ``{split}_images``, ``{split}_labels`` and ``classes``, or with ``images`` and
+              ``labels``: uint8 (N, H, W), (N, H, W, C) or (N, C, H, W), C being the shorter of second and last axis;
+            - a folder of images, or of one folder per class, or of one such folder per split; links to files and
+              folders elsewhere are followed, links back into the folder are not, and each file is read once;
+            - a ``.parquet`` or ``.arrow`` file, a folder of parquet files, or what ``datasets`` saved to disk;
+            - ``"hf:NAME"`` or ``"hf:NAME:CONFIG"``: a dataset of the Hugging Face hub.
+        split: which part; a source without parts is read whole, with a warning unless this is ``"train"``.
+        size: bring the shorter side to this length and cut out the centre; needed where images differ in size.
+        labels: whether labels are needed: if none is known, this is an error.
+        in_memory: largest size in bytes of a set that is decoded into memory; a larger one is streamed.
+
+    Examples:
+        >>> digits = load_images("digits", split="test", labels=True)
+        >>> len(digits), digits.shape, digits.labels[:5].tolist()
+        (500, (1, 8, 8), [0, 4, 0, 4, 1])
+    """
+    if size is not None and (not isinstance(size, int) or size < 1):
+        raise ValueError(f"size must be an integer ≥ 1 or None, got {size!r}")
+    if size is not None and size > _MOST_PIXELS:
+        raise ValueError(f"size={size} is more than {_MOST_PIXELS} pixels a side: lower it (data.size in a recipe)")
+    checks.number("in_memory", in_memory, at_least=0)
+    images = _load(source, split, size, in_memory)
+    if labels and (images.labels is None or not bool((images.labels >= 0).any())):
+        raise ValueError(
+            f"labels=True, but {str(source)!r} has no labels for split={split!r}: use one folder per class, "
+            "an array 'labels' in an .npz, or a column 'label' of numbers or names in parquet; "
+            "or choose a method without labels"
+        )
+    return images
+
+
+def _load(source: str | Path, split: str, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
+    found = find(source, split, in_memory)
+    if isinstance(found, Found):
+        return _decoded(found, size, in_memory)
+    ids = torch.tensor([content_id(image) for image in found.images.numpy()])  # (N,)
+    return _resized(replace(found, ids=ids), size)
+
+
+def find(source: str | Path, split: str, in_memory: int = IN_MEMORY) -> "ImageSet | Found":
+    """What a source holds of a split: arrays, or images still to be decoded; arguments as for `load_images`."""
+    if source == "digits":
+        return arrays.digits(split)
+    if isinstance(source, str) and source.startswith("hf:"):
+        return tables.from_hub(source, split)
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"source={str(source)!r} does not exist: give {_KINDS}")
+    if path.is_dir():
+        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+            return tables.from_saved(path, split)
+        shards = [file for file in (*path.glob("*.parquet"), *path.glob("*/*.parquet")) if not file.is_dir()]
+        if parquet := folders.each_once([checks.regular_file(file) for file in shards]):
+            return tables.from_parquet(path, tables.files_of_split(path, parquet, split), split, parquet)
+        return folders.from_folder(path, split)
+    match checks.regular_file(path).suffix.lower():
+        case ".npz":
+            return arrays.from_npz(path, split, in_memory)
+        case ".parquet":
+            warn_if_whole(path, split)
+            return tables.from_parquet(path, [path], split, [path])
+        case ".arrow":
+            return tables.from_arrow(path, split)
+    raise ValueError(
+        f"source={str(source)!r} is a {path.suffix or 'suffixless'} file, which is not known: give {_KINDS}"
+    )
+
+
+def _decoded(found: Found, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
+    encoded, labels, classes, name = found
+    if len(encoded) == 0:
+        raise ValueError(f"{name} has no rows: check the source")
+    broken = Broken(len(encoded), name)
+    shape = survey(encoded, size, broken)
+    if len(encoded) * int(np.prod(shape)) > in_memory:
+        encoded = encoded.with_random_access() if isinstance(encoded, tables.ParquetImages) else encoded
+        images: ImageSet | StreamedImages = StreamedImages(encoded, shape, size, labels, classes, name, broken)
+    else:
+        pixels, sound, ids = decode_all(encoded, shape, size, broken)  # (n, C, H, W), (n,), (n,)
+        images = ImageSet(pixels, None if labels is None else labels[sound], classes, name, ids)
+    if len(broken):
+        warnings.warn(str(broken), stacklevel=4)
+    return images
+
+
+def _resized(images: ImageSet, size: int | None) -> ImageSet:
+    if size is None or images.shape[1:] == (size, size):
+        return images
+    needed = len(images) * images.shape[0] * size * size
+    if needed > IN_MEMORY:
+        raise ValueError(
+            f"size={size} makes {len(images):,} images of {images.name} {needed / 1e9:,.1f} GB, more than the "
+            f"{IN_MEMORY / 1e9:,.1f} GB that are held in memory: lower it (data.size in a recipe)"
+        )
+    pixels = torch.cat([fit(chunk, size) for chunk in torch.split(images.images, 1024)])  # (N, C, size, size)
+    return replace(images, images=pixels)

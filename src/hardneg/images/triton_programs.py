@@ -1,0 +1,322 @@
+"""The Triton programs of the fused views: what one program does for one view, or for one tile of one that it blurs.
+
+Settings are read from one tensor, whose entries `triton_views` lists by number. A picture's three colours are
+three tensors of a tile's pixels (BLOCK,); all arithmetic is that of the modules `images`, `resampling` and `colours`.
+"""
+
+# mypy: disallow-untyped-decorators=False
+
+import triton
+import triton.language as tl
+
+from hardneg.images.color import LUMA
+
+RED, GREEN, BLUE = (tl.constexpr(share) for share in LUMA)
+# A change of these must not compile anew in the middle of training, as it would for multiples of 16.
+VARYING = ["batch", "total", "first", "stride", "before", "order"]
+
+
+@triton.jit(do_not_specialize=VARYING)
+def make_view(
+    images: tl.tensor,  # (B, C, H, W)
+    target: tl.tensor,  # (views·B, C, size, size)
+    uniform: tl.tensor,  # (NUMBERS, views, total)
+    settings: tl.tensor,
+    batch: tl.tensor,
+    total: tl.tensor,
+    first: tl.tensor,
+    stride: tl.tensor,  # views·total: from one row of uniform to the next
+    before: tl.tensor,
+    order: tl.tensor,
+    CHANNELS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    TAPS: tl.constexpr,
+    TRIES: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
+    STANDARDISED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One view of one picture."""
+    view = tl.program_id(0)
+    image = images + (view % batch).to(tl.int64) * (CHANNELS * HEIGHT * WIDTH)
+    target += view.to(tl.int64) * (CHANNELS * SIZE * SIZE)
+    uniform += view // batch * total + first + view % batch
+
+    top, left, tall, wide = _box(uniform, stride, settings, HEIGHT, WIDTH, TRIES)
+    gates = uniform + (2 * TRIES + 2) * stride
+    flipped = tl.load(gates) < tl.load(settings + 6)
+    jittered = tl.load(gates + stride) < tl.load(settings + 7)
+    greyed = tl.load(gates + 2 * stride) < tl.load(settings + 8)
+    colours = uniform + (2 * TRIES + 6) * stride
+    brightness = _factor(colours, settings + 10, jittered, 1.0)
+    contrast = _factor(colours + stride, settings + 11, jittered, 1.0)
+    saturation = _factor(colours + 2 * stride, settings + 12, jittered, 1.0)
+    hue = _factor(colours + 3 * stride, settings + 13, jittered, 0.0)
+    scale = tl.load(settings + 20)
+
+    mean = brightness * 0
+    if before >= 0:
+        for start in range(0, SIZE * SIZE, BLOCK):
+            pixels = start + tl.arange(0, BLOCK)
+            red, green, blue = _crop(
+                image, pixels, top, left, tall, wide, flipped, scale, CHANNELS, HEIGHT, WIDTH, SIZE, TAPS
+            )
+            red, green, blue = _adjusted(red, green, blue, before, brightness, contrast, saturation, hue, mean)
+            mean += tl.sum(tl.where(pixels < SIZE * SIZE, _luma(red, green, blue), 0.0), axis=0)
+        mean /= SIZE * SIZE
+
+    for start in range(0, SIZE * SIZE, BLOCK):
+        pixels = start + tl.arange(0, BLOCK)
+        red, green, blue = _crop(
+            image, pixels, top, left, tall, wide, flipped, scale, CHANNELS, HEIGHT, WIDTH, SIZE, TAPS
+        )
+        red, green, blue = _adjusted(red, green, blue, order, brightness, contrast, saturation, hue, mean)
+        if greyed:
+            red = _luma(red, green, blue)
+            green = red
+            blue = red
+        _store(target, red, pixels, settings, 0, CHANNELS, SIZE, CHANNELS_LAST, STANDARDISED)
+        if CHANNELS == 3:
+            _store(target, green, pixels, settings, 1, CHANNELS, SIZE, CHANNELS_LAST, STANDARDISED)
+            _store(target, blue, pixels, settings, 2, CHANNELS, SIZE, CHANNELS_LAST, STANDARDISED)
+
+
+@triton.jit
+def _box(
+    uniform: tl.tensor,
+    stride: tl.tensor,
+    settings: tl.tensor,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TRIES: tl.constexpr,
+) -> tl.tensor:
+    """Top, left, height and width of one box, as `crop_boxes` draws it."""
+    tries = tl.arange(0, 16)  # a power of two; the last ones are none
+    areas = tl.load(uniform + tries * stride, mask=tries < TRIES, other=0.0)
+    ratios = tl.load(uniform + (TRIES + tries) * stride, mask=tries < TRIES, other=0.0)
+    roots = tl.sqrt_rn(areas * tl.load(settings + 1) + tl.load(settings))
+    stretches = ratios * tl.load(settings + 3) + tl.load(settings + 2)
+    # A GPU's own exponential in single precision is good to 21 bits only.
+    stretches = tl.exp(stretches.to(tl.float64)).to(tl.float32)
+    talls = _rounded(tl.div_rn(roots, stretches))
+    wides = _rounded(roots * stretches)
+    fits = (tries < TRIES) & (talls >= 1) & (talls <= HEIGHT) & (wides >= 1) & (wides <= WIDTH)
+    chosen = tl.min(tl.where(fits, tries, TRIES), axis=0)
+    found = chosen < TRIES
+    tall = tl.sum(tl.where(tries == chosen, talls, 0.0), axis=0)
+    wide = tl.sum(tl.where(tries == chosen, wides, 0.0), axis=0)
+    tall = tl.where(found, tall, tl.load(settings + 4))
+    wide = tl.where(found, wide, tl.load(settings + 5))
+    down = tl.where(found, tl.load(uniform + 2 * TRIES * stride) * (HEIGHT - tall + 1), (HEIGHT - tall) / 2)
+    across = tl.where(found, tl.load(uniform + (2 * TRIES + 1) * stride) * (WIDTH - wide + 1), (WIDTH - wide) / 2)
+    return tl.floor(down), tl.floor(across), tall, wide
+
+
+@triton.jit
+def _rounded(numbers: tl.tensor) -> tl.tensor:
+    """The nearest whole numbers, of two the even one, as torch rounds."""
+    whole = tl.floor(numbers)
+    over = numbers - whole
+    odd = whole - 2 * tl.floor(whole / 2) == 1
+    return tl.where((over > 0.5) | ((over == 0.5) & odd), whole + 1, whole)
+
+
+@triton.jit
+def _factor(number: tl.tensor, lowest: tl.tensor, jittered: tl.tensor, unchanged: tl.tensor) -> tl.tensor:
+    """A colour operation's factor; its span stands four after its lowest value."""
+    return tl.where(jittered, tl.load(lowest) + tl.load(number) * tl.load(lowest + 4), unchanged)
+
+
+@triton.jit
+def _crop(
+    image: tl.tensor,
+    pixels: tl.tensor,  # (BLOCK,) positions in the view, row by row
+    top: tl.tensor,
+    left: tl.tensor,
+    tall: tl.tensor,
+    wide: tl.tensor,
+    flipped: tl.tensor,
+    scale: tl.tensor,
+    CHANNELS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    TAPS: tl.constexpr,
+) -> tl.tensor:
+    """Red, green and blue (BLOCK,) of the box, as `crop_resize` resamples it; one channel stands for all three."""
+    rows = pixels // SIZE
+    columns = pixels - rows * SIZE
+    columns = tl.where(flipped, SIZE - 1 - columns, columns)
+    across = tl.div_rn(wide, SIZE * 1.0)
+    down = tl.div_rn(tall, SIZE * 1.0)
+    y_reach = tl.maximum(down, 1.0)  # half the width of the triangle of weights
+    x_reach = tl.maximum(across, 1.0)
+    y_centre = top + down * (rows + 0.5) - 0.5
+    x_centre = left + across * (columns + 0.5) - 0.5
+    y_first = tl.ceil(y_centre - y_reach)
+    x_first = tl.ceil(x_centre - x_reach)
+
+    inside = pixels < SIZE * SIZE
+    total = y_centre * 0
+    red = total
+    green = total
+    blue = total
+    for i in range(TAPS):
+        y = y_first + i
+        y_weight = tl.where((y >= top) & (y < top + tall), y_reach - tl.abs(y - y_centre), 0.0)
+        for j in range(TAPS):
+            x = x_first + j
+            x_weight = tl.where((x >= left) & (x < left + wide), x_reach - tl.abs(x - x_centre), 0.0)
+            weight = tl.maximum(y_weight, 0.0) * tl.maximum(x_weight, 0.0)
+            # Where there is a weight, the pixel is within the box and so within the picture.
+            read = inside & (weight > 0)
+            place = image + (y.to(tl.int32) * WIDTH + x.to(tl.int32))
+            total += weight
+            red += weight * tl.load(place, mask=read, other=0).to(tl.float32)
+            if CHANNELS == 3:
+                green += weight * tl.load(place + HEIGHT * WIDTH, mask=read, other=0).to(tl.float32)
+                blue += weight * tl.load(place + 2 * HEIGHT * WIDTH, mask=read, other=0).to(tl.float32)
+    share = scale / tl.where(inside, total, 1.0)
+    if CHANNELS == 3:
+        return red * share, green * share, blue * share
+    return red * share, red * share, red * share
+
+
+@triton.jit
+def _adjusted(
+    red: tl.tensor,
+    green: tl.tensor,
+    blue: tl.tensor,
+    order: tl.tensor,
+    brightness: tl.tensor,
+    contrast: tl.tensor,
+    saturation: tl.tensor,
+    hue: tl.tensor,
+    mean: tl.tensor,  # luma of the whole view when contrast's turn comes
+) -> tl.tensor:
+    """The colours after the operations of the order, by the arithmetic of `hardneg.images.color`."""
+    for step in range(4):
+        which = (order >> (3 * step)) & 7
+        if which == 0:
+            red = _blend(red, 0.0, brightness)
+            green = _blend(green, 0.0, brightness)
+            blue = _blend(blue, 0.0, brightness)
+        if which == 1:
+            red = _blend(red, mean, contrast)
+            green = _blend(green, mean, contrast)
+            blue = _blend(blue, mean, contrast)
+        if which == 2:
+            grey = _luma(red, green, blue)
+            red = _blend(red, grey, saturation)
+            green = _blend(green, grey, saturation)
+            blue = _blend(blue, grey, saturation)
+        if which == 3:
+            red, green, blue = _turned(red, green, blue, hue)
+    return red, green, blue
+
+
+@triton.jit
+def _luma(red: tl.tensor, green: tl.tensor, blue: tl.tensor) -> tl.tensor:
+    return red * RED + green * GREEN + blue * BLUE
+
+
+@triton.jit
+def _within(numbers: tl.tensor) -> tl.tensor:
+    return tl.minimum(tl.maximum(numbers, 0.0), 1.0)
+
+
+@triton.jit
+def _blend(colour: tl.tensor, other: tl.tensor, share: tl.tensor) -> tl.tensor:
+    return _within(colour * share + other * (1 - share))
+
+
+@triton.jit
+def _turned(red: tl.tensor, green: tl.tensor, blue: tl.tensor, shift: tl.tensor) -> tl.tensor:
+    """The hue turned by a shift in turns; `adjust_hue` says how."""
+    value = tl.maximum(tl.maximum(red, green), blue)
+    lowest = tl.minimum(tl.minimum(red, green), blue)
+    chroma = value - lowest
+    sixths = (green + blue - red - lowest) / tl.maximum(chroma, 1e-12) + 1
+    sixths = tl.where(green >= blue, sixths, -sixths) + 6 * shift
+    sixths = sixths - 6 * tl.floor(sixths / 6)
+    return (
+        lowest + chroma * _within(tl.abs(sixths - 3) - 1),
+        value - chroma * _within(tl.abs(sixths - 2) - 1),
+        value - chroma * _within(tl.abs(sixths - 4) - 1),
+    )
+
+
+@triton.jit
+def _store(
+    target: tl.tensor,
+    values: tl.tensor,
+    pixels: tl.tensor,
+    settings: tl.tensor,
+    channel: tl.tensor,
+    CHANNELS: tl.constexpr,
+    SIZE: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
+    STANDARDISED: tl.constexpr,
+) -> None:
+    if STANDARDISED:
+        values = (values - tl.load(settings + 21 + channel)) / tl.load(settings + 21 + CHANNELS + channel)
+    places = pixels * CHANNELS + channel if CHANNELS_LAST else channel * (SIZE * SIZE) + pixels
+    tl.store(target + places, values, mask=pixels < SIZE * SIZE)
+
+
+@triton.jit(do_not_specialize=VARYING[:4])
+def blur_tile(
+    source: tl.tensor,  # (views·B, C, size, size), channel after channel
+    target: tl.tensor,
+    uniform: tl.tensor,
+    settings: tl.tensor,
+    batch: tl.tensor,
+    total: tl.tensor,
+    first: tl.tensor,
+    stride: tl.tensor,
+    CHANNELS: tl.constexpr,
+    SIZE: tl.constexpr,
+    RADIUS: tl.constexpr,
+    TRIES: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
+    LAST: tl.constexpr,  # along columns, and standardised, after the pass along rows
+    BLOCK: tl.constexpr,
+) -> None:
+    """A tile of one channel of one view, blurred along one side as `gaussian_blur` does."""
+    view = tl.program_id(0) // CHANNELS
+    channel = tl.program_id(0) % CHANNELS
+    source += tl.program_id(0).to(tl.int64) * (SIZE * SIZE)
+    target += view.to(tl.int64) * (CHANNELS * SIZE * SIZE)
+    uniform += view // batch * total + first + view % batch
+
+    blurred = tl.load(uniform + (2 * TRIES + 5) * stride) < tl.load(settings + 9)
+    sigma = tl.load(uniform + (2 * TRIES + 10) * stride) * tl.load(settings + 19) + tl.load(settings + 18)
+    sigma = tl.maximum(sigma, 1e-3)
+    pixels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixels < SIZE * SIZE
+    rows = pixels // SIZE
+    columns = pixels - rows * SIZE
+    sums = tl.load(source + pixels, mask=inside, other=0.0)
+    weights = sigma * 0 + 1
+    if blurred:
+        for offset in range(1, RADIUS + 1):
+            steps = offset / sigma
+            weight = tl.exp(-0.5 * steps * steps)
+            if LAST:
+                one = _reflected(rows - offset, SIZE) * SIZE + columns
+                other = _reflected(rows + offset, SIZE) * SIZE + columns
+            else:
+                one = rows * SIZE + _reflected(columns - offset, SIZE)
+                other = rows * SIZE + _reflected(columns + offset, SIZE)
+            pair = tl.load(source + one, mask=inside, other=0.0) + tl.load(source + other, mask=inside, other=0.0)
+            sums += weight * pair
+            weights += 2 * weight
+    _store(target, sums / weights, pixels, settings, channel, CHANNELS, SIZE, CHANNELS_LAST, LAST)
+
+
+@triton.jit
+def _reflected(places: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """Places of a line, those beyond its ends mirrored there without repeating the last."""
+    return SIZE - 1 - tl.abs(SIZE - 1 - tl.abs(places))

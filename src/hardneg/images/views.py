@@ -1,0 +1,307 @@
+"""Random views of a batch of images: SimCLR's and MoCo's augmentations, and CMC's Lab split.
+
+Every sample has its own crop, flip, colours and blur, yet no step loops over samples, copies by a mask or reads a value
+back from the device: a sample that an operation leaves alone gets the factor that does nothing. On CUDA, where the
+host would take longer to launch the operations than the GPU to do them, one kernel makes the views (see
+`hardneg.images.triton_views`).
+
+The laws are torchvision's (RandomResizedCrop in whole pixels, ColorJitter, RandomGrayscale, GaussianBlur) but for one:
+the order of the four colour operations is drawn once per batch, from the seed of the generator.
+"""
+
+import itertools
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardneg import checks
+from hardneg.images.color import ADJUSTMENTS, column, lab_split, luma, rgb_to_lab
+from hardneg.images.resampling import TRIES, crop_boxes, crop_resize, crop_taps, gaussian_blur, resample
+from hardneg.randomness import mix
+
+CACHED = 3 << 18  # numbers in the views that a CPU makes at a time: 256 of 32 pixels in colour
+NUMBERS = 2 * TRIES + 11  # uniform ones drawn for a view: areas, ratios, 2 places, 4 gates, 4 colours, a sigma
+ORDERS = list(itertools.permutations(range(4)))  # of brightness, contrast, saturation, hue
+UNCHANGED = (1.0, 1.0, 1.0, 0.0)  # what leaves each of those four as it was
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn for each sample of a batch."""
+
+    boxes: Tensor  # (B, 4) top, left, height, width in pixels
+    flipped: Tensor  # (B,) bool
+    colours: Tensor  # (4, B) factors of brightness, contrast and saturation; shift of hue in turns
+    order: tuple[int, ...]  # of the rows of colours, for the whole batch
+    greyed: Tensor  # (B,) 1.0 or 0.0
+    sigmas: Tensor  # (B,) in pixels of the view, 0 where it stays sharp
+
+    def __getitem__(self, part: slice) -> "Draws":
+        colours, greyed, sigmas = self.colours[:, part], self.greyed[part], self.sigmas[part]
+        return Draws(self.boxes[part], self.flipped[part], colours, self.order, greyed, sigmas)
+
+
+@dataclass(frozen=True)
+class ImageViews:
+    """Draws one random view of each image of a batch.
+
+    Args:
+        size: side of a view in pixels.
+        scale: smallest and largest area of a crop, as fractions of the image's area.
+        ratio: smallest and largest width / height of a crop.
+        flip: probability of mirroring left and right.
+        jitter: strengths of brightness, contrast, saturation and hue: the first three multiply by a factor from
+            [max(0, 1 − strength), 1 + strength], the last turns the colour circle by up to ± strength ≤ 0.5.
+        jitter_probability: probability that a sample's colours are jittered.
+        grey: probability of losing the colours.
+        blur: probability of a Gaussian blur, reflected at the borders, over about a tenth of the side.
+        blur_sigma: smallest and largest standard deviation of that blur, in pixels of the view.
+        mean, std: per channel, subtracted and divided by at the end; None leaves views in [0, 1].
+
+    Called with images (B, C, H, W), C = 1 or 3, uint8 or floats in [0, 1], and a generator on their device (see
+    `hardneg.randomness.generator`), it returns float32 (B, C, size, size) without gradient. One channel skips
+    saturation, hue and grey.
+
+    Examples:
+        >>> from hardneg.randomness import generator
+        >>> images = torch.randint(0, 256, (4, 3, 40, 48), dtype=torch.uint8)
+        >>> views = ImageViews(size=32)
+        >>> first, second = (views(images, generator("cpu", 0, 5, view)) for view in range(2))
+        >>> first.shape, bool((first == second).all())
+        (torch.Size([4, 3, 32, 32]), False)
+    """
+
+    size: int
+    scale: tuple[float, float] = (0.2, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
+    jitter_probability: float = 0.8
+    grey: float = 0.2
+    blur: float = 0.0
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.size, int) or self.size < 2:
+            raise ValueError(f"size must be an integer ≥ 2 (pixels of a side), got {self.size!r}")
+        for name, at_most in (("scale", 1.0), ("ratio", 1e6), ("blur_sigma", 1e6)):
+            lowest, highest = _checked(name, getattr(self, name), 2, above=0, at_most=at_most)
+            if lowest > highest:
+                raise ValueError(f"{name} must hold the smaller value first, got {(lowest, highest)}: swap them")
+        for name in ("flip", "jitter_probability", "grey", "blur"):
+            checks.number(f"{name} (a probability)", getattr(self, name), at_least=0, at_most=1)
+        *_, hue = _checked("jitter", self.jitter, 4, at_least=0, at_most=1e6)
+        checks.number("jitter's hue, in turns,", hue, at_most=0.5)
+        if self.mean is not None or self.std is not None:
+            channels = 1 if isinstance(self.mean, Sequence) and len(self.mean) == 1 else 3
+            _checked("mean", self.mean, channels)
+            _checked("std", self.std, channels, above=0)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        images: Tensor,
+        generator: torch.Generator,
+        views: int = 1,
+        first: int = 0,
+        total: int | None = None,
+        channels_last: bool = False,
+    ) -> Tensor:
+        """So many views of each image, all first ones and then all second ones, (views·B, C, size, size).
+
+        Of ``total`` images in all processes these are the ones from ``first`` on: they take their part of the draws.
+        ``channels_last`` lays the views out so in memory.
+        """
+        _check_images(images, generator, self.mean)
+        count = len(images) if total is None else total
+        if not 0 <= first <= count - len(images):
+            raise ValueError(f"first must be from 0 to total − {len(images)}, got {first} of {count}: count all images")
+        shape = (NUMBERS, views, count)
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float32, device=images.device)
+        if images.is_cuda and _has_triton():
+            from hardneg.images import triton_views
+
+            return triton_views.make_views(self, images, uniform, generator.initial_seed(), first, channels_last)
+        return self.from_uniform(images, uniform, generator.initial_seed(), first, channels_last)
+
+    def from_uniform(
+        self, images: Tensor, uniform: Tensor, seed: int, first: int = 0, channels_last: bool = False
+    ) -> Tensor:
+        """The views that these numbers draw, by tensor operations on any device.
+
+        uniform: (NUMBERS, views, total) from [0, 1) · seed, first: see `draws` and `__call__`
+        """
+        views = uniform.shape[1]
+        uniform = uniform[:, :, first : first + len(images)].flatten(1)  # (NUMBERS, views·B)
+        if views > 1:
+            images = images.repeat(views, 1, 1, 1)
+        draws = self.draws(uniform, images.shape[2], images.shape[3], seed)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        if images.is_cpu:
+            _keep_freed_memory()
+        return self.render(images, draws, layout)
+
+    def plain(self, images: Tensor) -> Tensor:
+        """The images themselves, as the network is to see them after training: scaled and standardised only."""
+        views = images.to(torch.float32, copy=True)
+        if images.dtype == torch.uint8:
+            views = views.mul_(1 / 255)
+        return self._standardised(views)
+
+    def draws(self, uniform: Tensor, height: int, width: int, seed: int) -> Draws:
+        """What to do to images of this height and width.
+
+        uniform: (NUMBERS, B) numbers from [0, 1) · seed: decides the order of the colour operations
+        """
+        gates, colours = uniform[-9:-5], uniform[-5:-1]  # (4, B) each
+        probabilities = (self.flip, self.jitter_probability, self.grey, self.blur)
+        flipped, jittered, greyed, blurred = (gates < column(probabilities, uniform.device)).unbind()  # (B,) each
+        lowest, spans = self.colour_range()
+        colours = torch.addcmul(column(lowest, uniform.device), colours, column(spans, uniform.device))  # (4, B)
+        least, most = self.blur_sigma
+        return Draws(
+            boxes=crop_boxes(uniform[:-9], height, width, self.scale, self.ratio),
+            flipped=flipped,
+            colours=torch.where(jittered, colours, column(UNCHANGED, uniform.device)),
+            order=colour_order(seed),
+            greyed=greyed.float(),
+            sigmas=(uniform[-1] * (most - least) + least) * blurred,
+        )
+
+    def colour_range(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The smallest factors of brightness, contrast and saturation and shift of hue, and how far each may go up."""
+        lowest = (*(max(0.0, 1 - strength) for strength in self.jitter[:3]), -self.jitter[3])
+        highest = (same + strength for same, strength in zip(UNCHANGED, self.jitter, strict=True))
+        return lowest, tuple(most - least for most, least in zip(highest, lowest, strict=True))
+
+    def adjusts(self, which: int, channels: int) -> bool:
+        """Whether this colour operation changes any picture of so many channels."""
+        return self.jitter[which] > 0 and self.jitter_probability > 0 and (which < 2 or channels == 3)
+
+    def render(self, images: Tensor, draws: Draws, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+        """The views that were drawn of images (B, C, H, W), laid out so in memory."""
+        batch, channels, height, width = images.shape
+        pixels, weights = crop_taps(draws.boxes, draws.flipped, height, width, self.size)
+        # A CPU is twice as fast at 96 pixels when what it works on stays in its cache.
+        block = max(1, CACHED // (channels * self.size**2)) if images.is_cpu else batch
+        if batch <= block:
+            return self._finish(resample(images, pixels, weights), draws).contiguous(memory_format=layout)
+        made = torch.empty(batch, channels, self.size, self.size, device=images.device, memory_format=layout)
+        for part in (slice(start, start + block) for start in range(0, batch, block)):
+            made[part] = self._finish(resample(images[part], pixels[:, part], weights[:, part]), draws[part])
+        return made
+
+    def _finish(self, crops: Tensor, draws: Draws) -> Tensor:
+        """Views of crops (B, C, size, size), which are written over: colours, grey, blur and standardising."""
+        for which in draws.order:
+            if self.adjusts(which, crops.shape[1]):
+                ADJUSTMENTS[which](crops, draws.colours[which])
+        if self.grey > 0 and crops.shape[1] == 3:
+            crops.lerp_(luma(crops), draws.greyed.view(-1, 1, 1, 1))
+        if self.blur > 0:
+            crops = gaussian_blur(crops, draws.sigmas, self.blur_radius)
+        return self._standardised(crops)
+
+    @property
+    def blur_radius(self) -> int:
+        """Pixels on each side that a blur averages over."""
+        return max(1, self.size // 20)
+
+    def _standardised(self, views: Tensor) -> Tensor:
+        if self.mean is None or self.std is None:
+            return views
+        mean, std = (column(tuple(numbers), views.device, 3) for numbers in (self.mean, self.std))  # (C, 1, 1) each
+        return views.sub_(mean).div_(std)
+
+
+def simclr_views(size: int, strength: float | None = None, **options: Any) -> ImageViews:
+    """SimCLR's augmentations (Chen et al. 2020, appendix A; for sides up to 32 pixels its settings for CIFAR-10).
+
+    size: side of a view; blur, with probability 0.5, above 32 pixels only · strength: of the colour jitter, by default
+    0.5 up to 32 pixels and 1 above · options: any setting of `ImageViews`, which then wins
+
+    Examples:
+        >>> simclr_views(32).jitter, simclr_views(32).blur, simclr_views(96).blur
+        ((0.4, 0.4, 0.4, 0.1), 0.0, 0.5)
+    """
+    if strength is None:
+        strength = 0.5 if size <= 32 else 1.0
+    jitter = (0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength)
+    return ImageViews(size, **{"scale": (0.08, 1.0), "jitter": jitter, "blur": 0.5 if size > 32 else 0.0, **options})
+
+
+def moco_views(size: int, **options: Any) -> ImageViews:
+    """MoCo v2's augmentations (Chen et al. 2020); size: side of a view · options: as in `simclr_views`.
+
+    Examples:
+        >>> moco_views(224).scale
+        (0.2, 1.0)
+    """
+    return ImageViews(size, **{"blur": 0.5, **options})
+
+
+def colour_order(seed: int) -> tuple[int, ...]:
+    """The order of brightness, contrast, saturation and hue that this seed draws, as positions in that list."""
+    return ORDERS[mix(seed) % len(ORDERS)]
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    # Triton compiles what launches a kernel with the machine's C compiler.
+    compilers = (os.environ.get("CC", ""), "gcc", "clang")
+    return find_spec("triton") is not None and any(shutil.which(name) for name in compilers)
+
+
+@lru_cache(maxsize=1)
+def _keep_freed_memory() -> None:
+    # Until it has seen a tensor of this size freed, glibc may return each smaller one to the system and pay for its
+    # pages anew: measured, 15 ms instead of 5 for 256 views of 32 pixels. Its memory is never touched.
+    torch.empty(31 << 18)
+
+
+def _checked(name: str, given: object, count: int, **limits: float) -> Sequence[float]:
+    if not isinstance(given, Sequence) or len(given) != count:
+        raise ValueError(f"{name} must hold {count} numbers, got {given!r}")
+    for entry in given:
+        checks.number(name, entry, **limits)
+    return given
+
+
+def _check_images(images: Tensor, generator: torch.Generator, mean: Sequence[float] | None) -> None:
+    if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
+        given = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images must be a tensor (B, C, H, W) with C = 1 or 3, got {given}: permute or slice it")
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise ValueError(
+            f"images must be uint8, or floats in [0, 1], got {images.dtype}: convert with .to(torch.uint8)"
+        )
+    if mean is not None and len(mean) != images.shape[1]:
+        raise ValueError(f"mean and std hold {len(mean)} numbers, images {images.shape[1]} channels: give one for each")
+    if generator.device.type != images.device.type:
+        raise ValueError(
+            f"generator must be on the images' device {images.device}, got one on {generator.device}: "
+            "make it with hardneg.randomness.generator(images.device, …)"
+        )
+
+
+__all__ = [
+    "Draws",
+    "ImageViews",
+    "crop_boxes",
+    "crop_resize",
+    "gaussian_blur",
+    "lab_split",
+    "luma",
+    "moco_views",
+    "rgb_to_lab",
+    "simclr_views",
+]

@@ -1,0 +1,105 @@
+"""The clearest version: whole score matrices, plain autograd, any floating dtype, no graph break under compile."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from hardneg.losses.kernels import percentiles
+from hardneg.losses.kernels.interface import (
+    EXACT_SOFTPLUS,
+    Eligibility,
+    LogSums,
+    Lowered,
+    Rule,
+    count_true,
+    draw,
+    per_row,
+)
+
+units = losses = pair_loss = None  # plain operations make them
+
+
+def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
+    """The two log-sums and the support size of each anchor's negatives.
+
+    anchors: (A, d) · candidates: shared (N, d) or per anchor (B, N, d), one after the other · scale: (), 1/temperature
+    """
+    scores = score_matrix(anchors, candidates, scale)  # (A, N)
+    kept = support(scores.detach(), who, rule, slice(0, len(scores)))  # (A, N)
+    if rule.log_weight is None:
+        log_weight = rule.log_weights(scores)  # (A, N)
+    else:
+        # General weights see eligible scores only: elsewhere they may be infinite, or steep.
+        safe = scores.detach().masked_fill(~kept, -torch.inf).amax(dim=1, keepdim=True)
+        log_weight = rule.log_weights(torch.where(kept, scores, safe.masked_fill(safe == -torch.inf, 0)))
+        kept = kept & (log_weight > -torch.inf)
+    if rule.draws is not None:
+        picked = draw(kept, rule.draws)  # (A, k)
+        scores, log_weight = scores.gather(1, picked), log_weight.gather(1, picked)
+        kept = kept.any(dim=1, keepdim=True).expand_as(picked)
+    return sums(scores, log_weight, kept)
+
+
+def sums(scores: Tensor, log_weight: Tensor, kept: Tensor) -> LogSums:
+    """The log-sums of each row of ``scores`` (A, N) over the entries ``kept``."""
+    some = kept.any(dim=1)
+
+    def peak(numbers: Tensor) -> Tensor:
+        highest = numbers.detach().masked_fill(~kept, -torch.inf).amax(dim=1, keepdim=True)
+        return highest.masked_fill(~some[:, None], 0)  # (A, 1)
+
+    top, heaviest = peak(scores), peak(log_weight)
+    # Rows that keep nothing are zeros: of −inf throughout, second derivatives would be NaN.
+    weight = (log_weight - heaviest).masked_fill(~kept, -torch.inf).masked_fill(~some[:, None], 0)
+    tilted = torch.logsumexp(weight + (scores - top).masked_fill(~kept, 0), dim=1)
+    total = torch.logsumexp(weight, dim=1)
+    return LogSums(
+        torch.where(some, tilted - total + top[:, 0], -torch.inf),
+        torch.where(some, total + heaviest[:, 0], -torch.inf),
+        count_true(kept).to(scores.dtype),
+    )
+
+
+def positive_sums(
+    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor, lowered: Lowered | None = None
+) -> tuple[Tensor, Tensor]:
+    """Over each anchor's positives with scores p: Σ softplus(offset − p), and Σ p.
+
+    anchors: (A, d) · pool: (N, d) · offset: (A,)
+    """
+    scores = score_matrix(anchors, [pool], scale)  # (A, N)
+    positive = support(scores.detach(), who, Rule(), slice(0, len(scores)))  # (A, N)
+    terms = softplus(offset[:, None] - scores, threshold=EXACT_SOFTPLUS)  # (A, N)
+    return terms.masked_fill(~positive, 0).sum(dim=1), scores.masked_fill(~positive, 0).sum(dim=1)
+
+
+def score_matrix(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Tensor:
+    """Scores ⟨anchor, candidate⟩·scale of all anchors with all their candidates, (A, N)."""
+    scaled = anchors * scale  # (A, d)
+    blocks = []
+    for block in candidates:
+        if block.dim() == 2:
+            blocks.append(scaled @ block.T)  # (A, N)
+        else:
+            views = scaled.reshape(
+                -1, len(block), scaled.shape[1]
+            )  # (V, B, d): row i of the block serves anchors i, i + B, …
+            blocks.append(torch.einsum("vbd,bnd->vbn", views, block).flatten(0, 1))  # (A, N)
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+
+
+def support(scores: Tensor, who: Eligibility, rule: Rule, rows: slice) -> Tensor:
+    """The negatives of the anchors ``rows`` with these scores, (R, N) bool; weights of zero not considered."""
+    eligible = torch.ones_like(scores, dtype=torch.bool)
+    who.hide(eligible, rows, False)
+    kept = eligible
+    if rule.rings:
+        band = percentiles.edges(scores.masked_fill(~eligible, -torch.inf), rule)
+        kept = kept & ~band.outside(scores)
+    if rule.lower is not None:
+        kept = kept & (scores >= per_row(rule.lower, rows))
+    if rule.upper is not None:
+        kept = kept & (scores <= per_row(rule.upper, rows))
+    return kept

@@ -1,0 +1,1 @@
+"""Triton kernels: the fused loss on a GPU."""

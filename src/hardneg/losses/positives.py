@@ -1,0 +1,102 @@
+"""An anchor's positives: given one by one, or found by group in the batch. Both answer the same questions."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from hardneg.losses.kernels import Eligibility, Kernel, LogSums, Lowered, Rule, reference, tiled
+from hardneg.losses.kernels.interface import EXACT_SOFTPLUS
+
+
+class Positives(Protocol):
+    """What the objective asks about the scores p of each anchor's positives."""
+
+    def count(self) -> Tensor:
+        """Their number, (A,)."""
+
+    def best(self) -> Tensor:
+        """The largest p, (A,), without gradient; −inf where there is none."""
+
+    def sums(self, rule: Rule) -> LogSums:
+        """Their log-sums under the rule's weights."""
+
+    def mean(self) -> Tensor:
+        """The mean of p, (A,); 0 where there is none."""
+
+    def mean_softplus(self, offset: Tensor) -> Tensor:
+        """The mean of log(1 + e^{offset − p}), (A,); 0 where there is none."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Positives given for each anchor, with scores (A, M); where ``real`` (A, M) is False there is none."""
+
+    scores: Tensor
+    real: Tensor | None = None
+
+    def count(self) -> Tensor:
+        if self.real is not None:
+            return self.real.sum(dim=1, dtype=self.scores.dtype)
+        return torch.full_like(self.scores[:, 0], self.scores.shape[1])
+
+    def best(self) -> Tensor:
+        scores = self.scores.detach()
+        return (scores if self.real is None else scores.masked_fill(~self.real, -torch.inf)).amax(dim=1)
+
+    def sums(self, rule: Rule) -> LogSums:
+        log_weight = rule.log_weights(self.scores)
+        if self.scores.shape[1] == 1 and rule.log_weight is None and self.real is None:  # M = 1: P = e^p
+            return LogSums(self.scores[:, 0], log_weight[:, 0], self.count())
+        weighty = log_weight > -torch.inf
+        return reference.sums(self.scores, log_weight, weighty if self.real is None else weighty & self.real)
+
+    def mean(self) -> Tensor:
+        return self._mean(self.scores)
+
+    def mean_softplus(self, offset: Tensor) -> Tensor:
+        return self._mean(softplus(offset[:, None] - self.scores, threshold=EXACT_SOFTPLUS))
+
+    def _mean(self, numbers: Tensor) -> Tensor:
+        if self.real is None:
+            return numbers.mean(dim=1)
+        return numbers.masked_fill(~self.real, 0).sum(dim=1) / self.count().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Positives found in a pool (N, d) by the groups in ``who``, without a matrix of their scores."""
+
+    anchors: Tensor
+    pool: Tensor
+    scale: Tensor
+    who: Eligibility
+    kernel: Kernel
+    lowered: Lowered
+
+    def count(self) -> Tensor:
+        assert self.who.anchor_groups is not None
+        assert self.who.candidate_groups is not None
+        ordered = self.who.candidate_groups.sort().values
+        first = torch.searchsorted(ordered, self.who.anchor_groups)
+        last = torch.searchsorted(ordered, self.who.anchor_groups, right=True)
+        return (last - first - int(self.who.excluded is not None)).to(self.anchors.dtype)
+
+    def best(self) -> Tensor:
+        return tiled.row_maximum(self.anchors.detach(), [self.pool.detach()], self.scale.detach(), self.who)
+
+    def sums(self, rule: Rule) -> LogSums:
+        return self.kernel.log_sums(self.anchors, [self.pool], self.scale, self.who, rule)
+
+    def mean(self) -> Tensor:
+        return self._sums(torch.zeros_like(self.anchors[:, 0]))[1]
+
+    def mean_softplus(self, offset: Tensor) -> Tensor:
+        return self._sums(offset)[0]
+
+    def _sums(self, offset: Tensor) -> tuple[Tensor, Tensor]:
+        terms, total = self.kernel.positive_sums(self.anchors, self.pool, self.scale, self.who, offset, self.lowered)
+        number = self.count().clamp(min=1)
+        return terms / number, total / number

@@ -1,0 +1,174 @@
+"""One line per paper. Every preset takes any further argument of `InfoNCE`.
+
+An argument given replaces the preset's default. A hardening is added to the preset's own: bands intersect, a second
+tilt raises. What a preset has a name of its own for is refused under the other name.
+"""
+
+from typing import Any
+
+from hardneg import checks
+from hardneg.losses.hardening import Exponential, Hardening, Ring, Threshold
+from hardneg.losses.infonce import InfoNCE
+from hardneg.losses.jsd import JSD
+from hardneg.losses.schedules import Adaptive, Linear, RingAnneal, Setting, Steps
+from hardneg.losses.temperature import Learnable
+
+Temperature = Setting | Learnable
+
+
+def simclr(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
+    """SimCLR's NT-Xent (Chen et al. 2020, eq. 1): uniform negatives from both views.
+
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> float(hn.simclr()(torch.eye(2), torch.eye(2)))  # log(1 + 2·e⁰/e²)
+        0.2395...
+    """
+    return InfoNCE(**{"temperature": temperature, **options})
+
+
+def debiased(tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
+    """Debiased contrastive learning (Chuang et al. 2020, eq. 8): the class prior is taken out of the negatives."""
+    _refuse("debiased", "class_prior", "tau_plus", options)
+    return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, **options})
+
+
+def hcl(beta: Setting = 1.0, tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
+    """Contrastive learning with hard negatives (Robinson et al. 2021, eq. 4): debiased and tilted by e^{βs}."""
+    _refuse("hcl", "class_prior", "tau_plus", options)
+    return InfoNCE(
+        **{
+            "temperature": temperature,
+            "class_prior": tau_plus,
+            **options,
+            "hardening": _with(Exponential(beta), options),
+        }
+    )
+
+
+def scl(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
+    """Supervised contrastive learning as in H-SCL (Jiang et al. 2022, eq. 3): labels choose positives and negatives."""
+    return InfoNCE(**{"temperature": temperature, "supervision": "full", "negative_count": "batch", **options})
+
+
+def hscl(beta: Setting = 1.0, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
+    """Hard supervised contrastive learning, H-SCL(β) (Jiang et al. 2022, eq. 3 with η_exp)."""
+    return scl(**{"temperature": temperature, **options, "hardening": _with(Exponential(beta), options)})
+
+
+def hscl_threshold(start: float = -0.3, end: float = 0.0, temperature: Setting = 0.5, **options: Any) -> InfoNCE:
+    """H-SCL(τ) (Jiang et al. 2022, eq. 3 and 4): negatives above a cosine that moves from ``start`` to ``end``."""
+    checks.number("temperature", temperature, above=0)
+    threshold = Threshold(cosine=Linear(start, end))
+    return scl(**{"temperature": temperature, **options, "hardening": _with(threshold, options)})
+
+
+def supcon(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
+    """SupCon (Khosla et al. 2020, eq. 2): each positive's denominator holds the other positives too."""
+    return InfoNCE(
+        **{"temperature": temperature, "supervision": "full", "combine_positives": "in_denominator", **options}
+    )
+
+
+def decoupled(temperature: Temperature = 0.1, **options: Any) -> InfoNCE:
+    """Decoupled contrastive learning (Yeh et al. 2022, eq. 6): the positive leaves the denominator."""
+    return InfoNCE(**{"temperature": temperature, "positive_in_denominator": False, **options})
+
+
+def simcse(temperature: Temperature = 0.05, **options: Any) -> InfoNCE:
+    """SimCSE (Gao et al. 2021, eq. 4): negatives from the other view. Also MultipleNegativesRankingLoss."""
+    return InfoNCE(**{"temperature": temperature, "in_batch": "other", **options})
+
+
+def clip(temperature: float = 0.07, **options: Any) -> InfoNCE:
+    """CLIP (Radford et al. 2021, fig. 3): both directions between two towers, learnt temperature."""
+    return InfoNCE(**{"temperature": Learnable(temperature), "in_batch": "other", "symmetric": True, **options})
+
+
+def graphcl(temperature: Temperature = 0.2, **options: Any) -> InfoNCE:
+    """GraphCL (You et al. 2020, eq. 3, as its authors code it): one direction, positive left out of the denominator."""
+    return InfoNCE(**{"temperature": temperature, "in_batch": "other", "positive_in_denominator": False, **options})
+
+
+def infograph(beta: Setting = 0.0, tau_plus: Setting = 0.0, **options: Any) -> JSD:
+    """InfoGraph (Sun et al. 2020, eq. 4) with HCL's hard negatives (appendix B): nodes against graphs, another form."""
+    _refuse("infograph", "class_prior", "tau_plus", options)
+    return JSD(**{"beta": beta, "class_prior": tau_plus, **options})
+
+
+def moco(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
+    """MoCo (He et al. 2020, eq. 1): negatives from a queue, passed as ``negatives=``.
+
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> queries, keys, queue = torch.randn(8, 16), torch.randn(8, 16), torch.randn(256, 16)
+        >>> hn.moco()(queries, keys, negatives=queue).shape
+        torch.Size([])
+    """
+    return InfoNCE(**{"temperature": temperature, "in_batch": None, **options})
+
+
+def instance_discrimination(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
+    """Instance discrimination (Wu et al. 2018, eq. 2): the bank's own row is the positive, the others negatives.
+
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> z, bank, idx = torch.randn(4, 16), torch.randn(100, 16), torch.tensor([3, 14, 15, 92])
+        >>> hn.instance_discrimination()(z, bank[idx], negatives=bank, exclude=idx).shape
+        torch.Size([])
+    """
+    return InfoNCE(**{"temperature": temperature, "in_batch": None, **options})
+
+
+def ring_nce(
+    lower: float = 0.9,
+    upper: float = 0.99,
+    anneal: str = "linear",
+    until: float = 1 / 3,
+    temperature: Temperature = 0.07,
+    **options: Any,
+) -> InfoNCE:
+    """Ring discrimination (Wu et al. 2021, CNCE, eq. 4): negatives from a ring of ranks that closes in on the anchor.
+
+    The ring goes from all but the closest to [lower, upper]; move it with ``set_progress``. Negatives are passed as
+    ``negatives=`` (queue or bank), as for `moco`.
+
+    anneal: how it closes (Ring, appendix E): ``"linear"`` over the first ``until`` of training; ``"step"``, the same
+    way in three jumps; ``"accuracy"`` or ``"loss"``, closing while validation accuracy or the training loss improves,
+    told by ``observe``; ``"none"``, [lower, upper] from the start, the lesion of its Table 2 (``upper=1`` is the other)
+
+    Examples:
+        >>> import hardneg as hn
+        >>> loss = hn.ring_nce()
+        >>> loss.set_progress(1.0)
+        >>> [round(p, 2) for p in loss.hardening[0].at(loss.progress).percentiles()]
+        [0.9, 0.99]
+    """
+    checks.number("lower", lower, at_least=0, below=1)
+    checks.number("upper", upper, above=lower, at_most=1)
+    checks.choice("anneal", anneal, ("linear", "step", "accuracy", "loss", "none"))
+    least = 1 - lower  # share of the closest candidates in the end
+    share: Setting = least
+    if anneal == "linear":
+        share = RingAnneal(end=least, until=until)
+    elif anneal == "step":
+        jumps = [until * third / 3 for third in (1, 2, 3)]
+        share = Steps([1.0, 1 - (1 - least) / 3, 1 - (1 - least) * 2 / 3, least], jumps)
+    elif anneal == "accuracy":
+        share = Adaptive(step=0.05, window=5, minimum=least)
+    elif anneal == "loss":
+        share = Adaptive(step=0.01, window=10, minimum=least, better="lower")
+    ring = Ring(1 - share, 1 - (1 - upper) / (1 - lower) * share)
+    return moco(**{"temperature": temperature, **options, "hardening": _with(ring, options)})
+
+
+def _with(own: Hardening, options: dict[str, Any]) -> tuple[Hardening, ...]:
+    """The preset's own hardening, and those given to it."""
+    given = options.get("hardening", ())
+    return (own, *(given if isinstance(given, tuple) else (given,)))
+
+
+def _refuse(preset: str, name: str, own_name: str, options: dict[str, Any]) -> None:
+    """Raise if an argument is given under another name than the preset's own."""
+    if name in options:
+        raise ValueError(f"{preset}() calls {name} {own_name}: pass {own_name}={options[name]!r} instead of {name}")

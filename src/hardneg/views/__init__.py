@@ -1,1 +1,0 @@
-"""Views: random transformations of a batch that keep what it shows."""

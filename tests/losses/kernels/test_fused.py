@@ -1,0 +1,562 @@
+"""The fused kernel in Triton's interpreter: against the loops, float64, and itself under odd conditions."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import children
+import pytest
+import torch
+from cases import Case, cases, check_reached
+from hypothesis import HealthCheck, given, settings
+from interpreter import process
+from losses.kernels import interpreted
+from losses.kernels.interpreted import Found, Work
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.testing import assert_close
+
+import hardneg as hn
+from hardneg.losses.kernels import Places, choose, reference, tiled
+
+Call = Callable[..., Any]
+Arguments = dict[str, Tensor]
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
+# Constants of the kernel under which small problems take the ways of large ones.
+IN_STRETCHES = {"tile_sizes.SMALL": 0}
+IN_STRIPS = {"blocks.WIDEST": 16, "wide_rows.STRIP": 0}
+MIRRORED = IN_STRIPS | {"wide_rows.MIRRORED": 32, "wide_rows.WORTH_MIRRORING": 2, "tile_sizes.SMALL": 0}
+
+
+@pytest.fixture(scope="module")
+def call() -> Iterator[Call]:
+    """Calls a function of `interpreted` where Triton is interpreted."""
+    with process(interpret=True) as made:
+        yield made
+
+
+def views(rows: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Arguments:
+    """Two views, not all equally far apart."""
+    generator = torch.Generator().manual_seed(seed)
+    z1 = torch.randn(rows, dim, generator=generator)
+    z2 = z1 + torch.linspace(0.1, 2, rows)[:, None] * torch.randn(rows, dim, generator=generator)
+    return {"z1": z1.to(dtype), "z2": z2.to(dtype)}
+
+
+def full(rows: int = 11, dim: int = 6, keys: int = 41) -> Arguments:
+    """Views and everything that may come with them."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        **views(rows, dim),
+        "negatives": torch.randn(keys, dim, generator=generator),
+        "exclude": torch.randint(keys, (rows, 2), generator=generator),
+        "negative_mask": torch.rand(rows, keys, generator=generator) < 0.7,
+        "labels": (torch.randint(-1, 4, (rows,), generator=generator) << 32).clamp(min=-1),  # beyond 32 bits
+        "negative_labels": (torch.randint(-1, 4, (keys,), generator=generator) << 32).clamp(min=-1),
+    }
+
+
+def error(found: Tensor, truth: Tensor) -> float:
+    """Relative to the size of the truth, if it has one; of a single number absolute: it may be what sums leave over."""
+    size = float(truth.norm()) if truth.dim() else 1.0
+    return float((found.double() - truth).norm()) / (size if size > 0 else 1.0)
+
+
+def check(found: Found, options: dict[str, Any], arguments: Arguments) -> None:
+    """Within 1.2 times the error that float32 has elsewhere, or within a few roundings; and the same diagnostics."""
+    exact = {name: t.double() if t.is_floating_point() else t for name, t in arguments.items()}
+    truth = interpreted.run(options, exact, backend="reference")
+    others = [interpreted.run(options, arguments, backend=backend) for backend in ("reference", "tiled")]
+    temperature = options.get("temperature", 0.5)
+    # Of so few numbers errors differ by chance, and one rounding of a product is 1/t of them in its score.
+    chance = 5e-7 + 2**-24 / (0.1 if isinstance(temperature, hn.Learnable) else temperature)
+    for name, exactly in truth.grads.items():
+        worst = max(error(other.grads[name], exactly) for other in others)
+        # The errors of all anchors meet in the gradient of a temperature, by chance with the same or with other signs.
+        many = 1.0 if exactly.dim() else (2 * len(arguments["z1"])) ** 0.5
+        assert found.grads[name].dtype == others[0].grads[name].dtype
+        assert error(found.grads[name], exactly) <= 1.2 * worst + many * chance, name
+    size = float(truth.value.norm())
+    worst = max(error(other.value, truth.value) for other in others)
+    assert error(found.value, truth.value) <= 1.2 * worst + chance * max(size, 1.0)
+    assert found.report == pytest.approx(others[1].report, rel=1e-4, abs=1e-5)
+
+
+def against_the_loops(call: Call, case: Case) -> set[str]:
+    """Compare, and return what matters to the answer."""
+    arguments = {name: t.float() if t.is_floating_point() else t for name, t in case.arguments.items()}
+    options = dict(case.options)
+    if not options["normalize"]:
+        options["class_prior"] = 0.0  # the floor of unnormalised scores is the smallest number, which float32 has not
+    case = replace(case, options=options, arguments=arguments)
+    truth = case.truth()
+    hardening = [part for part in options["hardening"] if not isinstance(part, hn.Custom)]
+    losses, report = call(interpreted.losses, {**options, "hardening": tuple(hardening)}, arguments)
+    assert_close(losses, torch.tensor(truth.losses), rtol=1e-3, atol=1e-3)
+    assert report["floored"] == sum(truth.floored)
+    sizes = [len(support) for support in truth.support if support]
+    assert report["support"] == pytest.approx(sum(sizes) / len(sizes) if sizes else 0)
+    assert report["without_candidates"] == len(truth.support) - len(sizes)
+    return case.matters(truth)
+
+
+@pytest.mark.parametrize("integer", [False, True], ids=["any", "ties"])
+def test_any_settings_agree_with_the_loops(call: Call, integer: bool) -> None:
+    reached: Counter[str] = Counter()
+
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+    @given(case=cases(custom=False, integer=integer))  # exact scores that tie: ties go by index
+    def agrees(case: Case) -> None:
+        reached.update(against_the_loops(call, case))
+
+    agrees()
+    few = dict.fromkeys(["weight_range", "exclude", "negative_mask", "negative_labels", "below", "tau_threshold"], 2)
+    some = dict.fromkeys(["beta", "rings", "labels", "negative_count"], 6)
+    check_reached(reached, {"valid": 35, "negatives": 12, **some, **few} | ({} if integer else {"unfloored": 6}))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.07, 0.01])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 2.0, 1.3])
+def test_every_tilt_and_temperature_has_the_gradient_of_float64(call: Call, beta: float, temperature: float) -> None:
+    # With bounded exponents, 2(β+1)/t < 80, and with a maximum for each row.
+    options = {"temperature": temperature, "hardening": hn.Exponential(beta), "class_prior": 0.02}
+    arguments = views(11, 6)
+    check(call(interpreted.run, options, arguments), options, arguments)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e8, 1e16])
+def test_large_unnormalised_scores_keep_their_gradient(call: Call, size: float) -> None:
+    arguments = {name: size**0.5 * t for name, t in views(12, 6).items()}
+    options = {"normalize": False, "temperature": 1.0, "hardening": hn.Exponential(1.3)}
+    check(call(interpreted.run, options, arguments), options, arguments)
+
+
+@pytest.mark.parametrize("beta", [1e-46, 1e-20, 1e2, 1e4, 1e6])
+def test_a_tilt_of_any_steepness_keeps_its_digits(call: Call, beta: float) -> None:
+    options, arguments = {"hardening": hn.Exponential(beta)}, views(16, 8)
+    exact = hn.hcl(beta, 0.0)(*(t.double() for t in arguments.values()))
+    assert_close(call(interpreted.run, options, arguments).value.double(), exact, rtol=1e-5, atol=0)
+
+
+QUEUE = ["negatives", "exclude"]
+TOWERS = {"in_batch": "other", "symmetric": True}
+SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "other view": ({"in_batch": "other", "hardening": hn.Exponential(0.5)}, []),
+    "both directions": ({"in_batch": "other", "symmetric": True, "temperature": 0.05, "class_prior": 0.1}, []),
+    "both directions, banded": (TOWERS | {"hardening": (hn.Threshold(0.5), hn.Exponential(1.0))}, []),
+    "both directions, learnt": (TOWERS | {"temperature": hn.Learnable(0.2), "hardening": hn.Exponential(1.3)}, []),
+    "both directions, none": (TOWERS | {"reduction": "none", "hardening": hn.Exponential(2.0)}, []),
+    "both directions, number": (TOWERS | {"negative_count": "batch", "hardening": hn.Threshold(0.5)}, []),
+    "both directions, ring": (TOWERS | {"hardening": hn.Ring(0.3, 0.9)}, []),
+    "both directions, labels": (TOWERS | {"supervision": "negatives"}, ["labels"]),
+    "both directions and queue": (TOWERS | {"hardening": hn.Exponential(0.5)}, QUEUE),
+    "other view, ring": ({"in_batch": "other", "hardening": hn.Ring(0.3, 0.9)}, []),
+    "other view, learnt": ({"in_batch": "other", "temperature": hn.Learnable(0.2), "class_prior": 0.02}, []),
+    "decoupled": ({"positive_in_denominator": False, "hardening": hn.Exponential(1.0)}, []),
+    "decoupled queue": ({"positive_in_denominator": False, "in_batch": None}, QUEUE),
+    "number of negatives": ({"negative_count": 0.25, "class_prior": 0.1}, []),
+    "number of the batch": ({"negative_count": "batch", "hardening": hn.Threshold(1.0)}, []),
+    "exact debiasing": ({"debias": "exact", "class_prior": 0.05, "hardening": hn.Exponential(1.3)}, []),
+    "learnt temperature": ({"temperature": hn.Learnable(0.2), "hardening": hn.Exponential(1.0)}, []),
+    "learnt, safe": ({"temperature": hn.Learnable(0.2, minimum=0.1), "class_prior": 0.1, "reduction": "none"}, []),
+    "learnt, queue": ({"temperature": hn.Learnable(0.2), "in_batch": None, "hardening": hn.Exponential(2.0)}, QUEUE),
+    "learnt, batch and queue": ({"temperature": hn.Learnable(0.1), "class_prior": 0.01}, QUEUE),
+    "learnt, labels": ({"temperature": hn.Learnable(0.1), "supervision": "full"}, ["labels"]),
+    "threshold": ({"hardening": (hn.Threshold(1.2), hn.Exponential(1.0))}, []),
+    "cold threshold": ({"hardening": hn.Threshold(9.0), "temperature": 0.02}, []),
+    "below positive": ({"hardening": (hn.BelowPositive(0.1), hn.Exponential(0.5))}, []),
+    "below positive, cold": ({"hardening": hn.BelowPositive(relative=0.9), "temperature": 0.02}, QUEUE),
+    "ring": ({"hardening": (hn.Ring(0.3, 0.9), hn.Exponential(1.0))}, []),
+    "ring of batch and queue": ({"hardening": (hn.Ring(0.3, 0.9), hn.Threshold(0.7))}, QUEUE),
+    "detached weights": ({"hardening": hn.Exponential(1.0), "grad_through_weights": False}, []),
+    "detached, cold": ({"hardening": hn.Exponential(1.3), "grad_through_weights": False, "temperature": 0.03}, QUEUE),
+    "range": ({"hardening": hn.Exponential(1.5), "normalize": False, "weight_range": 2.0}, []),
+    "unnormalised": ({"normalize": False, "temperature": 2.0, "hardening": hn.Exponential(1.0)}, QUEUE),
+    "queue": ({"in_batch": None, "temperature": 0.07}, QUEUE),
+    "queue with a mask": ({"in_batch": None, "hardening": hn.Exponential(1.0)}, ["negatives", "negative_mask"]),
+    "batch and queue": ({"hardening": hn.Exponential(2.0)}, [*QUEUE, "negative_mask"]),
+    "labels": ({"supervision": "full", "hardening": hn.Exponential(1.0)}, ["labels"]),
+    "labels of negatives": ({"supervision": "negatives"}, ["labels", "negatives", "negative_labels"]),
+    "labels, sum": ({"supervision": "positives", "reduction": "sum", "temperature": 0.05}, ["labels"]),
+    "labels, denominator": ({"supervision": "full", "combine_positives": "in_denominator"}, ["labels"]),
+    "labels, debiased": ({"supervision": "full", "class_prior": 0.05, "combine_positives": "log_of_mean"}, ["labels"]),
+    "labels, decoupled": ({"supervision": "full", "positive_in_denominator": False, "average": "pairs"}, ["labels"]),
+    "labels, below positive": ({"supervision": "positives", "hardening": hn.BelowPositive(0.2)}, ["labels"]),
+    "no reduction": ({"reduction": "none", "in_batch": "other"}, []),
+    "sum": ({"reduction": "sum", "hardening": hn.Exponential(0.5)}, []),
+}
+
+
+@pytest.mark.parametrize(("options", "names"), SETTINGS.values(), ids=SETTINGS.keys())
+def test_every_setting_has_the_gradient_of_float64(call: Call, options: dict[str, Any], names: list[str]) -> None:
+    everything = full()
+    arguments = {name: everything[name] for name in ("z1", "z2", *names)}
+    check(call(interpreted.run, options, arguments), options, arguments)
+
+
+@pytest.mark.parametrize("in_batch", ["both", "other"])
+def test_several_positives_have_the_gradient_of_float64(call: Call, in_batch: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    arguments = {"z1": torch.randn(9, 5, generator=generator), "z2": torch.randn(9, 3, 5, generator=generator)}
+    options = {"in_batch": in_batch, "hardening": hn.Exponential(1.0), "class_prior": 0.02}
+    check(call(interpreted.run, options, arguments), options, arguments)
+
+
+def test_one_view_finds_positives_by_label(call: Call) -> None:
+    arguments = {"z1": views(33, 4)["z1"], "labels": torch.arange(33) % 5}
+    options = {"supervision": "full", "hardening": hn.Exponential(1.0)}
+    check(call(interpreted.run, options, arguments), options, arguments)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16, 17, 64, 100, 257, 300])
+def test_rows_of_any_width(call: Call, dim: int) -> None:
+    arguments, options = views(9, dim), {"hardening": hn.Exponential(1.0), "temperature": 0.2}
+    check(call(interpreted.guarded, options, arguments), options, arguments)
+
+
+@pytest.mark.parametrize("rows", [31, 32, 33, 65])
+def test_any_number_of_rows_and_of_candidates(call: Call, rows: int) -> None:
+    # Tiles are 32 by 32 here. Every buffer is full of NaN at first, and lies between guards.
+    options = {"in_batch": "other", "hardening": hn.Exponential(0.5)}
+    generator = torch.Generator().manual_seed(rows)
+    arguments = {**views(rows, 5), "negatives": torch.randn(rows % 7 + 30, 5, generator=generator)}
+    check(call(interpreted.guarded, options, arguments), options, arguments)
+
+
+@pytest.mark.parametrize(("batch", "anchor_views", "offset", "whole", "pool_views"), [
+    (70, 2, 0, 70, 2), (101, 1, 0, 101, 1), (33, 2, 40, 150, 2), (64, 1, 96, 161, 2), (5, 2, 3, 90, 1), (1, 2, 0, 1, 2),
+])  # fmt: skip
+def test_an_anchor_never_meets_its_own_instance_wherever_tiles_begin(
+    call: Call, batch: int, anchor_views: int, offset: int, whole: int, pool_views: int
+) -> None:
+    # Most tiles hold no such pair and are not looked through: that must be known of the right ones.
+    found = call(interpreted.hidden, Places(batch, anchor_views, offset, whole, torch.device("cpu")), pool_views)
+    own = offset + torch.arange(batch).repeat(anchor_views)
+    assert torch.equal(found, own[:, None] == torch.arange(whole).repeat(pool_views))
+
+
+@pytest.mark.parametrize("hardening", [hn.Uniform(), hn.BelowPositive(-9.0)])
+def test_gradients_leave_out_the_own_instance_wherever_tiles_begin(call: Call, hardening: hn.Hardening) -> None:
+    # Without a band of its own for each row, both halves of the gradient come from one walk; with it, from two.
+    arguments = views(70, 3)
+    options = {"hardening": hardening, "normalize": False, "temperature": 3.0}
+    check(call(interpreted.run, options, arguments), options, arguments)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"in_batch": None, "hardening": hn.Exponential(1.3), "normalize": False},
+        {"in_batch": "other", "supervision": "negatives", "temperature": 0.7, "normalize": False},
+        {"in_batch": None, "hardening": hn.Exponential(1.0), "class_prior": 0.02},
+    ],
+)
+def test_sums_of_several_stretches_are_added(call: Call, options: dict[str, Any]) -> None:
+    # Stretches are of 256 candidates.
+    everything = full(rows=7, dim=4, keys=300)
+    names = ["labels", "negative_labels"] if "supervision" in options else []
+    arguments = {key: everything[key] for key in ("z1", "z2", "negatives", *names)}
+    check(call(interpreted.guarded, options, arguments, IN_STRETCHES), options, arguments)
+
+
+@pytest.mark.parametrize("constants", [{}, IN_STRIPS], ids=["whole", "strips"])
+@pytest.mark.parametrize("options", [{"in_batch": "other"}, TOWERS], ids=str)
+def test_two_towers_may_have_bounds_of_each_anchor(
+    call: Call, options: dict[str, Any], constants: dict[str, Any]
+) -> None:
+    options, arguments = options | {"hardening": interpreted.AboveItsOwn(torch.linspace(-0.5, 0.5, 20))}, views(20, 18)
+    check(call(interpreted.guarded, options, arguments, constants), options, arguments)
+
+
+@pytest.mark.parametrize("options", [{}, {"hardening": hn.Exponential(1.3), "normalize": False}, {"temperature": 0.01}])
+def test_two_towers_meet_in_both_directions_wherever_tiles_and_stretches_begin(
+    call: Call, options: dict[str, Any]
+) -> None:
+    # Halves of 270 rows: neither tiles nor stretches end where they do.
+    arguments, options = views(270, 3), TOWERS | options
+    check(call(interpreted.guarded, options, arguments, IN_STRETCHES), options, arguments)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "labels", "below positive, cold", "learnt, queue", "both directions", "other view"]
+)
+def test_wide_rows_are_taken_strip_by_strip(call: Call, name: str) -> None:
+    options, names = SETTINGS.get(name, ({"hardening": hn.Exponential(1.0), "class_prior": 0.02}, []))
+    everything = full(rows=19, dim=18)
+    arguments = {key: everything[key] for key in ("z1", "z2", *names)}
+    check(call(interpreted.guarded, options, arguments, IN_STRIPS), options, arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "mirrored"),
+    [
+        ({}, True),
+        ({"hardening": hn.Exponential(1.0), "class_prior": 0.02}, True),
+        ({"hardening": hn.Exponential(1.3), "temperature": 0.1}, True),
+        ({"hardening": (hn.Threshold(0.1), hn.Exponential(2.0))}, True),
+        ({"hardening": hn.Threshold(0.1)}, True),
+        ({"supervision": "negatives", "hardening": hn.Exponential(0.5)}, True),
+        ({"supervision": "full"}, True),
+        ({"temperature": 0.01}, False),
+        ({"hardening": hn.BelowPositive()}, False),
+        ({"in_batch": "other"}, False),
+        (TOWERS, True),
+        (TOWERS | {"hardening": (hn.Threshold(0.1), hn.Exponential(1.3))}, True),
+        (TOWERS | {"temperature": 0.01}, False),
+    ],
+)
+@pytest.mark.parametrize("rows", [72, 65])
+def test_wide_rows_among_themselves_make_every_score_once(
+    call: Call, rows: int, options: dict[str, Any], mirrored: bool
+) -> None:
+    everything = full(rows=rows, dim=18)
+    arguments = {key: everything[key] for key in ("z1", "z2", *(["labels"] if "supervision" in options else []))}
+    check(call(interpreted.guarded, options, arguments, MIRRORED), options, arguments)
+    work: Work = call(interpreted.work, options, arguments, MIRRORED)
+    assert (work.launches.count("sums") >= 3) == mirrored  # strips of 32 rows
+
+
+@pytest.mark.parametrize("constants", [{}, IN_STRIPS, MIRRORED], ids=["whole", "strips", "mirrored"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, TOWERS, {"in_batch": "other"}, pytest.param({"hardening": hn.Ring(0.3, 0.9)}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_measuring_tiles_changes_no_result(call: Call, options: dict[str, Any], constants: dict[str, Any]) -> None:
+    options, arguments = {"hardening": hn.Exponential(1.0), "class_prior": 0.02} | options, views(65, 18)
+    check(call(interpreted.measuring, options, arguments, constants), options, arguments)
+
+
+@pytest.mark.parametrize("name", ["other view", "labels", "queue", "below positive", "unnormalised", "both directions"])
+def test_float16_costs_only_the_rounding_of_unit_vectors(call: Call, name: str) -> None:
+    options, names = SETTINGS[name]
+    everything = full(rows=12, dim=16)
+    arguments = {key: everything[key] for key in ("z1", "z2", *names)}
+    halves = {key: t.half() if t.is_floating_point() else t for key, t in arguments.items()}
+    exact = {key: t.double() if t.is_floating_point() else t for key, t in halves.items()}
+    found = call(interpreted.run, options, halves)
+    truth = interpreted.run(options, exact, backend="reference")
+    for key, grad in found.grads.items():
+        assert grad.dtype == torch.float16
+        # Twice in each product, and once in the gradient itself; a score is 1/t times as wrong as its vectors.
+        assert error(grad, truth.grads[key]) < 3 * torch.finfo(torch.float16).eps / options.get("temperature", 0.5)
+    if options.get("normalize", True):
+        exact = {key: normalize(t, dim=1).half().double() if t.is_floating_point() else t for key, t in exact.items()}
+        options = {**options, "normalize": False}
+    truth = interpreted.run(options, exact, backend="reference")
+    assert found.value.dtype == torch.float32
+    assert error(found.value, truth.value) < 1e-4
+
+
+def test_a_large_gradient_does_not_overflow_float16(call: Call) -> None:
+    arguments = {name: t.half() for name, t in views(12, 8).items()}
+    for options in ({"reduction": "sum"}, {"in_batch": "other", "hardening": hn.Exponential(2.0)}):
+        found = call(interpreted.run, {**options, "temperature": 0.01}, arguments)
+        assert all(torch.isfinite(grad).all() for grad in found.grads.values())
+
+
+def test_mixed_precisions_are_taken_as_float32(call: Call) -> None:
+    arguments = full(rows=9)
+    mixed = {"z1": arguments["z1"].half(), "z2": arguments["z2"], "negatives": arguments["negatives"].half()}
+    for options in ({}, {"normalize": False}):
+        found = call(interpreted.run, options, mixed)
+        truth = interpreted.run(options, {name: t.double() for name, t in mixed.items()}, backend="reference")
+        assert error(found.value, truth.value) < 1e-6
+        assert [grad.dtype for grad in found.grads.values()] == [torch.float16, torch.float32, torch.float16]
+
+
+def test_float32_negatives_beyond_half_precision_stay_what_they_are(call: Call) -> None:
+    z = {name: t.half() for name, t in views(6, 4).items()}
+    arguments = {**z, "negatives": 1e5 * torch.randn(9, 4)}
+    options = {"normalize": False, "in_batch": None, "temperature": 1e5}
+    truth = interpreted.run(options, {name: t.double() for name, t in arguments.items()}, backend="reference")
+    assert error(call(interpreted.run, options, arguments).value, truth.value) < 1e-6
+
+
+def test_the_same_input_gives_the_same_bits(call: Call) -> None:
+    for name in ("labels", "learnt temperature"):
+        options, names = SETTINGS[name]
+        everything = full()
+        arguments = {key: everything[key] for key in ("z1", "z2", *names)}
+        one, other = call(interpreted.run_many, [(options, arguments, IN_STRETCHES)] * 2)
+        assert torch.equal(one.value, other.value)
+        assert all(torch.equal(grad, other.grads[key]) for key, grad in one.grads.items())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"in_batch": "other"}, {"temperature": 0.01, "hardening": hn.Exponential(2.0)}]
+)
+@pytest.mark.parametrize("kind", ["one row", "zero", "equal", "opposite", "huge", "tiny"])
+def test_finite_input_gives_finite_results(call: Call, kind: str, options: dict[str, Any]) -> None:
+    arguments = views(6, 4)
+    if kind == "one row":
+        arguments = {name: t[:1] for name, t in arguments.items()}
+    elif kind == "zero":
+        arguments["z1"][0] = arguments["z2"][3] = 0
+    elif kind == "equal":
+        arguments = {name: arguments["z1"][:1].repeat(6, 1) for name in arguments}
+    elif kind == "opposite":
+        arguments["z2"] = -arguments["z1"]
+    elif kind == "huge":
+        arguments["z1"] *= 1e30
+    else:
+        arguments["z1"] *= 1e-25
+    found = call(interpreted.run, options, arguments)
+    for tensor in (found.value, *found.grads.values()):
+        assert torch.isfinite(tensor).all()
+    if kind == "one row":
+        assert found.value == 0
+        assert all((grad == 0).all() for grad in found.grads.values())
+    if kind == "zero":
+        assert (found.grads["z1"][0] == 0).all()
+        assert (found.grads["z1"][1] != 0).any()
+
+
+@pytest.mark.parametrize(
+    "options", [{"hardening": hn.Threshold(1e8)}, {"hardening": hn.Threshold(1e8), "temperature": 0.01}]
+)
+def test_anchors_without_candidates_contribute_nothing(call: Call, options: dict[str, Any]) -> None:
+    for more in ({}, {"in_batch": "other"}):
+        found = call(interpreted.run, {**options, **more}, {"z1": torch.eye(6, 8), "z2": torch.eye(6, 8).roll(1, 1)})
+        kept = 6 if more else 12
+        if options.get("temperature") is None:
+            assert found.report["without_candidates"] == kept
+            assert found.value == 0
+        for tensor in (found.value, *found.grads.values()):
+            assert torch.isfinite(tensor).all()
+
+
+def test_an_empty_queue_leaves_nothing_or_the_batch(call: Call) -> None:
+    arguments = {**views(5, 4), "negatives": torch.zeros(0, 4)}
+    assert call(interpreted.run, {"in_batch": None}, arguments).value == 0
+    options = {"in_batch": "both"}
+    check(call(interpreted.run, options, arguments), options, arguments)
+
+
+def test_all_anchors_may_be_floored(call: Call) -> None:
+    arguments = {"z1": torch.eye(4, 8), "z2": torch.eye(4, 8)}
+    for options in ({"temperature": hn.Learnable(0.1, minimum=0.05)}, {"temperature": 0.1, "in_batch": "other"}):
+        options = {**options, "class_prior": 0.3}
+        found = call(interpreted.run, options, arguments)
+        assert found.report["floored"] == found.report["anchors"]
+        check(found, options, arguments)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("options", [{}, {"in_batch": None}, {"in_batch": "other", "normalize": False}])
+def test_nan_and_inf_are_refused_as_elsewhere(call: Call, options: dict[str, Any], bad: float) -> None:
+    arguments = {**views(4, 3), **({"negatives": torch.randn(3, 3)} if "in_batch" in options else {})}
+    for name, tensor in arguments.items():
+        poisoned = {**arguments, name: tensor.clone()}
+        poisoned[name][-1, -1] = bad
+        said = call(interpreted.message, options, poisoned)
+        assert name in said
+        assert "holds NaN or inf: look for a diverged model" in said
+
+
+def test_wrong_shapes_are_refused_as_elsewhere(call: Call) -> None:
+    for arguments in ({"z1": torch.randn(4, 3), "z2": torch.randn(5, 3)}, {"z1": torch.randn(4), "z2": torch.randn(4)}):
+        with pytest.raises(ValueError, match="must have shape") as caught:
+            hn.InfoNCE(backend="tiled")(**arguments)
+        assert call(interpreted.message, {}, arguments) == str(caught.value)
+
+
+@pytest.mark.parametrize("constants", [{}, IN_STRIPS])
+def test_no_matrix_of_scores_is_ever_made(call: Call, constants: dict[str, Any]) -> None:
+    rows, dim, keys = 30, 17, 160
+    arguments = {**views(rows, dim), "negatives": torch.randn(keys, dim)}
+    work: Work = call(interpreted.work, {"hardening": hn.Exponential(1.0)}, arguments, constants)
+    assert keys * dim <= work.largest < 2 * rows * keys / 3
+
+
+def test_the_loss_of_two_views_takes_few_launches(call: Call) -> None:
+    for options in ({}, {"hardening": hn.Exponential(1.0)}, {"hardening": hn.Threshold(1.0), "temperature": 0.02}):
+        work: Work = call(interpreted.work, options, views(20, 8))
+        assert len(work.launches) <= 5
+        assert len(work.operations) <= 6  # all but one of them to look at a flag, which a GPU does in one
+    assert len(call(interpreted.work, TOWERS | {"hardening": hn.Exponential(1.0)}, views(20, 8)).launches) <= 5
+    assert len(call(interpreted.work, {"in_batch": "other"}, views(20, 8)).launches) <= 6
+    queue = {**views(20, 8), "negatives": torch.randn(40, 8)}
+    assert len(call(interpreted.work, {"in_batch": None}, queue).launches) <= 6
+
+
+def test_overwriting_the_negatives_between_loss_and_backward_raises(call: Call) -> None:
+    for normalized in (True, False):
+        for dtype in (torch.float32, torch.float16):
+            assert "inplace operation" in call(interpreted.refuses_overwritten_negatives, normalized, dtype)
+
+
+def test_overwriting_any_argument_between_loss_and_backward_raises(call: Call) -> None:
+    for in_batch, supervision, names in (
+        (None, "none", ["z1", "z2", "negatives", "exclude", "negative_mask"]),
+        ("both", "full", list(full())),
+    ):
+        arguments = {key: tensor for key, tensor in full().items() if key in ("z1", "z2", *names)}
+        options = {"in_batch": in_batch, "supervision": supervision}
+        assert call(interpreted.refuses_overwriting, options, arguments) == names
+
+
+SECOND = {
+    "pairs": ({"hardening": hn.Exponential(1.0), "class_prior": 0.01}, []),
+    "other view, decoupled": ({"in_batch": "other", "positive_in_denominator": False}, []),
+    "both directions": ({"in_batch": "other", "symmetric": True, "temperature": hn.Learnable(0.3)}, []),
+    "labels": ({"supervision": "full", "combine_positives": "in_denominator"}, ["labels"]),
+    "queue": ({"in_batch": None, "hardening": hn.Ring(0.2, 0.9)}, ["negatives", "exclude"]),
+    "queue and batch": ({"hardening": hn.Exponential(0.6)}, ["negatives", "negative_mask"]),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives_are_those_of_the_reference_in_float64(call: Call, name: str) -> None:
+    options, names = SECOND[name]
+    arguments = {key: tensor for key, tensor in full().items() if key in ("z1", "z2", *names)}
+    found = call(interpreted.second, options, arguments)
+    exact = {key: t.double() if t.is_floating_point() else t for key, t in arguments.items()}
+    truth = interpreted.second(options, exact, backend="reference")
+    assert found.keys() == truth.keys()
+    for key, exactly in truth.items():
+        assert float(exactly.norm()) > 1e-3
+        assert error(found[key], exactly) < 1e-4
+
+
+@pytest.mark.parametrize("options", [{}, {"in_batch": None}])
+def test_what_users_do_around_a_loss_is_right(call: Call, options: dict[str, Any]) -> None:
+    found = call(interpreted.habits, options)
+    assert all(found.values()), [name for name, right in found.items() if not right]
+
+
+def test_a_cpu_never_takes_the_fused_kernel_by_itself() -> None:
+    cpu = torch.device("cpu")
+    assert choose("auto", general_weights=False, device=cpu) is tiled
+    assert choose("auto", general_weights=True, device=cpu) is reference
+    code = "import sys, torch, hardneg; z = torch.randn(4, 3); hardneg.hcl()(z, z); assert 'triton' not in sys.modules"
+    children.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_what_cannot_run_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match="runs on CUDA devices, but the embeddings are on cpu: use backend='auto'"):
+        hn.InfoNCE(backend="fused")(*torch.randn(2, 4, 3))
+    with pytest.raises(ValueError, match="Custom weights: use backend='reference' or 'auto'"):
+        hn.InfoNCE(hardening=hn.Custom(torch.relu), backend="fused")
+
+
+def test_processes_together_equal_one(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # for the processes to come
+    names, sizes = ["learnt temperature", "hscl", "batch and queue"], [5, 7]
+    children.spawn(interpreted.take_part, (sizes, names, str(tmp_path)), 2)
+    parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for name in names:
+        alone = call(interpreted.share, name, slice(0, sum(sizes)), False)
+        for value, _ in (part[name] for part in parts):
+            assert_close(value, alone.value, rtol=1e-5, atol=1e-6)
+        grads = [part[name][1] for part in parts]
+        for view in ("z1", "z2"):  # DDP averages over processes
+            together = torch.cat([grad[view] for grad in grads]) / 2
+            assert_close(together, alone.grads[view], rtol=1e-4, atol=1e-6)
+        if "temperature.log_value" in alone.grads:
+            average = torch.stack([grad["temperature.log_value"] for grad in grads]).mean()
+            assert_close(average, alone.grads["temperature.log_value"], rtol=1e-4, atol=1e-6)

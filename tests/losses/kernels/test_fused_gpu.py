@@ -1,0 +1,365 @@
+"""The fused kernel on a GPU: half precision, tuned tiles and large sizes. Needs torch, pytest and hardneg only."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hardneg as hn
+
+launching = pytest.importorskip("hardneg.losses.kernels.triton.launch", reason="Triton is for Linux only")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+Arguments = dict[str, Tensor]
+
+
+def views(rows: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Arguments:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    z1 = torch.randn(rows, dim, generator=generator, device="cuda")
+    z2 = z1 + torch.randn(rows, dim, generator=generator, device="cuda")
+    return {"z1": z1.to(dtype), "z2": z2.to(dtype)}
+
+
+def keys(rows: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(9)
+    return torch.randn(rows, dim, generator=generator, device="cuda").to(dtype)
+
+
+def run(options: dict[str, Any], arguments: Arguments, backend: str) -> list[Tensor]:
+    """The loss and the gradients of z1, z2 and a learnt temperature."""
+    loss = hn.InfoNCE(**copy.deepcopy(options), backend=backend).cuda()  # each learns a temperature of its own
+    given = {name: t.clone().requires_grad_() if name in ("z1", "z2") else t for name, t in arguments.items()}
+    value = loss(**given)
+    value.sum().backward()
+    grads = [given["z1"].grad, given["z2"].grad, *(parameter.grad for parameter in loss.parameters())]
+    return [value.detach(), *(grad for grad in grads if grad is not None)]
+
+
+def exact(options: dict[str, Any], arguments: Arguments) -> list[Tensor]:
+    """The same in float64, by the reference kernel."""
+    doubled = {name: t.double() if t.is_floating_point() else t for name, t in arguments.items()}
+    return run(options, doubled, "reference")
+
+
+def errors(found: list[Tensor], truth: list[Tensor]) -> list[float]:
+    return [float((f.double() - t).norm() / t.norm()) for f, t in zip(found, truth, strict=True)]
+
+
+def eager(arguments: Arguments, beta: float, temperature: float) -> list[Tensor]:
+    """HCL's published formula without debiasing, in the precision of its input."""
+    z1, z2 = (arguments[name].clone().requires_grad_() for name in ("z1", "z2"))
+    z = torch.nn.functional.normalize(torch.cat([z1, z2]), dim=1)
+    rows = len(z1)
+    exponentials = (z @ z.T / temperature).exp()
+    others = ~torch.eye(rows, dtype=torch.bool, device="cuda").repeat(2, 2)
+    negatives = exponentials[others].view(2 * rows, -1)
+    weights = negatives**beta
+    total = (weights * negatives).sum(dim=1) / weights.mean(dim=1)
+    positive = exponentials.diagonal(rows).repeat(2)
+    value = (1 + total / positive).log().mean()
+    value.backward()
+    assert z1.grad is not None
+    assert z2.grad is not None
+    return [value.detach(), z1.grad, z2.grad]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 2.0, 1.3])
+@pytest.mark.parametrize(("rows", "dim"), [(256, 128), (333, 64), (200, 100), (130, 300)])
+def test_gradients_are_as_exact_as_those_of_eager_pytorch(rows: int, dim: int, beta: float, dtype: torch.dtype) -> None:
+    arguments = views(rows, dim, dtype)
+    options = {"hardening": hn.Exponential(beta)}
+    truth = exact(options, arguments)
+    found = errors(run(options, arguments, "fused"), truth)
+    peer = errors(eager(arguments, beta, 0.5), truth)
+    assert found[0] <= 1.2 * peer[0] + 1e-6  # a single number may be right by chance
+    for one, other in zip(found[1:], peer[1:], strict=True):
+        assert one <= 1.2 * other
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "cold": ({"temperature": 0.02, "hardening": hn.Exponential(2.0)}, []),
+    "debiased": ({"class_prior": 0.1, "hardening": hn.Exponential(1.0)}, []),
+    "threshold": ({"hardening": (hn.Threshold(1.1), hn.Exponential(1.0))}, []),
+    "below positive": ({"hardening": hn.BelowPositive(0.1)}, []),
+    "ring": ({"hardening": (hn.Ring(0.5, 0.95), hn.Exponential(1.0))}, []),
+    "both directions": ({"in_batch": "other", "symmetric": True, "temperature": 0.07}, []),
+    "both directions, learnt": ({"in_batch": "other", "symmetric": True, "temperature": hn.Learnable(0.1)}, []),
+    "both directions, banded": ({"in_batch": "other", "symmetric": True, "hardening": hn.Threshold(0.2)}, []),
+    "other view": ({"in_batch": "other", "hardening": hn.Exponential(1.0)}, []),
+    "learnt": ({"temperature": hn.Learnable(0.1), "hardening": hn.Exponential(1.0)}, []),
+    "labels": ({"supervision": "full", "hardening": hn.Exponential(1.0)}, ["labels"]),
+    "labels, cold": ({"supervision": "full", "temperature": 0.02}, ["labels"]),
+    "queue": ({"in_batch": None, "temperature": 0.07}, ["negatives", "exclude"]),
+    "batch and queue": ({"hardening": hn.Exponential(1.3)}, ["negatives", "negative_mask"]),
+    "ring of batch and queue": ({"hardening": hn.Ring(0.5, 0.95)}, ["negatives", "exclude"]),
+    "unnormalised": ({"normalize": False, "temperature": 8.0, "hardening": hn.Exponential(1.0)}, []),
+}
+
+
+def case(name: str, rows: int, dim: int, dtype: torch.dtype) -> tuple[dict[str, Any], Arguments]:
+    options, names = SETTINGS[name]
+    everything = {
+        "negatives": keys(1001, dim, dtype),
+        "exclude": torch.arange(rows, device="cuda") % 1001,
+        "negative_mask": torch.arange(rows * 1001, device="cuda").view(rows, 1001) % 5 > 0,
+        "labels": torch.arange(rows, device="cuda") % 17 * (1 << 33),
+    }
+    return options, {**views(rows, dim, dtype), **{key: everything[key] for key in names}}
+
+
+@pytest.mark.parametrize("dim", [64, 300])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_equals_the_tiled_kernel_in_float32(name: str, dim: int) -> None:
+    options, arguments = case(name, 301, dim, torch.float32)
+    truth = exact(options, arguments)
+    found, peer = (errors(run(options, arguments, backend), truth) for backend in ("fused", "tiled"))
+    for one, other in zip(found, peer, strict=True):
+        assert one <= 1.5 * other + 3e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [name for name in SETTINGS if "ring" not in name and "cold" not in name])
+def test_half_precision_costs_the_rounding_of_unit_vectors(name: str, dtype: torch.dtype) -> None:
+    options, arguments = case(name, 301, 96, dtype)
+    found, truth = run(options, arguments, "fused"), exact(options, arguments)
+    assert found[0].dtype == torch.float32
+    assert found[1].dtype == found[2].dtype == dtype
+    temperature = options.get("temperature", 0.5)
+    scale = 10.0 if isinstance(temperature, hn.Learnable) else max(1.0, 1 / temperature)
+    assert max(errors(found, truth)) < 3 * torch.finfo(dtype).eps * scale
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256, 768])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_batches_in_tuned_tiles_equal_the_tiled_kernel(dim: int, dtype: torch.dtype) -> None:
+    # 16,384 rows: tiles are measured, and the copy engine reads them where there is one.
+    arguments, options = views(8192, dim, dtype), {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
+    found = run(options, arguments, "fused")
+    peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")
+    limit = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    assert max(errors(found, [t.double() for t in peer])) < limit
+    again = run(options, arguments, "fused")
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["debiased", "threshold", "labels", "both directions"])
+def test_wide_rows_that_make_every_score_once_equal_the_tiled_kernel(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hardneg.losses.kernels.triton import blocks, wide_rows
+
+    options, arguments = case(name, 2085, 320, dtype)
+    options = {**options, "reduction": "sum"}  # gradients of the mean would be smaller than float16 can tell
+    peer = run(options, {key: t.float() if t.is_floating_point() else t for key, t in arguments.items()}, "tiled")
+    limit = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / options.get("temperature", 0.5)
+    sums, strips = blocks.Walk.sums, []
+    monkeypatch.setattr(
+        blocks.Walk, "sums", lambda *given, strip=None: strips.append(strip) or sums(*given, strip=strip)
+    )
+    monkeypatch.setattr(wide_rows, "MIRRORED", 512)
+    monkeypatch.setattr(wide_rows, "WORTH_MIRRORING", 2)
+    found = run(options, arguments, "fused")
+    assert strips[0] == range(512)
+    assert max(errors(found, [t.double() for t in peer])) < limit
+    again = run(options, arguments, "fused")
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "towers"), [(16_500, False), (32_800, True)])
+def test_the_first_call_which_measures_tiles_is_right(rows: int, towers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hardneg.losses.kernels.triton import tile_sizes
+
+    monkeypatch.setattr(tile_sizes, "_best", {})
+    arguments, options = views(rows, 320, torch.bfloat16), {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
+    options |= {"in_batch": "other", "symmetric": True} if towers else {}
+    found = run(options, arguments, "fused")
+    assert any(name == "mirrored" for name, *_ in tile_sizes._best)
+    peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")
+    assert max(errors(found, [t.double() for t in peer])) < 2 * torch.finfo(torch.bfloat16).eps
+    again = run(options, arguments, "fused")
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("dim", [128, 768])
+@pytest.mark.parametrize(
+    ("options", "queue"),
+    [
+        ({"in_batch": "other", "symmetric": True, "temperature": 0.07}, 0),
+        ({"in_batch": None, "temperature": 0.07}, 65536),
+        ({"in_batch": None, "hardening": (hn.Ring(0.9, 0.99), hn.Exponential(1.0))}, 65536),
+    ],
+    ids=["two towers", "queue", "ring"],
+)
+def test_two_towers_and_long_queues_equal_the_tiled_kernel(options: dict[str, Any], queue: int, dim: int) -> None:
+    rows = 1024 if queue else 8192
+    for dtype in (torch.float32, torch.bfloat16):
+        arguments = views(rows, dim, dtype) | ({"negatives": keys(queue, dim, dtype)} if queue else {})
+        found = run(options, arguments, "fused")
+        peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")
+        # At this temperature a score is fourteen times as wrong as its vectors; a band may lose a member by rounding.
+        limit = 2e-4 if dtype == torch.float32 else 15 * torch.finfo(dtype).eps
+        assert max(errors(found, [t.double() for t in peer])) < limit
+
+
+def test_memory_grows_with_rows_and_not_with_their_square() -> None:
+    rows, dim = 32768, 128  # a matrix of scores would be 16 GiB
+    arguments = {name: t.requires_grad_() for name, t in views(rows, dim, torch.bfloat16).items()}
+    loss = hn.hcl()
+    loss(**arguments).backward()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss(**arguments).backward()
+    extra = torch.cuda.max_memory_allocated() - before
+    assert extra <= 8 * 2 * rows * dim + 64 * 2 * rows + (64 << 20)
+
+
+def test_auto_takes_the_fused_kernel_and_waits_for_nothing() -> None:
+    from hardneg.losses.kernels import choose, reference
+    from hardneg.losses.kernels.triton import operators
+
+    device = torch.device("cuda", 0)
+    assert choose("auto", general_weights=False, device=device) is operators
+    assert choose("auto", general_weights=True, device=device) is reference
+    arguments = {name: t.requires_grad_() for name, t in views(256, 128, torch.bfloat16).items()}
+    losses = [
+        (hn.hcl(), arguments),
+        (hn.moco(), {**arguments, "negatives": keys(500, 128)}),
+        (hn.hscl(), {**arguments, "labels": torch.arange(256, device="cuda") % 9}),
+    ]
+    for loss, given in losses:
+        loss(**given).backward()  # programs are compiled
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loss(**given).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_diagnostics_are_those_of_the_tiled_kernel() -> None:
+    arguments, reports = views(200, 64), []
+    for backend in ("fused", "tiled"):
+        loss = hn.hcl(backend=backend)
+        loss(**arguments)
+        reports.append(loss.diagnostics())
+    assert reports[0] == pytest.approx(reports[1], rel=1e-4)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_a_gpu_that_is_not_the_current_one_gives_the_same() -> None:
+    arguments = views(256, 64)
+    here = run({}, arguments, "fused")
+    elsewhere = [t.to("cuda:1").requires_grad_() for t in arguments.values()]
+    value = hn.InfoNCE(backend="fused")(*elsewhere)
+    value.backward()
+    assert torch.equal(value.cpu(), here[0].cpu())
+    assert elsewhere[0].grad is not None
+    assert torch.equal(elsewhere[0].grad.cpu(), here[1].cpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_programs_started_again_are_those_triton_finds(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = views(65, 40, dtype)
+    shifted = {name: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape) for name, t in given.items()}
+    assert all(t.data_ptr() % 16 != 0 for t in shifted.values())
+    options = {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
+    monkeypatch.setattr(launching, "KEEPS", False)
+    wanted = [gradients_in_place(options, arguments) for arguments in (given, shifted)]
+    monkeypatch.setattr(launching, "KEEPS", True)
+    for _ in range(3):
+        for arguments, truth in zip((given, shifted), wanted, strict=True):
+            found = gradients_in_place(options, arguments)
+            assert all(torch.equal(one, other) for one, other in zip(found, truth, strict=True))
+
+
+def gradients_in_place(options: dict[str, Any], arguments: Arguments) -> list[Tensor]:
+    """The loss and the gradients of the very tensors given, wherever they begin."""
+    given = [t.detach().requires_grad_() for t in arguments.values()]
+    value = hn.InfoNCE(**options, backend="fused")(*given)
+    return [value.detach(), *torch.autograd.grad(value, given)]
+
+
+def test_a_captured_graph_gives_what_its_input_says_when_it_is_replayed() -> None:
+    first, second = views(128, 64, torch.bfloat16), views(128, 64, torch.bfloat16, seed=1)
+    loss = hn.hcl(backend="fused")
+    z1, z2 = (t.clone().requires_grad_() for t in first.values())
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            torch.autograd.grad(loss(z1, z2), (z1, z2))
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = loss(z1, z2)
+        grads = torch.autograd.grad(value, (z1, z2))
+    with torch.no_grad():
+        z1.copy_(second["z1"])
+        z2.copy_(second["z2"])
+    graph.replay()
+    again = [t.clone().requires_grad_() for t in second.values()]
+    wanted = loss(*again)
+    assert torch.equal(value, wanted)
+    for found, grad in zip(grads, torch.autograd.grad(wanted, again), strict=True):
+        assert torch.equal(found, grad)
+
+
+def test_hooks_of_profilers_see_every_launch() -> None:
+    knobs = pytest.importorskip("triton.knobs")
+    if not hasattr(knobs.runtime.launch_enter_hook, "add"):
+        pytest.skip("this Triton has one hook, not a chain of them")
+    loss, arguments, seen = hn.hcl(backend="fused"), views(64, 32), []
+    loss(**arguments)
+
+    def hook(metadata: Any) -> None:
+        seen.append(metadata.get()["name"])
+
+    knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        loss(**arguments)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(hook)
+    assert seen == ["normalise", "sums", "conclude"]
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if "cold" not in name])
+def test_second_derivatives_are_those_of_the_reference_in_float64(name: str) -> None:
+    options, arguments = case(name, 65, 24, torch.float32)
+
+    def second(arguments: Arguments, backend: str) -> list[Tensor]:
+        loss = hn.InfoNCE(**copy.deepcopy(options), backend=backend).cuda()
+        given = {key: t.clone().requires_grad_() if t.is_floating_point() else t for key, t in arguments.items()}
+        leaves = [*(t for t in given.values() if t.requires_grad), *loss.parameters()]
+        first = torch.autograd.grad(loss(**given), leaves, create_graph=True)
+        return list(torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), leaves))
+
+    doubled = {key: t.double() if t.is_floating_point() else t for key, t in arguments.items()}
+    truth = second(doubled, "reference")
+    assert all(float(t.norm()) > 1e-8 for t in truth)
+    assert max(errors(second(arguments, "fused"), truth)) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["queue", "batch and queue", "labels"])
+def test_no_argument_may_be_overwritten_before_the_backward_pass(name: str) -> None:
+    options, arguments = case(name, 65, 24, torch.float32)
+    for key in arguments:
+        copies = {other: t.clone() for other, t in arguments.items()}
+        value = hn.InfoNCE(**options)(**{**copies, "z1": copies["z1"].requires_grad_()})
+        with torch.no_grad():
+            copies[key][0] = copies[key][1]
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            value.backward()
+
+
+def test_draws_are_those_of_a_cpu_wherever_the_counter_is() -> None:
+    arguments = views(64, 16, torch.float64)
+    losses = [
+        hn.InfoNCE(num_negatives=5, reduction="none", generator=torch.Generator().manual_seed(3)) for _ in range(3)
+    ]
+    losses[1].cuda()
+    for _ in range(3):
+        on_host = losses[0](arguments["z1"].cpu(), arguments["z2"].cpu())
+        for loss in losses[1:]:
+            torch.testing.assert_close(loss(**arguments).cpu(), on_host)

@@ -1,0 +1,130 @@
+"""Each hardening alone: which candidates it keeps, against the plain definition."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+import hardneg as hn
+from hardneg.losses.hardening import Bound
+
+BACKENDS = ("reference", "tiled")
+
+
+def kept(
+    hardening: hn.Hardening | tuple[hn.Hardening, ...], scores: list[float], positive: float, backend: str
+) -> list[int]:
+    """Which of the candidates with these scores get a gradient."""
+    anchor = torch.ones(1, 1, dtype=torch.float64)
+    negatives = torch.tensor(scores, dtype=torch.float64)[:, None].requires_grad_()
+    loss = hn.InfoNCE(temperature=1.0, hardening=hardening, in_batch=None, normalize=False, backend=backend)
+    loss(anchor, torch.tensor([[positive]], dtype=torch.float64), negatives=negatives).backward()
+    assert negatives.grad is not None
+    return negatives.grad[:, 0].nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_threshold_keeps_what_reaches_it(backend: str) -> None:
+    assert kept(hn.Threshold(1.0), [-0.1, 0.0, 0.2, -3.0], 0.0, backend) == [1, 2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_below_positive_keeps_what_does_not_reach_the_positive(backend: str) -> None:
+    scores = [0.4, 0.95, 1.0, 1.1]
+    assert kept(hn.BelowPositive(), scores, 1.0, backend) == [0, 1, 2]
+    assert kept(hn.BelowPositive(margin=0.5), scores, 1.0, backend) == [0]
+    assert kept(hn.BelowPositive(margin=-0.2), scores, 1.0, backend) == [0, 1, 2, 3]
+    assert kept(hn.BelowPositive(relative=0.95), scores, 1.0, backend) == [0, 1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bands_intersect(backend: str) -> None:
+    scores = [-1.0, -0.5, 0.0, 0.5, 1.0, 1.5]
+    both = (hn.Threshold(0.9), hn.BelowPositive(margin=0.4))
+    assert kept(both, scores, 1.0, backend) == [2, 3]
+    assert kept((hn.Ring(0.5, 1.0), hn.Ring(0.0, 0.7)), scores, 1.0, backend) == [3]
+    assert kept((hn.Ring(0.0, 0.3), hn.Ring(0.7, 1.0)), scores, 1.0, backend) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(
+    scores=st.lists(st.integers(-3, 3), min_size=1, max_size=12),
+    lower=st.floats(0, 0.99),
+    width=st.floats(0.001, 1),
+)
+def test_ring_keeps_the_ranks_of_its_definition(scores: list[int], lower: float, width: float, backend: str) -> None:
+    upper = min(lower + width, 1.0)
+    n = len(scores)
+    start = int(lower * n + 1e-9)
+    end = max(int(upper * n + 1e-9), start + 1)
+    order = sorted(range(n), key=lambda j: (scores[j], j))  # ascending, ties by index
+    expected = sorted(order[start:end])
+    assert kept(hn.Ring(lower, upper), [float(s) for s in scores], 0.0, backend) == expected
+
+
+def test_custom_log_weights_do_not_overflow_where_weights_would() -> None:
+    z1, z2 = torch.randn(2, 6, 4, dtype=torch.float64)
+    steep = hn.InfoNCE(hardening=hn.Custom(lambda s: 1000 * s, log=True))(z1, z2)
+    assert_close(steep, hn.InfoNCE(hardening=hn.Exponential(1000.0))(z1, z2))
+
+
+@dataclass(frozen=True)
+class Above(hn.Hardening):
+    """A hardening of a user's own, in a few lines: keeps what scores above the positive."""
+
+    needs_positive = True
+
+    def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
+        return positive, None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_hardening_of_ones_own_runs_in_every_kernel(backend: str) -> None:
+    assert kept(Above(), [0.4, 1.0, 1.1], 1.0, backend) == [1, 2]
+    assert kept((Above(), hn.Exponential(1.0), hn.Ring(0.0, 0.7)), [0.4, 1.0, 1.1], 1.0, backend) == [1]
+
+
+class Steep(hn.Hardening):
+    """General weights of a user's own, not even a dataclass."""
+
+    def __init__(self, slope: hn.Schedule | float) -> None:
+        self.slope = slope
+
+    def log_weight(self, scores: Tensor) -> Tensor:
+        return self.slope * scores  # type: ignore[operator]
+
+
+def test_general_weights_of_ones_own_are_heard_and_scheduled() -> None:
+    z1, z2 = torch.randn(2, 6, 4)
+    assert_close(hn.InfoNCE(hardening=Steep(3.0))(z1, z2), hn.InfoNCE(hardening=hn.Exponential(3.0))(z1, z2))
+    loss = hn.InfoNCE(hardening=Steep(hn.Linear(1.0, 3.0)))
+    loss.load_state_dict(loss.state_dict())
+    loss.set_progress(1.0)
+    assert_close(loss(z1, z2), hn.InfoNCE(hardening=hn.Exponential(3.0))(z1, z2))
+    with pytest.raises(ValueError, match="at most one tilt"):
+        hn.InfoNCE(hardening=(Steep(1.0), hn.Exponential(1.0)))
+
+
+def test_custom_weights_see_eligible_scores_only() -> None:
+    # At the anchor itself the weight would overflow, and the second one's slope is infinite.
+    z1, z2 = torch.eye(4, 8), torch.eye(4, 8).roll(4, 1)
+    steep = hn.InfoNCE(temperature=0.05, hardening=hn.Custom(lambda s: (5 * s).exp()))
+    assert_close(steep(z1, z2), hn.InfoNCE(temperature=0.05, hardening=hn.Exponential(5.0))(z1, z2))
+    z1 = torch.randn(64, 8, requires_grad=True)
+    z2 = z1.detach() + 0.1 * torch.randn(64, 8)
+    hn.InfoNCE(temperature=1.0, hardening=hn.Custom(lambda s: 2 - (1 - s).clamp(min=0).sqrt()))(z1, z2).backward()
+    assert z1.grad is not None
+    assert torch.isfinite(z1.grad).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_of_the_positive_is_kept_at_margin_zero_and_dropped_above(backend: str) -> None:
+    z1, z2 = torch.randn(2, 256, 128)
+    for margin, kept_by in ((0.0, 256), (1e-3, 0)):
+        loss = hn.InfoNCE(in_batch=None, temperature=0.05, hardening=hn.BelowPositive(margin), backend=backend)
+        loss(z1, z2, negatives=z2[:, None].clone())
+        assert loss.diagnostics()["without_candidates"] == 256 - kept_by

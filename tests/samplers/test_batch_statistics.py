@@ -1,0 +1,89 @@
+"""Diagnostics of batches agree with loops over all pairs and with numpy."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hardneg.samplers import cosine_histogram, false_negative_share, mean_cosine
+
+
+def cosines(embeddings: Tensor) -> list[float]:
+    found = []
+    for one, other in itertools.combinations(embeddings.double().tolist(), 2):
+        lengths = math.hypot(*one) * math.hypot(*other)
+        found.append(sum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-1, 3), min_size=1, max_size=12))
+def test_false_negatives_are_the_pairs_of_equal_known_labels(labels: list[int]) -> None:
+    pairs = [one == other for one, other in itertools.combinations([label for label in labels if label != -1], 2)]
+    share = false_negative_share(torch.tensor(labels))
+    if pairs:
+        assert share == pytest.approx(sum(pairs) / len(pairs))
+    else:
+        assert math.isnan(share)
+
+
+def test_several_batches_are_averaged() -> None:
+    labels = torch.tensor([[0, 0, 1], [2, 2, 2], [5, -1, -1]])  # the last has no known pair
+    assert false_negative_share(labels) == pytest.approx((1 / 3 + 1) / 2)
+
+
+def test_uniform_labels_give_the_chance_of_meeting_the_same_class() -> None:
+    labels = torch.arange(10).repeat_interleave(7)
+    assert false_negative_share(labels) == pytest.approx(6 / 69)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_mean_cosine_is_the_mean_over_pairs(dtype: torch.dtype) -> None:
+    embeddings = torch.randn(9, 4).to(dtype)
+    embeddings[3] = 0
+    assert mean_cosine(embeddings) == pytest.approx(np.mean(cosines(embeddings)))
+
+
+@pytest.mark.parametrize("bins", [1, 3, 40])
+def test_the_histogram_is_that_of_numpy(bins: int) -> None:
+    embeddings = torch.randn(20, 3)
+    counts, edges = cosine_histogram(embeddings, bins)
+    expected, expected_edges = np.histogram(cosines(embeddings), bins=bins, range=(-1, 1))
+    assert counts.tolist() == expected.tolist()
+    assert edges.tolist() == pytest.approx(expected_edges.tolist())
+
+
+def test_histograms_of_true_and_false_negatives_make_up_the_whole() -> None:
+    embeddings, labels = torch.randn(20, 3), torch.randint(4, (20,))
+    same = labels[:, None] == labels
+    whole, one, other = (cosine_histogram(embeddings, 10, allowed)[0] for allowed in (None, same, ~same))
+    assert whole.tolist() == (one + other).tolist()
+    assert int(one.sum()) == round(false_negative_share(labels) * 190)
+
+
+def test_equal_and_opposite_vectors_fall_into_the_outer_bins() -> None:
+    counts, _ = cosine_histogram(torch.tensor([[0.1, 0.7], [0.1, 0.7], [-0.1, -0.7]]), 4)
+    assert counts.tolist() == [2, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: false_negative_share(torch.ones(3)), "integer dtype"),
+        (lambda: false_negative_share(torch.tensor(3)), r"\(B,\) or \(S, B\)"),
+        (lambda: false_negative_share([1, 2]), "got list"),
+        (lambda: mean_cosine(torch.ones(1, 3)), "B ≥ 2"),
+        (lambda: mean_cosine(torch.full((3, 3), torch.nan)), "NaN or inf"),
+        (lambda: cosine_histogram(torch.ones(3, 3), 0), "bins must be a whole number"),
+        (lambda: cosine_histogram(torch.ones(3, 3), 4, torch.ones(3, 3)), "allowed must be bool"),
+        (lambda: cosine_histogram(torch.ones(3, 3), 4, torch.ones(3, dtype=torch.bool)), r"of shape \(3, 3\)"),
+    ],
+)
+def test_bad_arguments_say_what_to_do(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()  # type: ignore[operator]

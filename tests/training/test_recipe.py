@@ -1,0 +1,247 @@
+"""The recipes that come with the library: each loads, builds, names its table, and says what the paper says."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hardneg.graphs.data import GraphSet
+from hardneg.losses.infonce import InfoNCE
+from hardneg.losses.jsd import JSD
+from hardneg.randomness import generator
+from hardneg.training import build, graphs, optimizers, recipe
+
+FOLDER = Path(recipe.__file__).parents[1] / "recipes"
+FILES = sorted(FOLDER.glob("*.yaml"))
+PAPERS = [file for file in FILES if not file.stem.startswith("digits")]
+
+
+def stem(file: Path) -> str:
+    return file.stem
+
+
+def load(name: str, *overrides: str) -> recipe.Recipe:
+    return recipe.load(FOLDER / f"{name}.yaml", overrides)
+
+
+GRAPHS = [file for file in FILES if "tu:" in file.read_text()]
+
+
+@pytest.mark.parametrize("file", GRAPHS, ids=stem)
+def test_a_recipe_for_graphs_loads_and_its_method_can_be_built(file: Path) -> None:
+    pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
+    settings = recipe.load(file)
+    assert recipe.load(recipe_text_as_mapping(settings)) == settings
+    path = torch.tensor([[0, 1], [1, 0]])
+    module = graphs.method(settings, GraphSet(torch.ones(3, 1), path, torch.tensor([0, 2, 3]), torch.tensor([0, 1])))
+    assert module.embeddings(module.graphs).shape == (2, 96)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file not in GRAPHS], ids=stem)
+def test_a_recipe_loads_and_each_of_its_parts_can_be_built(file: Path) -> None:
+    settings = recipe.load(file)
+    assert isinstance(recipe.objective(settings), InfoNCE)
+    assert recipe.load(recipe_text_as_mapping(settings)) == settings
+    side = settings.data.size or (8 if settings.data.source == "digits" else 96 if "stl10" in file.stem else 32)
+    views = build.views_of(settings, side)
+    pictures = torch.randint(0, 256, (2, 1 if side == 8 else 3, side, side), dtype=torch.uint8)
+    made = views(pictures, generator("cpu", 0), views=2)
+    assert made.shape[2:] == (settings.views.options.get("size", side),) * 2
+    encoder = build.encoder_of(settings, pictures.shape[1], side).eval()
+    assert encoder(made[:1]).shape == (1, encoder.features)
+    optimizers.build(settings.optimizer.name, [encoder], settings.optimizer.lr, settings.optimizer.weight_decay)
+    rate = optimizers.learning_rate(settings.optimizer.schedule, settings.optimizer.warmup / settings.trainer.epochs)
+    assert rate(0.5) > 0
+
+
+def recipe_text_as_mapping(settings: recipe.Recipe) -> dict[str, Any]:
+    import yaml
+
+    tree: dict[str, Any] = yaml.safe_load(recipe.dump(settings))
+    return tree
+
+
+@pytest.mark.parametrize("file", PAPERS, ids=stem)
+def test_a_recipe_names_the_table_it_stands_for(file: Path) -> None:
+    about = recipe.load(file).about
+    assert re.match(r"(HCL|H-SCL|ProSampler|Ring|MoCo) (table|figure|appendix) [0-9IVA-F.]+ on ", about), about
+
+
+@pytest.mark.parametrize("file", PAPERS, ids=stem)
+def test_the_overrides_in_the_comments_are_accepted(file: Path) -> None:
+    """Each line of a comment offers overrides, with alternatives between bars and further values in brackets."""
+    tried = 0
+    for line in file.read_text().splitlines():
+        for offer in line.split("|") if line.startswith("#") else ():
+            # One in quotes may hold spaces; the value of another ends at a space, a comma, a semicolon or a bracket.
+            found = re.findall(r'"([a-z_.]+=\{.*?\})"|\b([a-z_]+(?:\.[a-z_]+)*=[^\s,;)…]+)', offer)
+            if overrides := [quoted or plain for quoted, plain in found]:
+                recipe.load(file, overrides)
+                tried += 1
+    assert tried >= 2
+
+
+def test_no_two_recipes_differ_by_one_override() -> None:
+    """What one override can do needs no file of its own."""
+
+    def leaves(tree: Any, where: str = "") -> dict[str, Any]:
+        if not isinstance(tree, dict) or not tree:
+            return {where: tree}
+        return {place: leaf for key, below in tree.items() for place, leaf in leaves(below, f"{where}.{key}").items()}
+
+    # What the comments or the accounts change is no setting of the run.
+    idle = {".about", ".trainer.knn_every"}
+    flat = {file.stem: leaves(recipe_text_as_mapping(recipe.load(file))) for file in FILES}
+    for one, settings in flat.items():
+        for other, others in flat.items():
+            keys = (settings.keys() | others.keys()) - idle
+            different = [key for key in keys if settings.get(key) != others.get(key)]
+            assert one == other or len(different) > 1, (one, other, different)
+
+
+# HCL, appendix D.1: "We use a ResNet-50 … as the backbone with embedding dimension 2048 …, and projection head into the
+# lower 128-dimensional space …. We use the Adam optimizer … with learning rate 0.001 and weight decay 10^-6. … Unless
+# otherwise stated, all models are trained for 400 epochs."
+@pytest.mark.parametrize("name", ["cifar10-simclr", "cifar100-simclr", "stl10-simclr", "tinyimagenet-simclr"])
+def test_hcl_settings_are_those_of_its_appendix(name: str) -> None:
+    settings = load(name)
+    assert settings.encoder.name == ("resnet18" if name == "cifar10-simclr" else "resnet50")  # which its about says
+    assert settings.encoder.outputs == 128
+    assert (settings.optimizer.name, settings.optimizer.lr, settings.optimizer.weight_decay) == ("adam", 1e-3, 1e-6)
+    assert settings.trainer.epochs == 400
+    assert settings.objective["temperature"] == 0.5
+    # "the negative batch sizes are 30, 62, 126, 254, 510": 2(B − 1)
+    assert 2 * (settings.trainer.batch_size - 1) == 510
+
+
+def test_hcls_rows_are_the_overrides_that_its_recipes_name() -> None:
+    # Table 1: "Class prior is set to τ+ = 0.01", "Hard (β = 1)"
+    hard = recipe.objective(load("tinyimagenet-simclr", "objective.preset=hcl", "objective.tau_plus=0.01"))
+    assert hard.class_prior == 0.01
+    assert hard.hardening[0].at(0.0).tilt() == 1.0
+    # Figure 4: "once every e/ℓ epochs we reduce β_i by β/ℓ"
+    anneal = "objective.beta={schedule: hardness_anneal, beta: 1, changes: 4}"
+    annealed = recipe.objective(load("cifar100-simclr", "objective.preset=hcl", anneal))
+    tilts = [annealed.hardening[0].at(progress).tilt() for progress in (0.0, 0.25, 0.5, 0.75)]
+    assert tilts == [1.0, 0.75, 0.5, 0.25]
+
+
+# H-SCL, section V.A: "All models are trained for 200 epochs with a batch size of 512. We use the Adam optimizer with a
+# learning rate of 0.001 and weight decay of 10^-6. We set γ to 0.5", "projection head dimension of 128 with ResNet-50"
+@pytest.mark.parametrize("name", ["cifar100-hscl", "stl10-hscl", "tinyimagenet-hscl"])
+def test_hscl_settings_are_those_of_its_section_five(name: str) -> None:
+    settings = load(name)
+    assert (settings.trainer.epochs, settings.trainer.batch_size) == (200, 512)
+    assert (settings.optimizer.name, settings.optimizer.lr, settings.optimizer.weight_decay) == ("adam", 1e-3, 1e-6)
+    assert (settings.encoder.name, settings.encoder.outputs) == ("resnet50", 128)
+    loss = recipe.objective(settings)
+    assert (loss.temperature, loss.supervision) == (0.5, "full")
+
+
+def test_hscls_threshold_moves_as_its_equation_four() -> None:
+    # "τ = e^{l(start, end, epoch)/γ}", l linear from start to end over the 200 epochs
+    override = ["objective.preset=hscl_threshold", "objective.start=-0.5", "objective.end=0.1"]
+    loss = recipe.objective(load("cifar100-hscl", *override))
+    for epoch in (1, 100, 200):
+        progress = (epoch - 1) / 199
+        lower, upper = loss.hardening[0].at(progress).in_scores(loss.temperature).bounds(None)
+        assert float(lower) == pytest.approx((-0.5 + progress * 0.6) / 0.5)  # the bound on s is log τ
+        assert upper is None
+
+
+# ProSampler, appendix E.1: "For CIFAR10, CIFAR100 and STL10, all models are trained for 1000 epochs with the default
+# batch size B of 256. We use the Adam optimizer … with learning rate of 0.001 …. The temperature parameter is set as
+# 0.5 and the dimension of image embedding is set as 128." "we update the proximity graph per 100 training iterations.
+# We fix the number of neighbors K as 100 for CIFAR10, CIFAR100 and STL10. The size of neighbor candidate set M is set
+# as 1000 for CIFAR100 and STL10, and 500 for CIFAR10. Besides, the initial restart probability α … is set to 0.2 and
+# decays linearly to 0.05"
+@pytest.mark.parametrize(("data", "candidates"), [("cifar10", 500), ("cifar100", 1000), ("stl10", 1000)])
+def test_prosampler_settings_of_the_small_sets_are_those_of_its_appendix(data: str, candidates: int) -> None:
+    settings = load(f"{data}-simclr-prosampler")
+    assert (settings.trainer.epochs, settings.trainer.batch_size) == (1000, 256)
+    assert (settings.optimizer.name, settings.optimizer.lr) == ("adam", 1e-3)
+    # "projected to a 128-D image embedding via a two-layer MLP (2048-D hidden layer …)"
+    assert (settings.encoder.name, settings.encoder.hidden, settings.encoder.outputs) == ("resnet50", 2048, 128)
+    assert settings.objective["temperature"] == 0.5
+    batches = settings.batches
+    assert (batches.sampler, batches.candidates, batches.neighbors) == ("proximity", candidates, 100)
+    assert batches.restart == {"schedule": "linear", "start": 0.2, "end": 0.05}
+    assert batches.refresh_every == 100
+
+
+# The same: "For ImageNet-100 and ImageNet, we train the models with 100 and 400 epochs respectively, and use LARS …
+# with learning rate of 0.3 × B/256 and weight decay of 10^-6. Here, the batch size is set as 2048 for ImageNet and 512
+# for ImageNet-100 …. We fix the temperature parameter as 0.1"; "we keep M as 1000 and K as 500. The restart
+# probability α is fixed as 0.1." Table 11: "(t = 100)" under ImageNet-100, "(t = 500)" under ImageNet.
+@pytest.mark.parametrize(("data", "batch", "refresh"), [("imagenet100", 512, 100), ("imagenet", 2048, 500)])
+def test_prosampler_settings_of_imagenet_are_those_of_its_appendix(data: str, batch: int, refresh: int) -> None:
+    settings = load(f"{data}-simclr-prosampler")
+    assert (settings.trainer.epochs, settings.trainer.batch_size) == (100, batch)  # table 1's first column
+    assert settings.optimizer.name == "lars"
+    assert settings.optimizer.lr == pytest.approx(0.3 * batch / 256)
+    assert settings.optimizer.weight_decay == 1e-6
+    assert settings.objective["temperature"] == 0.1
+    batches = settings.batches
+    assert (batches.candidates, batches.neighbors, batches.restart) == (1000, 500, 0.1)
+    assert batches.refresh_every == refresh
+    assert load(f"{data}-simclr-prosampler", "batches.sampler=uniform").batches.sampler == "uniform"
+
+
+# HCL, appendix D.2: "we used the GIN architecture … with K = 3 layers and embedding dimension d = 32. Each model is
+# trained for 200 epochs with batch size 128 using the Adam optimizer … with learning rate 0.001, and weight decay of
+# 10^-6." H-SCL, section V.C: "All models are trained for 200 epochs and we use the Adam optimizer with a learning rate
+# 0.01. We used the 3-layer GIN … with a representation dimension equal to 32."
+@pytest.mark.parametrize(("name", "lr"), [("mutag-infograph", 1e-3), ("mutag-infograph-hscl", 1e-2)])
+def test_infograph_settings_are_those_of_the_papers(name: str, lr: float) -> None:
+    settings = load(name)
+    assert (settings.trainer.epochs, settings.trainer.batch_size) == (200, 128)
+    assert (settings.optimizer.name, settings.optimizer.lr, settings.optimizer.weight_decay) == ("adam", lr, 1e-6)
+    pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
+    encoder = graphs.encoder_of(settings, 1)
+    assert (len(encoder.layers), encoder.features) == (3, 3 * 32)  # type: ignore[arg-type]
+
+
+# H-SCL, table II: UCL, H-UCL, SCL, H-SCL(β), "the best values of β over the set {1, 2, 10}"
+def test_hscls_four_losses_on_graphs_are_overrides_of_one_recipe() -> None:
+    for supervision in ("none", "negatives"):
+        for beta in (0, 1, 2, 10):
+            overrides = f"objective.supervision={supervision}", f"objective.beta={beta}"
+            loss = recipe.objective(load("mutag-infograph-hscl", *overrides))
+            assert isinstance(loss, JSD)
+            assert (loss.supervision, loss.beta, loss.class_prior) == (supervision, beta, 0)
+    assert recipe.objective(load("mutag-infograph-hscl")).supervision == "negatives"
+
+
+# ProSampler, appendix E.2: "We apply Adam optimizer … with a learning rate of 0.01, and 3-layer GIN with a fixed hidden
+# size of 32. We set the temperature as 0.2 and gradually decay the restart probability of RWR (0.2 ∼ 0.05)", and table
+# 8: batch size, epochs, t, M, K
+@pytest.mark.parametrize(
+    ("name", "source", "table"),
+    [
+        ("imdb-binary-graphcl", "tu:IMDB-BINARY", (256, 100, 25, 300, 100)),
+        ("imdb-multi-graphcl", "tu:IMDB-MULTI", (128, 50, 25, 300, 100)),
+        ("collab-graphcl", "tu:COLLAB", (128, 20, 50, 1000, 100)),
+        ("reddit-binary-graphcl", "tu:REDDIT-BINARY", (128, 50, 50, 500, 100)),
+    ],
+)
+def test_prosampler_settings_of_graphs_are_those_of_its_appendix(
+    name: str, source: str, table: tuple[int, ...]
+) -> None:
+    settings = load(name, "batches.sampler=proximity")
+    batches, training = settings.batches, settings.trainer
+    found = training.batch_size, training.epochs, batches.refresh_every, batches.candidates, batches.neighbors
+    assert (settings.data.source, found) == (source, table)
+    assert batches.restart == {"schedule": "linear", "start": 0.2, "end": 0.05}
+    assert (settings.optimizer.name, settings.optimizer.lr) == ("adam", 1e-2)
+    assert settings.objective["temperature"] == 0.2
+    for preset, prior in (("graphcl", 0.0), ("debiased", 0.1), ("hcl", 0.1)):
+        loss = recipe.objective(load(name, f"objective.preset={preset}", "objective.in_batch=other"))
+        assert isinstance(loss, InfoNCE)
+        assert (loss.temperature, loss.in_batch, loss.class_prior) == (0.2, "other", prior)
+
+
+def test_only_presets_are_presets() -> None:
+    with pytest.raises(ValueError, match=r"objective.preset='_with' is not known"):
+        recipe.objective(recipe.load({"objective": {"preset": "_with"}}))

@@ -1,0 +1,118 @@
+"""The callback that owns refreshing, in anybody's Lightning training."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hardneg as hn
+from hardneg.methods.simclr import SimCLR
+from hardneg.training import recipe, run
+from hardneg.training.callbacks.sampler_refresh import Refresh
+
+SCRIPT = """
+import sys, json
+sys.path.insert(0, sys.argv[2])
+from training.test_refresh import Plain, fit
+module, sampler = fit(int(sys.argv[1]), own=json.loads(sys.argv[3]))
+open(f"{sys.argv[4]}/{module.global_rank}.json", "w").write(json.dumps(module.seen))
+"""
+
+
+class Plain(L.LightningModule):
+    """A user's own module, which knows nothing of samplers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+        self.loss = hn.simclr(gather=True)
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        index, x = batch
+        self.seen.append(index.tolist())
+        loss: Tensor = self.loss(self.layer(x), self.layer(x + 0.1))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(devices: int = 1, own: bool = True) -> tuple[Plain, hn.ProximityBatchSampler]:
+    data = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+    module = Plain()
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", devices=devices, strategy="ddp" if devices > 1 else "auto", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=not own,
+    )  # fmt: skip
+    sampler = hn.ProximityBatchSampler(
+        60, 12, candidates=40, neighbors=8, restart=hn.Linear(0.4, 0.2), refresh_every=3,
+        rank=trainer.global_rank, processes=trainer.world_size,
+    )  # fmt: skip
+    # The processes do not agree on the rows, as where each has running statistics of its own.
+    trainer.callbacks.append(Refresh(sampler, lambda: data + trainer.global_rank))  # type: ignore[attr-defined]
+    trainer.fit(module, DataLoader(TensorDataset(torch.arange(60), data), batch_sampler=sampler))
+    return module, sampler
+
+
+def test_the_sampler_is_refreshed_on_time_and_its_schedule_moves() -> None:
+    module, sampler = fit()
+    assert len(module.seen) == 10
+    assert sampler.refreshes == 3  # after steps 3, 6 and 9
+    assert sampler.progress == 1.0
+    uniform = list(hn.UniformBatchSampler(60, 12))
+    assert module.seen[:3] == uniform[:3]
+    assert module.seen[3:5] != uniform[3:]
+
+
+def in_two_processes(folder: Path, own: bool) -> subprocess.CompletedProcess[str]:
+    script = folder / "two.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), "2", str(Path(__file__).parents[1]), json.dumps(own), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_two_processes_share_the_batches_of_one(tmp_path: Path) -> None:
+    done = in_two_processes(tmp_path, own=True)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert [one + other for one, other in zip(first, second, strict=True)] == fit()[0].seen
+
+
+def test_the_sampler_refuses_to_be_replaced_by_lightning_and_says_what_to_do(tmp_path: Path) -> None:
+    done = in_two_processes(tmp_path, own=False)
+    assert done.returncode != 0
+    assert "use_distributed_sampler=False" in done.stderr
+
+
+def test_a_run_builds_its_graphs_from_the_cosines_that_its_loss_scores(tmp_path: Path) -> None:
+    settings = recipe.load(
+        recipe.find("digits-simclr"),
+        ["trainer.epochs=1", "trainer.knn_every=0", "batches.sampler=proximity", "batches.candidates=60",
+         "batches.neighbors=10", "batches.refresh_every=4"],
+    )  # fmt: skip
+    found: list[Tensor] = []
+
+    class Look(L.Callback):
+        def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            assert isinstance(pl_module, SimCLR)
+            refresh = next(one for one in trainer.callbacks if isinstance(one, Refresh))  # type: ignore[attr-defined]
+            pl_module.eval()
+            assert pl_module.views is not None
+            assert pl_module.images is not None
+            with torch.no_grad():
+                raw = pl_module.head(pl_module.encoder(pl_module.views.plain(pl_module.images)))  # type: ignore[attr-defined]
+            found.extend([refresh.embeddings(), raw])
+
+    run.train(settings, tmp_path / "run", callbacks=[Look()])
+    given, raw = found
+    norms = raw.norm(dim=1)
+    assert norms.max() > 1.5 * norms.min()  # else inner products would rank as cosines do
+    torch.testing.assert_close(given, raw / norms[:, None])
