@@ -167,7 +167,7 @@ def runs(graphs: bool) -> dict[str, np.ndarray[Any, Any]]:
                 given = list(overrides)
             run = Path(folder, name)
             command = [sys.executable, "-m", "hardneg", "train", recipe, *given, "--run", str(run), "--no-evaluate"]
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            subprocess.run(command, check=True, capture_output=True)
             for key, weights in load_file(run / "encoder.safetensors").items():
                 found[f"run {name} {key}"] = weights
             print(name, flush=True)

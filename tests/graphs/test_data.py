@@ -21,6 +21,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 import hardneg as hn
+from hardneg.extras import required
 from hardneg.graphs import data
 from hardneg.graphs.data import GraphSet, load_graphs
 
@@ -296,7 +297,7 @@ def test_nothing_is_imported_before_it_is_used() -> None:
 
 def test_a_missing_package_names_the_extra() -> None:
     with pytest.raises(ImportError, match=r'pip install "hardneg\[graph\]"'):
-        data.geometric("torch_geometric.no_such_part")
+        required("torch_geometric.no_such_part", "graph")
 
 
 @pytest.mark.parametrize(

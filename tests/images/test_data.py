@@ -736,10 +736,10 @@ def test_a_size_that_is_none_is_refused(size: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "kind", "remedy"),
     [
-        ("PIL", "folder", r'need PIL.*pip install "hardneg\[train\]"'),
-        ("pyarrow", "parquet", r'need pyarrow.*pip install "hardneg\[mine\]"'),
-        ("datasets", "saved dataset", r"need datasets.*pip install datasets"),
-        ("sklearn", "digits", r'need sklearn.*pip install "hardneg\[train\]"'),
+        ("PIL", "folder", r'PIL is needed.*pip install "hardneg\[train\]"'),
+        ("pyarrow", "parquet", r'pyarrow is needed.*pip install "hardneg\[data\]"'),
+        ("datasets", "saved dataset", r'datasets is needed.*pip install "hardneg\[data\]"'),
+        ("sklearn", "digits", r'sklearn is needed.*pip install "hardneg\[train\]"'),
     ],
 )
 def test_a_missing_library_is_named_with_its_remedy(

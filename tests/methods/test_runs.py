@@ -67,7 +67,8 @@ def test_a_method_learns_more_than_its_untrained_encoder_knows(learner: str, tmp
 
 KILLED = """
 import os, signal, sys
-from hardneg.training import keeper, recipe, run
+from hardneg.training import recipe, run
+from hardneg.training.callbacks import keeper
 folder, moment, name, *overrides = sys.argv[1:]
 step = keeper.Keeper.on_train_batch_end
 def deadly(self, trainer, *rest):

@@ -53,11 +53,11 @@ def test_batches_resume_anywhere(size: int, batch: int, epochs: int, start: int,
 @pytest.mark.parametrize("start", [0, 1, 63, 64, 65, 149, 150, 151, 299])
 def test_batches_drawn_ahead_are_those_of_the_sampler(start: int) -> None:
     def drawn(epoch: int) -> list[list[int]]:
-        plain = hn.batches.UniformBatchSampler(size=450, batch_size=3, seed=5)
+        plain = hn.UniformBatchSampler(size=450, batch_size=3, seed=5)
         plain.set_epoch(epoch)
         return list(plain)
 
-    batches = Batches(hn.batches.UniformBatchSampler(size=450, batch_size=3, seed=5), epochs=2)
+    batches = Batches(hn.UniformBatchSampler(size=450, batch_size=3, seed=5), epochs=2)
     taken = list(itertools.islice(batches, start))
     batches.go_on_from(batches.place(start))
     taken += batches
@@ -66,7 +66,7 @@ def test_batches_drawn_ahead_are_those_of_the_sampler(start: int) -> None:
 
 
 def test_the_last_batch_of_an_epoch_may_be_short() -> None:
-    batches = Batches(hn.batches.UniformBatchSampler(size=10, batch_size=4, drop_last=False), epochs=2)
+    batches = Batches(hn.UniformBatchSampler(size=10, batch_size=4, drop_last=False), epochs=2)
     assert [len(index) for index in batches] == [4, 4, 2, 4, 4, 2]
 
 

@@ -68,7 +68,8 @@ def test_a_run_writes_its_recipe_environment_and_metrics(uninterrupted: Path) ->
 
 KILLED = """
 import os, signal, sys
-from hardneg.training import keeper, recipe, run
+from hardneg.training import recipe, run
+from hardneg.training.callbacks import keeper
 folder, moment, settings, *overrides = sys.argv[1:]
 step = keeper.Keeper.on_train_batch_end
 def deadly(self, trainer, *rest):

@@ -18,7 +18,7 @@ from hardneg.training.callbacks.sampler_refresh import Refresh
 SCRIPT = """
 import sys, json
 sys.path.insert(0, sys.argv[2])
-from training.test_refresh import Plain, fit
+from training.test_sampler_refresh import Plain, fit
 module, sampler = fit(int(sys.argv[1]), own=json.loads(sys.argv[3]))
 open(f"{sys.argv[4]}/{module.global_rank}.json", "w").write(json.dumps(module.seen))
 """
