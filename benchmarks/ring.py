@@ -57,7 +57,7 @@ def strips_of_bands(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -
     """Rows and scores, strip by strip, −inf outside the band; as the tiled kernel makes them."""
     rule = Rule(rings=(ring,))
     for rows, scores in tiled.strips(anchors, [queue], torch.tensor(1 / TEMPERATURE)):
-        Eligibility(len(queue)).hide(scores, rows, -torch.inf)
+        Eligibility(len(queue)).mask_(scores, rows, -torch.inf)
         yield rows, scores.masked_fill_(percentiles.edges(scores, rule).outside(scores), -torch.inf)
 
 

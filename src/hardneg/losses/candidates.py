@@ -9,24 +9,24 @@ from torch import Tensor
 
 from hardneg import checks, distributed
 from hardneg.losses.inputs import Inputs
-from hardneg.losses.kernels import Eligibility, Places
+from hardneg.losses.kernels import Eligibility, RowLayout
 
 
 @dataclass(frozen=True)
 class Meeting:
     """A set of anchors with the candidates and positives they meet.
 
-    anchors: (A, d) · places: where they stand among those of all processes · candidates: blocks (N, d) or (B, N, d) ·
-    who: which of them an anchor may meet · met: gives their number before labels are looked at, (A,); a function,
-    because few ask · pairs: (B, M) inner products of instances' first view with their positives, or None where
-    positives are found by group in the ``pool`` (P, d) as ``friends`` says · real: (A, M) bool, which of the own
-    positives are there; None for all
+    anchors: (A, d) · layout: their rows among those of all processes · candidates: blocks (N, d) or (B, N, d) ·
+    eligibility: which of them an anchor may be compared with · met: gives their number before labels are looked at,
+    (A,); a function, because it is rarely needed · pairs: (B, M) inner products of instances' first view with their
+    positives, or None where positives are found by group in the ``pool`` (P, d) as ``friends`` says · real: (A, M)
+    bool, which of the own positives are there; None for all
     """
 
     anchors: Tensor
-    places: Places
+    layout: RowLayout
     candidates: tuple[Tensor, ...]
-    who: Eligibility
+    eligibility: Eligibility
     met: Callable[[], Tensor]
     pairs: Tensor | None
     real: Tensor | None
@@ -37,17 +37,17 @@ class Meeting:
     def similarity(self) -> Tensor | None:
         """Inner products of anchors with their own positives, (A, M)."""
         # Of two views each is the other's only positive.
-        views = self.places.views
+        views = self.layout.views
         return self.pairs if self.pairs is None or views == 1 else self.pairs.repeat(views, 1)
 
-    def detached(self, lowered: Callable[[Tensor], Tensor] = Tensor.detach) -> "Meeting":
-        """The same without the graph behind it. lowered: gives embeddings to keep that take less memory."""
+    def detached(self, half_copies: Callable[[Tensor], Tensor] = Tensor.detach) -> "Meeting":
+        """The same without the graph behind it. half_copies: gives embeddings to keep that take less memory."""
         return replace(
             self,
-            anchors=lowered(self.anchors),
-            candidates=tuple(lowered(block) for block in self.candidates),
+            anchors=half_copies(self.anchors),
+            candidates=tuple(half_copies(block) for block in self.candidates),
             pairs=None if self.pairs is None else self.pairs.detach(),
-            pool=lowered(self.pool),
+            pool=half_copies(self.pool),
         )
 
 
@@ -74,8 +74,8 @@ def arrange(inputs: Inputs, *, in_batch: str | None, symmetric: bool, supervisio
 def of_pairs(batch: int, in_batch: str | None, symmetric: bool, device: torch.device) -> Eligibility:
     """Who meets whom in the batch, if its pairs are all that meet, in one problem: first views, then second ones."""
     views = 2 if in_batch == "both" or symmetric else 1
-    places = Places(batch, views, 0, batch, device)
-    return Eligibility(views * batch, own=places, pool_views=views, crossed=symmetric)
+    layout = RowLayout(batch, views, 0, batch, device)
+    return Eligibility(views * batch, own=layout, pool_views=views, crossed=symmetric)
 
 
 def check_range(arranged: Sequence[Meeting], scale: Tensor, tilt: float | Tensor) -> None:
@@ -108,7 +108,7 @@ class _Crowd:
         # One tensor for both where they are the same: kernels then need one product for the gradient.
         if self.everyone is not views or list(anchor_views) != list(pool_views):
             pool = _flat(self.everyone, pool_views)  # (P, d)
-        places = Places(batch, repeats, self.offset, whole, views.device)
+        layout = RowLayout(batch, repeats, self.offset, whole, views.device)
         candidates = [pool] if in_batch else []
         columns = len(pool) if in_batch else 0
         allowed, negatives, exclude = self.inputs.negative_mask, self.inputs.negatives, self.inputs.exclude
@@ -123,14 +123,14 @@ class _Crowd:
         else:
             allowed = exclude = None
         given = 0 if negatives is None else negatives.shape[-2]
-        met = partial(_met, places, len(pool_views) if in_batch else 0, given, exclude, allowed, views.dtype)
+        met = partial(_met, layout, len(pool_views) if in_batch else 0, given, exclude, allowed, views.dtype)
 
         anchor_groups = candidate_groups = None
         if self.supervision in ("negatives", "full"):
             anchor_groups, candidate_groups, allowed = self._labelled(pool_views if in_batch else [], allowed)
-        who = Eligibility(
+        eligibility = Eligibility(
             columns=columns,
-            own=places if in_batch else None,
+            own=layout if in_batch else None,
             pool_views=len(pool_views),
             excluded=excluded,
             anchor_groups=None if anchor_groups is None else anchor_groups.repeat(repeats),
@@ -140,14 +140,14 @@ class _Crowd:
         by_label = self.supervision in ("positives", "full")
         return Meeting(
             anchors=anchors,
-            places=places,
+            layout=layout,
             candidates=tuple(candidates),
-            who=who,
+            eligibility=eligibility,
             met=met,
             pairs=None if by_label else self._pairs(),
             real=self.inputs.positive_mask,
             pool=pool,
-            friends=self._friends(anchor_views, pool_views, places) if by_label else Eligibility(0),
+            friends=self._friends(anchor_views, pool_views, layout) if by_label else Eligibility(0),
         )
 
     def _labelled(self, pool_views: Sequence[int], allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -172,20 +172,20 @@ class _Crowd:
         views = self.inputs.views
         return (views[0] * views[1:]).sum(dim=-1).T
 
-    def _friends(self, anchor_views: Sequence[int], pool_views: Sequence[int], places: Places) -> Eligibility:
+    def _friends(self, anchor_views: Sequence[int], pool_views: Sequence[int], layout: RowLayout) -> Eligibility:
         """Positives by group: same known label or same instance, but not the anchor itself."""
-        whole, anchors = places.whole, places.batch * places.views
-        instances = places.instances(slice(0, anchors))  # (A,)
-        everyone = torch.arange(whole, device=places.device)
+        whole, anchors = layout.whole, layout.batch * layout.views
+        instances = layout.instances(slice(0, anchors))  # (A,)
+        everyone = torch.arange(whole, device=layout.device)
         assert self.labels is not None
         groups = torch.where(self.labels >= 0, self.labels, -2 - everyone)  # an unknown label is a group of its own
         itself = None
         if set(anchor_views) <= set(pool_views):
             # Views in a row, counted on the device: a list from the host would make it wait.
             starts = whole * torch.arange(
-                anchor_views[0] - pool_views[0], anchor_views[-1] + 1 - pool_views[0], device=places.device
+                anchor_views[0] - pool_views[0], anchor_views[-1] + 1 - pool_views[0], device=layout.device
             )
-            itself = (instances + starts.repeat_interleave(places.batch))[:, None]
+            itself = (instances + starts.repeat_interleave(layout.batch))[:, None]
         return Eligibility(
             columns=whole * len(pool_views),
             excluded=itself,
@@ -196,18 +196,18 @@ class _Crowd:
 
 
 def _met(
-    places: Places, views: int, given: int, exclude: Tensor | None, allowed: Tensor | None, dtype: torch.dtype
+    layout: RowLayout, views: int, given: int, exclude: Tensor | None, allowed: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """How many candidates each anchor meets before labels are looked at, (A,).
 
     views: of the pool · given: negatives given, of which ``exclude`` (B, E) are not met, or only ``allowed`` (B, n) are
     """
-    met = torch.full((places.batch,), (places.whole - 1) * views, dtype=dtype, device=places.device)
+    met = torch.full((layout.batch,), (layout.whole - 1) * views, dtype=dtype, device=layout.device)
     met += given if allowed is None else allowed.sum(dim=1)
     if exclude is not None:
         ordered = exclude.sort(dim=1).values
         met -= 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1)
-    return met.repeat(places.views)
+    return met.repeat(layout.views)
 
 
 def _flat(views: Tensor, chosen: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ from hardneg.losses.candidates import Meeting
 from hardneg.losses.debiasing import log_expected_negative
 from hardneg.losses.diagnostics import Answer, Diagnostics
 from hardneg.losses.inputs import Inputs, read
-from hardneg.losses.kernels import PLAIN, Kernel, LogSums, Losses, Lowered, Rule
+from hardneg.losses.kernels import PLAIN, HalfCopies, Kernel, LogSums, Losses, Rule
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, constant
 from hardneg.losses.positives import Given, Grouped, Positives
 from hardneg.losses.settings import Settings
@@ -38,7 +38,7 @@ def loss_of(
         for number, meeting in enumerate(arranged)
     ]
     record = Diagnostics(answers, scale.detach())
-    weights.lowered.forget()
+    weights.half_copies.forget()
     loss = _reduced(
         settings,
         _joined([answer.losses for answer in answers]),
@@ -58,7 +58,7 @@ def _answer(
     if meeting.similarity is not None:
         positives = Given(meeting.similarity * scale, meeting.real)
     else:
-        positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel, weights.lowered)
+        positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel, weights.half_copies)
     positive_count = positives.count()
     best = positives.best() if any(part.needs_positive for part in settings.hardening) else None
     rule = rules.banded(settings, weights, best, meeting, scale, draws)
@@ -73,8 +73,8 @@ def _answer(
 
     valid = (negatives.count > 0) & (positive_count > 0)
     log_total = torch.where(valid, _log_number(settings, negatives, meeting) + log_g, 0.0)  # log(Q·G)
-    losses = torch.where(valid, _combined(settings, positives, log_total, weights.lowered), 0.0)
-    kept = meeting.detached(rule.lowered)
+    losses = torch.where(valid, _combined(settings, positives, log_total, weights.half_copies), 0.0)
+    kept = meeting.detached(rule.half_copies)
     return Answer(kept, rule, losses, valid, floored & valid, negatives.count, positive_count)
 
 
@@ -98,7 +98,7 @@ def _simple_answer(
     assert meeting.pairs is not None
     best = None
     if any(part.needs_positive for part in settings.hardening):
-        best = (meeting.pairs[:, 0].detach() * scale.detach()).repeat(meeting.places.views)
+        best = (meeting.pairs[:, 0].detach() * scale.detach()).repeat(meeting.layout.views)
     rule = rules.banded(settings, weights, best, meeting, scale, draws)
     negatives = _negatives(meeting, scale, rule, kernel)
     found, floored = losses(
@@ -111,23 +111,23 @@ def _simple_answer(
         not settings.positive_in_denominator,
     )
     one = constant(1.0, scale.dtype, scale.device).expand(len(found))
-    return Answer(meeting.detached(rule.lowered), rule, found, negatives.count > 0, floored, negatives.count, one)
+    return Answer(meeting.detached(rule.half_copies), rule, found, negatives.count > 0, floored, negatives.count, one)
 
 
 def _negatives(meeting: Meeting, scale: Tensor, rule: Rule, kernel: Kernel) -> LogSums:
-    if meeting.who.columns > 0:
-        return kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.who, rule)
+    if meeting.eligibility.columns > 0:
+        return kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.eligibility, rule)
     none = meeting.anchors.new_zeros(len(meeting.anchors))  # an empty queue
     return LogSums(none - torch.inf, none - torch.inf, none)
 
 
-def _combined(settings: Settings, positives: Positives, log_total: Tensor, lowered: Lowered) -> Tensor:
+def _combined(settings: Settings, positives: Positives, log_total: Tensor, half_copies: HalfCopies) -> Tensor:
     """Each anchor's loss from its positives and the logarithm of its negatives' total, (A,)."""
     if settings.combine_positives == "mean_of_logs":
         if settings.positive_in_denominator:
             return positives.mean_softplus(log_total)
         return log_total - positives.mean()
-    plain = positives.sums(Rule(largest=settings.largest_score, lowered=lowered))
+    plain = positives.sums(Rule(largest=settings.largest_score, half_copies=half_copies))
     some = plain.count > 0
     log_sum = torch.where(some, plain.tilted, 0.0)  # log Σ e^p
     if settings.combine_positives == "in_denominator":

@@ -79,7 +79,7 @@ class Diagnostics:
         effective, negative = torch.zeros_like(answer.support), torch.zeros_like(answer.support)
         blocks = tiled.strips(meeting.anchors, meeting.candidates, self._scale) if meeting.candidates else ()
         for rows, scores in blocks:
-            kept = reference.support(scores, meeting.who, rule, rows)
+            kept = reference.support(scores, meeting.eligibility, rule, rows)
             log_weight = rule.log_weights(scores)
             kept &= log_weight > -torch.inf
             if rule.draws is not None:
@@ -102,9 +102,9 @@ def answer_of_pairs(seen: PairRecord) -> Answer:
     nothing = torch.zeros_like(seen.losses)
     meeting = Meeting(
         anchors=seen.anchors,
-        places=seen.places,
+        layout=seen.layout,
         candidates=(seen.candidates,),
-        who=seen.who,
+        eligibility=seen.eligibility,
         met=lambda: nothing,  # nobody asks
         pairs=seen.similarity[:, None],
         real=None,

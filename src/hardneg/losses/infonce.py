@@ -285,10 +285,10 @@ class InfoNCE(Adjustable):
         check_views(z1, z2)
         batch, dim = z1.shape
         if negatives is None:
-            who = candidates.of_pairs(batch, now.in_batch, now.symmetric, z1.device)
+            eligibility = candidates.of_pairs(batch, now.in_batch, now.symmetric, z1.device)
         else:
             exclude, _ = check_negatives(batch, dim, negatives, exclude, None, negative_mask)
-            who = Eligibility(len(negatives), excluded=exclude, allowed=negative_mask)
+            eligibility = Eligibility(len(negatives), excluded=exclude, allowed=negative_mask)
         device = z1.device
         given = (("z2", z2), ("negatives", negatives), ("exclude", exclude), ("negative_mask", negative_mask))
         for name, tensor in given:
@@ -297,14 +297,14 @@ class InfoNCE(Adjustable):
         scale = rules.scale_of(now, z1, torch.float32)
         rule = rules.banded(now, rules.weights_of(now, [], scale, half(z1, z2)), None, None, scale)
         if isinstance(now.negative_count, str):  # of one pair there are none, whatever their number is said to be
-            log_number = None if now.negative_count == "support" else math.log(max(who.number, 1))
+            log_number = None if now.negative_count == "support" else math.log(max(eligibility.number, 1))
         else:
             log_number = math.log(now.negative_count)
         loss, seen = pair_loss(
             z1,
             z2,
             negatives,
-            who,
+            eligibility,
             scale,
             rule,
             log_number,

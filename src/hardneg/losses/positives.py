@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hardneg.losses.kernels import Eligibility, Kernel, LogSums, Lowered, Rule, reference, tiled
+from hardneg.losses.kernels import Eligibility, HalfCopies, Kernel, LogSums, Rule, reference, tiled
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS
 
 
@@ -72,23 +72,23 @@ class Grouped:
     anchors: Tensor
     pool: Tensor
     scale: Tensor
-    who: Eligibility
+    eligibility: Eligibility
     kernel: Kernel
-    lowered: Lowered
+    half_copies: HalfCopies
 
     def count(self) -> Tensor:
-        assert self.who.anchor_groups is not None
-        assert self.who.candidate_groups is not None
-        ordered = self.who.candidate_groups.sort().values
-        first = torch.searchsorted(ordered, self.who.anchor_groups)
-        last = torch.searchsorted(ordered, self.who.anchor_groups, right=True)
-        return (last - first - int(self.who.excluded is not None)).to(self.anchors.dtype)
+        assert self.eligibility.anchor_groups is not None
+        assert self.eligibility.candidate_groups is not None
+        ordered = self.eligibility.candidate_groups.sort().values
+        first = torch.searchsorted(ordered, self.eligibility.anchor_groups)
+        last = torch.searchsorted(ordered, self.eligibility.anchor_groups, right=True)
+        return (last - first - int(self.eligibility.excluded is not None)).to(self.anchors.dtype)
 
     def best(self) -> Tensor:
-        return tiled.row_maximum(self.anchors.detach(), [self.pool.detach()], self.scale.detach(), self.who)
+        return tiled.row_maximum(self.anchors.detach(), [self.pool.detach()], self.scale.detach(), self.eligibility)
 
     def sums(self, rule: Rule) -> LogSums:
-        return self.kernel.log_sums(self.anchors, [self.pool], self.scale, self.who, rule)
+        return self.kernel.log_sums(self.anchors, [self.pool], self.scale, self.eligibility, rule)
 
     def mean(self) -> Tensor:
         return self._sums(torch.zeros_like(self.anchors[:, 0]))[1]
@@ -97,6 +97,8 @@ class Grouped:
         return self._sums(offset)[0]
 
     def _sums(self, offset: Tensor) -> tuple[Tensor, Tensor]:
-        terms, total = self.kernel.positive_sums(self.anchors, self.pool, self.scale, self.who, offset, self.lowered)
+        terms, total = self.kernel.positive_sums(
+            self.anchors, self.pool, self.scale, self.eligibility, offset, self.half_copies
+        )
         number = self.count().clamp(min=1)
         return terms / number, total / number

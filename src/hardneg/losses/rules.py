@@ -8,7 +8,7 @@ from torch import Tensor
 from hardneg import distributed, randomness
 from hardneg.losses.candidates import Meeting
 from hardneg.losses.hardening import Bound, tighter
-from hardneg.losses.kernels import Lowered, Rule, tiled
+from hardneg.losses.kernels import HalfCopies, Rule, tiled
 from hardneg.losses.kernels.interface import constant
 from hardneg.losses.settings import Settings
 from hardneg.losses.temperature import Learnable
@@ -30,7 +30,7 @@ def weights_of(settings: Settings, arranged: list[Meeting], scale: Tensor, preci
     stretch: float | Tensor = 1.0
     if settings.weight_range is not None:
         extents = [
-            tiled.largest_magnitude(m.anchors, m.candidates, scale, m.who)
+            tiled.largest_magnitude(m.anchors, m.candidates, scale, m.eligibility)
             for m in (meeting.detached() for meeting in arranged)
             if m.candidates
         ]
@@ -48,7 +48,7 @@ def weights_of(settings: Settings, arranged: list[Meeting], scale: Tensor, preci
         log_weight=log_weight,
         grad_through_weights=settings.grad_through_weights,
         largest=settings.largest_score,
-        lowered=Lowered(precision),
+        half_copies=HalfCopies(precision),
     )
 
 
@@ -94,6 +94,6 @@ def draws_of(settings: Settings, meeting: Meeting, number: int, key: Tensor | No
     """
     if settings.num_negatives is None or key is None:
         return None
-    anchors = meeting.places.whole * meeting.places.views
-    places = meeting.places.order() + number * anchors  # (A,)
-    return randomness.integers(key.to(places.device), places, settings.num_negatives)
+    anchors = meeting.layout.whole * meeting.layout.views
+    layout = meeting.layout.order() + number * anchors  # (A,)
+    return randomness.integers(key.to(layout.device), layout, settings.num_negatives)

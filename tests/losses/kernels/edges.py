@@ -66,7 +66,7 @@ class Watch(TorchDispatchMode):
 def find_edges(
     anchors: Tensor,
     candidates: Tensor,
-    who: Eligibility,
+    eligibility: Eligibility,
     rings: tuple[tuple[float, float], ...],
     constants: dict[str, Any],
     tilt: float | None = None,
@@ -78,7 +78,7 @@ def find_edges(
     from hardneg.losses.kernels.triton import blocks, percentile_bands, percentile_lists, row_sums, tile_sizes
 
     rule, scale = Rule(rings=rings, tilt=tilt or 0.0, largest=8.0), torch.full((), 2.0, device=anchors.device)
-    walk = blocks.Walk(row_sums.Negatives(who, rule), scale, anchors, candidates, 0, blocks.Band(), False)
+    walk = blocks.Walk(row_sums.Negatives(eligibility, rule), scale, anchors, candidates, 0, blocks.Band(), False)
     launch, missed, looks = tile_sizes.launch, [], []
 
     def watched(program: Any, arguments: dict[str, Any], *given: Any, **named: Any) -> Any:

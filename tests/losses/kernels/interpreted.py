@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
 from hardneg.losses.hardening import Bound, Hardening
-from hardneg.losses.kernels import Eligibility, Places, Rule
+from hardneg.losses.kernels import Eligibility, RowLayout, Rule
 
 Options = dict[str, Any]
 KERNELS = "hardneg.losses.kernels.triton"
@@ -198,7 +198,7 @@ def _empty_by(make: Any, shape: Any) -> Iterator[None]:
         yield
 
 
-def hidden(places: Places, pool_views: int) -> Tensor:
+def hidden(places: RowLayout, pool_views: int) -> Tensor:
     """Which candidates of a pool (N,) the tiles of scores hide from each anchor, (A, N)."""
     from hardneg.losses.kernels.triton import blocks, row_sums
 

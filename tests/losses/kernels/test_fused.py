@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg.losses.kernels import Places, choose, reference, tiled
+from hardneg.losses.kernels import RowLayout, choose, reference, tiled
 
 Call = Callable[..., Any]
 Arguments = dict[str, Tensor]
@@ -234,7 +234,7 @@ def test_an_anchor_never_meets_its_own_instance_wherever_tiles_begin(
     call: Call, batch: int, anchor_views: int, offset: int, whole: int, pool_views: int
 ) -> None:
     # Most tiles hold no such pair and are not looked through: that must be known of the right ones.
-    found = call(interpreted.hidden, Places(batch, anchor_views, offset, whole, torch.device("cpu")), pool_views)
+    found = call(interpreted.hidden, RowLayout(batch, anchor_views, offset, whole, torch.device("cpu")), pool_views)
     own = offset + torch.arange(batch).repeat(anchor_views)
     assert torch.equal(found, own[:, None] == torch.arange(whole).repeat(pool_views))
 

@@ -12,7 +12,7 @@ from losses.kernels.edges import Found, find_edges
 from torch import Tensor
 from torch.testing import assert_close
 
-from hardneg.losses.kernels import Eligibility, Places, Rule, percentiles
+from hardneg.losses.kernels import Eligibility, RowLayout, Rule, percentiles
 
 Rings = tuple[tuple[float, float], ...]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -148,7 +148,7 @@ def eligibilities(columns: int) -> dict[str, Eligibility]:
     few[3], few[4], few[5] = False, False, False
     few[4, 17], few[5, :40] = True, True
     labels = torch.randint(0, 3, (8 + columns,))
-    own = Places(4, 2, 5, 30, torch.device("cpu"))
+    own = RowLayout(4, 2, 5, 30, torch.device("cpu"))
     return {
         "own instance": Eligibility(columns, own=own, pool_views=columns // 30),
         "mask": Eligibility(columns, allowed=few),
@@ -171,10 +171,10 @@ def eligibilities(columns: int) -> dict[str, Eligibility]:
 @pytest.mark.parametrize("case", eligibilities(330))
 def test_ranks_are_among_the_candidates_an_anchor_may_meet(find: Callable[..., Found], case: str) -> None:
     columns = 330
-    who, rings = eligibilities(columns)[case], ((0.3, 0.8),)
-    found = find(integers(8), integers(columns), who, rings, SMALL)
+    eligibility, rings = eligibilities(columns)[case], ((0.3, 0.8),)
+    found = find(integers(8), integers(columns), eligibility, rings, SMALL)
     hidden = torch.zeros(8, columns)
-    who.hide(hidden, slice(0, 8), -math.inf)
+    eligibility.mask_(hidden, slice(0, 8), -math.inf)
     assert torch.equal(hidden == -math.inf, found.scores == -math.inf)
     check(found, rings)
 
@@ -191,17 +191,17 @@ def test_ranks_are_among_the_candidates_an_anchor_may_meet(find: Callable[..., F
 def test_a_missed_edge_is_found_by_more_walks(
     find: Callable[..., Found], constants: dict[str, Any], masked: bool
 ) -> None:
-    who = Eligibility(150, allowed=torch.rand(4, 150) < 0.6) if masked else Eligibility(150)
+    eligibility = Eligibility(150, allowed=torch.rand(4, 150) < 0.6) if masked else Eligibility(150)
     rings = ((0.4, 0.8),)
-    found = find(integers(4), integers(150), who, rings, SMALL | constants)
+    found = find(integers(4), integers(150), eligibility, rings, SMALL | constants)
     assert found.missed > 0
     check(found, rings)
 
 
 def test_anchors_are_taken_in_strips_where_lists_of_all_would_take_too_much(find: Callable[..., Found]) -> None:
     rings, labels = ((0.4, 0.8),), torch.randint(0, 3, (337,))
-    who = Eligibility(333, anchor_groups=labels[:4], candidate_groups=labels[4:])
-    found = find(torch.randn(4, 8), torch.randn(333, 8), who, rings, SMALL | {"STRIP": 7000})
+    eligibility = Eligibility(333, anchor_groups=labels[:4], candidate_groups=labels[4:])
+    found = find(torch.randn(4, 8), torch.randn(333, 8), eligibility, rings, SMALL | {"STRIP": 7000})
     assert found.strips == 2
     check(found, rings)
 

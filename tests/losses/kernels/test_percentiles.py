@@ -221,9 +221,9 @@ def test_a_ring_over_a_queue_holds_a_strip_and_no_matrix() -> None:
 @pytest.mark.parametrize("columns", [200, 4000])
 def test_draws_from_a_ring_are_uniform_over_its_support(columns: int) -> None:
     scores = torch.randn(3, columns).round(decimals=1)  # ties across the edges
-    who = Eligibility(columns, allowed=torch.rand(3, columns) < 0.7)
+    eligibility = Eligibility(columns, allowed=torch.rand(3, columns) < 0.7)
     rule = Rule(rings=((0.8, 0.9),))
-    kept = reference.support(scores, who, rule, slice(0, 3))
+    kept = reference.support(scores, eligibility, rule, slice(0, 3))
     times = 400_000
     drawn = draw(kept, torch.randint(1 << 62, (3, times)))
     for row in range(3):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg.losses.kernels import reference, tiled
-from hardneg.losses.kernels.interface import Eligibility, LogSums, Lowered, PairRecord, Places, Rule
+from hardneg.losses.kernels.interface import Eligibility, HalfCopies, LogSums, PairRecord, RowLayout, Rule
 
 BACKENDS = ("auto", "reference", "tiled", "fused")
 
@@ -27,12 +27,18 @@ class Kernel(Protocol):
     pair_loss: PairLoss | None
 
     def log_sums(
-        self, anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule
+        self, anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility, rule: Rule
     ) -> LogSums:
         """The two log-sums and the support size of each anchor's negatives."""
 
     def positive_sums(
-        self, anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor, lowered: Lowered
+        self,
+        anchors: Tensor,
+        pool: Tensor,
+        scale: Tensor,
+        eligibility: Eligibility,
+        offset: Tensor,
+        half_copies: HalfCopies,
     ) -> tuple[Tensor, Tensor]:
         """Σ softplus(offset − p) and Σ p over each anchor's positives."""
 
@@ -83,13 +89,13 @@ __all__ = [
     "BACKENDS",
     "PLAIN",
     "Eligibility",
+    "HalfCopies",
     "Kernel",
     "LogSums",
     "Losses",
-    "Lowered",
     "PairLoss",
     "PairRecord",
-    "Places",
+    "RowLayout",
     "Rule",
     "Units",
     "choose",

@@ -52,7 +52,7 @@ class LogSums:
 
 
 @dataclass(frozen=True)
-class Places:
+class RowLayout:
     """Where anchors stand among the instances of all processes, without a tensor that would say it.
 
     batch: instances of this process; anchor i is a view of the i-th modulo ``batch`` · views: of an instance that are
@@ -87,7 +87,7 @@ class Eligibility:
     """
 
     columns: int
-    own: Places | None = None
+    own: RowLayout | None = None
     pool_views: int = 0
     excluded: Tensor | None = None
     anchor_groups: Tensor | None = None
@@ -96,10 +96,10 @@ class Eligibility:
     allowed: Tensor | None = None
     crossed: bool = False
 
-    def hide(self, matrix: Tensor, rows: slice, fill: float) -> None:
+    def mask_(self, matrix: Tensor, rows: slice, fill: float) -> None:
         """Overwrite with ``fill`` the entries of ``matrix`` (R, N), anchors ``rows``, that may not meet."""
-        if (banned := self.banned(rows)) is not None:
-            matrix.scatter_(1, banned, fill)
+        if (excluded := self.excluded_columns(rows)) is not None:
+            matrix.scatter_(1, excluded, fill)
         if self.anchor_groups is not None and self.candidate_groups is not None:
             alike = self.anchor_groups[rows, None] == self.candidate_groups  # (R, N)
             matrix.masked_fill_(~alike if self.same else alike, fill)
@@ -113,7 +113,7 @@ class Eligibility:
             matrix[:first, :half] = fill
             matrix[first:, half:] = fill
 
-    def banned(self, rows: slice) -> Tensor | None:
+    def excluded_columns(self, rows: slice) -> Tensor | None:
         """The candidates that the anchors ``rows`` never meet, their own instances among them, (R, E)."""
         excluded = None if self.excluded is None else self.excluded[rows]
         if self.own is None:
@@ -131,11 +131,11 @@ class Eligibility:
 
     @property
     def is_plain(self) -> bool:
-        """Are the only ineligible candidates the banned ones?"""
+        """Are the only ineligible candidates the excluded ones?"""
         return self.anchor_groups is None and self.allowed is None
 
 
-class Lowered:
+class HalfCopies:
     """Embeddings in the precision of the matrix products, rows one after the other; each tensor is copied once.
 
     precision: a half precision that holds their numbers exactly, or None to leave them as they are
@@ -164,7 +164,7 @@ class Rule:
     tilt: β of weights e^{βs} · log_weight: general weights instead · lower, upper: scores kept, one for all or (A,) ·
     rings: ranges of ranks kept, as fractions of the eligible · draws: (A, k) random integers; k negatives are drawn
     by them from what is kept · grad_through_weights: do gradients flow through the weights? ·
-    largest: no |score| exceeds it, if known · lowered: gives embeddings the precision of the fused kernel's products
+    largest: no |score| exceeds it, if known · half_copies: of embeddings, for the fused kernel's products
     """
 
     tilt: float | Tensor = 0.0
@@ -175,7 +175,7 @@ class Rule:
     draws: Tensor | None = None
     grad_through_weights: bool = True
     largest: float | None = None
-    lowered: Lowered = field(default_factory=lambda: Lowered(None))
+    half_copies: HalfCopies = field(default_factory=lambda: HalfCopies(None))
 
     def log_weights(self, scores: Tensor) -> Tensor:
         """Logarithms of the weights of candidates with these scores."""
@@ -202,13 +202,13 @@ class Rule:
 class PairRecord:
     """What a kernel that makes the whole loss of pairs lets one see of it, without gradients.
 
-    anchors: (A, d) unit vectors, the first views and then the second ones · places: where they stand · candidates:
+    anchors: (A, d) unit vectors, the first views and then the second ones · layout: where they stand · candidates:
     (N, d) · similarity: (B,) of the pairs · losses, floored (0 or 1), count: (A,) of the anchors
     """
 
-    who: Eligibility
+    eligibility: Eligibility
     rule: Rule
-    places: Places
+    layout: RowLayout
     anchors: Tensor
     candidates: Tensor
     similarity: Tensor

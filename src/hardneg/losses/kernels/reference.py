@@ -10,8 +10,8 @@ from hardneg.losses.kernels import percentiles
 from hardneg.losses.kernels.interface import (
     EXACT_SOFTPLUS,
     Eligibility,
+    HalfCopies,
     LogSums,
-    Lowered,
     Rule,
     count_true,
     draw,
@@ -21,13 +21,15 @@ from hardneg.losses.kernels.interface import (
 units = losses = pair_loss = None  # plain operations make them
 
 
-def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
+def log_sums(
+    anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility, rule: Rule
+) -> LogSums:
     """The two log-sums and the support size of each anchor's negatives.
 
     anchors: (A, d) · candidates: shared (N, d) or per anchor (B, N, d), one after the other · scale: (), 1/temperature
     """
     scores = score_matrix(anchors, candidates, scale)  # (A, N)
-    kept = support(scores.detach(), who, rule, slice(0, len(scores)))  # (A, N)
+    kept = support(scores.detach(), eligibility, rule, slice(0, len(scores)))  # (A, N)
     if rule.log_weight is None:
         log_weight = rule.log_weights(scores)  # (A, N)
     else:
@@ -63,14 +65,19 @@ def sums(scores: Tensor, log_weight: Tensor, kept: Tensor) -> LogSums:
 
 
 def positive_sums(
-    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor, lowered: Lowered | None = None
+    anchors: Tensor,
+    pool: Tensor,
+    scale: Tensor,
+    eligibility: Eligibility,
+    offset: Tensor,
+    half_copies: HalfCopies | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Over each anchor's positives with scores p: Σ softplus(offset − p), and Σ p.
 
     anchors: (A, d) · pool: (N, d) · offset: (A,)
     """
     scores = score_matrix(anchors, [pool], scale)  # (A, N)
-    positive = support(scores.detach(), who, Rule(), slice(0, len(scores)))  # (A, N)
+    positive = support(scores.detach(), eligibility, Rule(), slice(0, len(scores)))  # (A, N)
     terms = softplus(offset[:, None] - scores, threshold=EXACT_SOFTPLUS)  # (A, N)
     return terms.masked_fill(~positive, 0).sum(dim=1), scores.masked_fill(~positive, 0).sum(dim=1)
 
@@ -90,10 +97,10 @@ def score_matrix(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 
-def support(scores: Tensor, who: Eligibility, rule: Rule, rows: slice) -> Tensor:
+def support(scores: Tensor, eligibility: Eligibility, rule: Rule, rows: slice) -> Tensor:
     """The negatives of the anchors ``rows`` with these scores, (R, N) bool; weights of zero not considered."""
     eligible = torch.ones_like(scores, dtype=torch.bool)
-    who.hide(eligible, rows, False)
+    eligibility.mask_(eligible, rows, False)
     kept = eligible
     if rule.rings:
         band = percentiles.edges(scores.masked_fill(~eligible, -torch.inf), rule)

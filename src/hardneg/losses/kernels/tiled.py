@@ -17,8 +17,8 @@ from hardneg.losses.kernels import percentiles
 from hardneg.losses.kernels.interface import (
     EXACT_SOFTPLUS,
     Eligibility,
+    HalfCopies,
     LogSums,
-    Lowered,
     Rule,
     count_true,
     draw,
@@ -41,17 +41,24 @@ SAFE_EXPONENT = 40.0
 units = losses = pair_loss = None  # plain operations make them
 
 
-def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
+def log_sums(
+    anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility, rule: Rule
+) -> LogSums:
     """As `reference.log_sums`, for every rule but general weights."""
-    mean, weight, count = _reduce(_NegativeSums(who, rule, anchors), anchors, candidates, scale)
+    mean, weight, count = _reduce(_NegativeSums(eligibility, rule, anchors), anchors, candidates, scale)
     return LogSums(mean, weight, count)
 
 
 def positive_sums(
-    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor, lowered: Lowered | None = None
+    anchors: Tensor,
+    pool: Tensor,
+    scale: Tensor,
+    eligibility: Eligibility,
+    offset: Tensor,
+    half_copies: HalfCopies | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.positive_sums`."""
-    terms, total, slope = _reduce(_PositiveSums(who, offset.detach()), anchors, [pool], scale)
+    terms, total, slope = _reduce(_PositiveSums(eligibility, offset.detach()), anchors, [pool], scale)
     # ∂terms/∂offset is the sum of the slopes, so the offset's gradient needs no pass of its own.
     return terms + slope * (offset - offset.detach()), total
 
@@ -87,21 +94,21 @@ def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iter
 
 
 @torch.no_grad()
-def row_maximum(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility) -> Tensor:
+def row_maximum(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility) -> Tensor:
     """The largest score of each anchor with its eligible candidates, (A,); −inf where there are none."""
     found = anchors.new_full((len(anchors),), -torch.inf)
     for rows, scores in strips(anchors, candidates, scale):
-        who.hide(scores, rows, -torch.inf)
+        eligibility.mask_(scores, rows, -torch.inf)
         found[rows] = scores.amax(dim=1)
     return found
 
 
 @torch.no_grad()
-def largest_magnitude(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility) -> Tensor:
+def largest_magnitude(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility) -> Tensor:
     """The largest |score| of any anchor with an eligible candidate, ()."""
     found = anchors.new_zeros(())
     for rows, scores in strips(anchors, candidates, scale):
-        who.hide(scores, rows, 0.0)
+        eligibility.mask_(scores, rows, 0.0)
         found = torch.maximum(found, torch.linalg.vector_norm(scores, ord=torch.inf))
     return found
 
@@ -109,7 +116,7 @@ def largest_magnitude(anchors: Tensor, candidates: Sequence[Tensor], scale: Tens
 class _Reduction(Protocol):
     """Numbers per anchor made from its row of scores, and the derivative of a loss of them."""
 
-    who: Eligibility
+    eligibility: Eligibility
     shares: bool  # does `forward` leave in its strip what `weights` can use?
     mirrors: bool  # is the derivative of s_ji found in the strip of row i, if scores are symmetric?
 
@@ -210,8 +217,8 @@ class _Strips(torch.autograd.Function):
 class _NegativeSums:
     """The two log-sums and the count of `LogSums`."""
 
-    def __init__(self, who: Eligibility, rule: Rule, anchors: Tensor) -> None:
-        self.who, self.rule = who, rule
+    def __init__(self, eligibility: Eligibility, rule: Rule, anchors: Tensor) -> None:
+        self.eligibility, self.rule = eligibility, rule
         # Row by row the peak of the scores, and the two log-sums of scores less that peak.
         self.peak, self.heavy, self.light = (anchors.new_zeros(len(anchors)) for _ in range(3))
         self.ring: dict[int, percentiles.Edges] = {}  # by strip: the edges of the band
@@ -220,7 +227,7 @@ class _NegativeSums:
         self.bounded = largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
         # With β = 0 or 1 one exponential x = e^s serves both sums and both their derivatives.
         self.shares = self.bounded and rule.draws is None and tilt in (0, 1)
-        self.mirrors = self.shares and not rule.is_banded and who.allowed is None
+        self.mirrors = self.shares and not rule.is_banded and eligibility.allowed is None
 
     def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
         rule = self.rule
@@ -228,7 +235,7 @@ class _NegativeSums:
         if rule.draws is not None:
             self.picked[rows.start] = draw(scores > -torch.inf, rule.draws[rows])
             scores = scores.gather(1, self.picked[rows.start])
-        if self.who.is_plain and not rule.is_banded and rule.draws is None:
+        if self.eligibility.is_plain and not rule.is_banded and rule.draws is None:
             count = self._plain_count(rows, scores)
         elif rule.rings and rule.lower is None and rule.upper is None and rule.draws is None:
             count = self.ring[rows.start].count.to(scores.dtype)
@@ -284,15 +291,15 @@ class _NegativeSums:
         return torch.zeros_like(scores).scatter_add_(1, picked, derivative)
 
     def _plain_count(self, rows: slice, scores: Tensor) -> Tensor:
-        count = scores.new_full((len(scores),), self.who.columns)
-        if (banned := self.who.banned(rows)) is not None:
-            ordered = banned.sort(dim=1).values  # (R, E); the same one may be named twice
+        count = scores.new_full((len(scores),), self.eligibility.columns)
+        if (excluded := self.eligibility.excluded_columns(rows)) is not None:
+            ordered = excluded.sort(dim=1).values  # (R, E); the same one may be named twice
             count -= (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1) + 1
         return count
 
     def _prepare(self, rows: slice, scores: Tensor) -> None:
         """Overwrite with −inf what is not eligible or lies outside the bands."""
-        self.who.hide(scores, rows, -torch.inf)
+        self.eligibility.mask_(scores, rows, -torch.inf)
         if self.rule.rings:
             if rows.start not in self.ring:
                 self.ring[rows.start] = percentiles.edges(scores, self.rule)
@@ -308,8 +315,8 @@ class _PositiveSums:
 
     shares = mirrors = False
 
-    def __init__(self, who: Eligibility, offset: Tensor) -> None:
-        self.who, self.offset = who, offset
+    def __init__(self, eligibility: Eligibility, offset: Tensor) -> None:
+        self.eligibility, self.offset = eligibility, offset
 
     def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
         positive = self._positive(rows, scores)
@@ -329,5 +336,5 @@ class _PositiveSums:
 
     def _positive(self, rows: slice, scores: Tensor) -> Tensor:
         positive = torch.ones_like(scores, dtype=torch.bool)
-        self.who.hide(positive, rows, False)
+        self.eligibility.mask_(positive, rows, False)
         return positive

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.losses.kernels.interface import Places, Rule, constant
+from hardneg.losses.kernels.interface import RowLayout, Rule, constant
 from hardneg.losses.kernels.triton import backward, forward, percentile_bands, score_tile, tile_sizes, wide_rows
 from hardneg.losses.kernels.triton.row_sums import ANY, KINDS, Negatives, Positives
 
@@ -98,7 +98,7 @@ def band(
         low = torch.maximum(low, torch.as_tensor(lower, device=low.device, dtype=low.dtype))
     if upper is not None:
         upper = upper * score_tile.LOG2E.value if isinstance(upper, float) else upper
-        last = torch.where(high > upper, question.who.columns, last)
+        last = torch.where(high > upper, question.eligibility.columns, last)
         high = torch.minimum(high, torch.as_tensor(upper, device=high.device, dtype=high.dtype))
     return Band(low, high, first, last), None
 
@@ -123,7 +123,7 @@ class Walk:
     @property
     def crossed(self) -> bool:
         """Do the anchors meet each other, but each half of them only the other?"""
-        return self.question.who.crossed
+        return self.question.eligibility.crossed
 
     def stretches(self, outer: bool) -> tuple[int, int]:
         """Into how many stretches the inner rows are cut, and how long each is."""
@@ -132,35 +132,35 @@ class Walk:
 
     def eligibility(self) -> dict[str, Any]:
         """Who may be met, as programs take it."""
-        who = self.question.who
+        eligibility = self.question.eligibility
         # Only the pool, which comes first, holds instances of the anchors.
-        own = who.own if self.column == 0 else None
-        places = own or Places(1, 1, 0, 1, self.anchors.device)
-        allowed = who.allowed
-        groups = who.anchor_groups is not None
+        own = eligibility.own if self.column == 0 else None
+        layout = own or RowLayout(1, 1, 0, 1, self.anchors.device)
+        allowed = eligibility.allowed
+        groups = eligibility.anchor_groups is not None
         return {
-            "excluded": None if who.excluded is None else who.excluded.contiguous(),
+            "excluded": None if eligibility.excluded is None else eligibility.excluded.contiguous(),
             "allowed": None if allowed is None else allowed.contiguous().view(torch.uint8),
             "column": self.column,
-            "columns": who.columns,
-            "batch": places.batch,
-            "offset": places.offset,
-            "whole": places.whole,
-            "named": 0 if who.excluded is None else who.excluded.shape[1],
+            "columns": eligibility.columns,
+            "batch": layout.batch,
+            "offset": layout.offset,
+            "whole": layout.whole,
+            "named": 0 if eligibility.excluded is None else eligibility.excluded.shape[1],
             "allowed_rows": 1 if allowed is None else allowed.shape[0],
             "allowed_columns": 1 if allowed is None else allowed.shape[1],
             "OWN": own is not None,
-            "EXCLUDED": who.excluded is not None,
-            "GROUPS": (2 if who.same else 1) if groups else 0,
+            "EXCLUDED": eligibility.excluded is not None,
+            "GROUPS": (2 if eligibility.same else 1) if groups else 0,
             "ALLOWED": allowed is not None,
         }
 
     def groups(self) -> tuple[Tensor | None, Tensor | None]:
         """Groups of the anchors and of the candidates of this block."""
-        who = self.question.who
-        if who.anchor_groups is None or who.candidate_groups is None:
+        eligibility = self.question.eligibility
+        if eligibility.anchor_groups is None or eligibility.candidate_groups is None:
             return None, None
-        return who.anchor_groups, who.candidate_groups[self.column : self.column + len(self.block)]
+        return eligibility.anchor_groups, eligibility.candidate_groups[self.column : self.column + len(self.block)]
 
     def common(self) -> dict[str, Any]:
         """What all programs take."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hardneg.losses.kernels import tiled
-from hardneg.losses.kernels.interface import Eligibility, LogSums, Lowered, PairRecord, Places, Rule, first_order
+from hardneg.losses.kernels.interface import Eligibility, HalfCopies, LogSums, PairRecord, RowLayout, Rule, first_order
 from hardneg.losses.kernels.triton import backward, forward, rowwise, score_tile, tile_sizes
 from hardneg.losses.kernels.triton.blocks import Pulls, Sums, Walk, bands_and_sums, tilt
 from hardneg.losses.kernels.triton.row_sums import Negatives, Positives, numbered
@@ -43,26 +43,32 @@ def uncompiled(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
     return function(*given, **named)
 
 
-def log_sums(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, who: Eligibility, rule: Rule) -> LogSums:
+def log_sums(
+    anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility, rule: Rule
+) -> LogSums:
     """As `reference.log_sums`, for every rule but general weights."""
     if not suits(anchors, candidates, rule):
-        return tiled.log_sums(anchors, candidates, scale, who, rule)
+        return tiled.log_sums(anchors, candidates, scale, eligibility, rule)
     if rule.rings and len(candidates) > 1:
         candidates = [torch.cat(list(candidates))]  # ranks are among all of them
         # In one block with the pool, what was given must not be taken for instances of the batch.
-        who = replace(who, own=None, excluded=who.banned(slice(0, len(anchors))))
-    who, counts = numbered(who, rule) if len(anchors) * who.columns > tile_sizes.SMALL else (who, None)
-    return LogSums(*_run(Negatives(who, rule, counts), anchors, candidates, scale))
+        eligibility = replace(eligibility, own=None, excluded=eligibility.excluded_columns(slice(0, len(anchors))))
+    eligibility, counts = (
+        numbered(eligibility, rule) if len(anchors) * eligibility.columns > tile_sizes.SMALL else (eligibility, None)
+    )
+    return LogSums(*_run(Negatives(eligibility, rule, counts), anchors, candidates, scale))
 
 
 def positive_sums(
-    anchors: Tensor, pool: Tensor, scale: Tensor, who: Eligibility, offset: Tensor, lowered: Lowered
+    anchors: Tensor, pool: Tensor, scale: Tensor, eligibility: Eligibility, offset: Tensor, half_copies: HalfCopies
 ) -> tuple[Tensor, Tensor]:
     """As `reference.positive_sums`."""
     if not suits(anchors, [pool], Rule()):
-        return tiled.positive_sums(anchors, pool, scale, who, offset, lowered)
-    who = numbered(who, Rule())[0] if len(anchors) * who.columns > tile_sizes.SMALL else who
-    question = Positives(who, offset.detach().contiguous(), Rule(lowered=lowered))
+        return tiled.positive_sums(anchors, pool, scale, eligibility, offset, half_copies)
+    eligibility = (
+        numbered(eligibility, Rule())[0] if len(anchors) * eligibility.columns > tile_sizes.SMALL else eligibility
+    )
+    question = Positives(eligibility, offset.detach().contiguous(), Rule(half_copies=half_copies))
     terms, total, slope = _run(question, anchors, [pool], scale)
     # ∂terms/∂offset is the sum of the slopes, so the offset's gradient needs no pass of its own.
     return terms + slope * (offset - offset.detach()), total
@@ -84,9 +90,9 @@ class _Fused(torch.autograd.Function):
         ctx: Any, question: Negatives | Positives, scale: Tensor, anchors: Tensor, *blocks: Tensor | None
     ) -> tuple[Tensor, ...]:
         mine = [block is None for block in blocks]
-        lowered = question.rule.lowered
-        low = lowered(anchors)
-        others = [low if block is None else lowered(block) for block in blocks]
+        half_copies = question.rule.half_copies
+        low = half_copies(anchors)
+        others = [low if block is None else half_copies(block) for block in blocks]
         scale = scale.float()
         edges, sums = bands_and_sums(question, scale, low, others)
         results, kept = _forward(question, len(low), sums)
@@ -199,7 +205,7 @@ def pair_loss(
     z1: Tensor,
     z2: Tensor,
     negatives: Tensor | None,
-    who: Eligibility,
+    eligibility: Eligibility,
     scale: Tensor,
     rule: Rule,
     log_number: float | None,
@@ -210,7 +216,7 @@ def pair_loss(
 ) -> tuple[Tensor, Callable[[], PairRecord]]:
     """The loss of pairs (B, d) against all others, or of anchors z1 against negatives (N, d).
 
-    who: which of them may be met: of 2B candidates all are both views, of B they are z2, and z1 the anchors ·
+    eligibility: which of them may be met: of 2B candidates all are both views, of B they are z2, and z1 the anchors ·
     log_number, prior, decoupled: see `losses` · plain: the same loss of z1, z2, negatives and scale by plain operations
     """
     from hardneg.losses.kernels.triton import paired_loss
@@ -218,15 +224,15 @@ def pair_loss(
     tensors = (z1, z2) if negatives is None else (z1, z2, negatives)
     smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for tensor in tensors))
     form = paired_loss.Form(
-        smallest, rule.lowered.precision, log_number, prior, decoupled, reduction != "none", reduction == "mean"
+        smallest, rule.half_copies.precision, log_number, prior, decoupled, reduction != "none", reduction == "mean"
     )
     seen: list[Tensor] = []
-    loss = paired_loss.Whole.apply(z1, z2, negatives, scale, Negatives(who, rule), form, plain, seen)  # type: ignore[no-untyped-call]
-    places = who.own or Places(len(z1), 1, 0, len(z1), z1.device)
+    loss = paired_loss.Whole.apply(z1, z2, negatives, scale, Negatives(eligibility, rule), form, plain, seen)  # type: ignore[no-untyped-call]
+    layout = eligibility.own or RowLayout(len(z1), 1, 0, len(z1), z1.device)
 
     def record() -> PairRecord:
         anchors, candidates, similarity, kept = seen
         losses, count, floored = kept[:3]
-        return PairRecord(who, rule, places, anchors, candidates, similarity, losses, floored, count)
+        return PairRecord(eligibility, rule, layout, anchors, candidates, similarity, losses, floored, count)
 
     return loss, record

@@ -117,7 +117,7 @@ class Whole(torch.autograd.Function):
         dtype, batch = precision or torch.float32, z1.shape[0]
         low, similarity = rowwise.normalised(z1, z2, smallest, precision, dtype, "z1 or z2")
         block = low
-        if negatives is None and question.who.columns == batch:
+        if negatives is None and question.eligibility.columns == batch:
             low, block = low[:batch], low[batch:]
         elif negatives is not None:
             low = low[:batch]
@@ -143,7 +143,7 @@ class Whole(torch.autograd.Function):
             numbers = numbers.sum()
             result = result.sum() / numbers.clamp(min=1) if form.mean else result.sum()
         # As they were given: autograd then refuses a backward pass if one was overwritten meanwhile.
-        watched = map(second_order.saveable, (question.who.excluded, question.who.allowed))
+        watched = map(second_order.saveable, (question.eligibility.excluded, question.eligibility.allowed))
         ctx.save_for_backward(*given, scale, low, block, numbers, kept, *watched)
         ctx.question, ctx.form, ctx.band, ctx.plain = question, form, band, plain
         seen += (low, block, similarity, kept)

@@ -174,7 +174,7 @@ def _strip(
     again: (A,) of which anchors they must be made otherwise
     """
     rows, width, columns, device = end - base, walk.anchors.shape[1], len(walk.block), score.device
-    counted = walk.question.who.excluded is not None or not walk.question.who.is_plain
+    counted = walk.question.eligibility.excluded is not None or not walk.question.eligibility.is_plain
     anchor_groups, candidate_groups = walk.groups()
     given = walk.common()
     common = {
@@ -217,7 +217,7 @@ def _strip(
     tile_sizes.launch(
         percentile_lists.deal, common | lists | summing | dealing, rows, plan.parts, width, walk.whole, "deal"
     )
-    known = 0 if counted else walk.question.who.number
+    known = 0 if counted else walk.question.eligibility.number
     eligible = tally[percentile_lists.ELIGIBLE.value].sum(dim=1) if counted else None
     first, stop = known_ranks(known, rule.rings) if eligible is None else rule.ranks(eligible)
     missed = empty(2, rows)

@@ -24,7 +24,7 @@ KINDS = {1.0: int(score_tile.ONE.value), 2.0: int(score_tile.TWO.value), 0.5: in
 class Negatives:
     """The two log-sums and the count of `LogSums`."""
 
-    who: Eligibility
+    eligibility: Eligibility
     rule: Rule
     counts: Tensor | None = None  # (A,) where they are known beforehand
 
@@ -45,20 +45,22 @@ class Negatives:
     def counted(self) -> bool:
         """Must negatives be counted, because their number is not known beforehand?"""
         bounded = self.rule.lower is not None or self.rule.upper is not None  # a ring alone says how many it keeps
-        return self.counts is None and (bounded or not self.who.is_plain or self.who.excluded is not None)
+        return self.counts is None and (
+            bounded or not self.eligibility.is_plain or self.eligibility.excluded is not None
+        )
 
     @property
     def mirrors(self) -> bool:
         """Is ∂L/∂s_ji found in the tile of s_ij, if scores are symmetric?"""
         rule = self.rule
         one_for_all = not isinstance(rule.lower, Tensor) and not isinstance(rule.upper, Tensor)
-        return one_for_all and not rule.rings and self.who.allowed is None
+        return one_for_all and not rule.rings and self.eligibility.allowed is None
 
     def known_count(self) -> int:
         """The number of negatives of every anchor, where they need not be counted."""
         if not self.rule.rings:
-            return self.who.number
-        first, end = known_ranks(self.who.number, self.rule.rings)
+            return self.eligibility.number
+        first, end = known_ranks(self.eligibility.number, self.rule.rings)
         return max(0, end - first)
 
 
@@ -66,7 +68,7 @@ class Negatives:
 class Positives:
     """Σ softplus(level − p), Σ p, and the derivative of the first in the level, over each anchor's positives."""
 
-    who: Eligibility
+    eligibility: Eligibility
     level: Tensor  # (A,)
     rule: Rule
 
@@ -74,21 +76,21 @@ class Positives:
     bounded = counted = mirrors = True
 
 
-def numbered(who: Eligibility, rule: Rule) -> tuple[Eligibility, Tensor | None]:
+def numbered(eligibility: Eligibility, rule: Rule) -> tuple[Eligibility, Tensor | None]:
     """The same with groups numbered in 32 bits, and the counts (A,) where groups alone decide them."""
-    if who.anchor_groups is None or who.candidate_groups is None:
-        return who, None
-    ordered = who.candidate_groups.sort().values
-    first = torch.searchsorted(ordered, who.anchor_groups)
-    last = torch.searchsorted(ordered, who.anchor_groups, right=True)
+    if eligibility.anchor_groups is None or eligibility.candidate_groups is None:
+        return eligibility, None
+    ordered = eligibility.candidate_groups.sort().values
+    first = torch.searchsorted(ordered, eligibility.anchor_groups)
+    last = torch.searchsorted(ordered, eligibility.anchor_groups, right=True)
     found = last > first
     numbered = replace(
-        who,
+        eligibility,
         anchor_groups=torch.where(found, first, -1).int(),
-        candidate_groups=torch.searchsorted(ordered, who.candidate_groups, out_int32=True),
+        candidate_groups=torch.searchsorted(ordered, eligibility.candidate_groups, out_int32=True),
     )
-    if who.same or rule.is_banded or who.allowed is not None or who.excluded is not None:
+    if eligibility.same or rule.is_banded or eligibility.allowed is not None or eligibility.excluded is not None:
         return numbered, None
     # An anchor's own instance is of its group, unless that is unknown.
-    alone = 0 if who.own is None else who.pool_views
-    return numbered, (who.columns - torch.where(found, last - first, alone)).float()
+    alone = 0 if eligibility.own is None else eligibility.pool_views
+    return numbered, (eligibility.columns - torch.where(found, last - first, alone)).float()

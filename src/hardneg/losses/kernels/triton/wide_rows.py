@@ -33,7 +33,7 @@ def worth_mirroring(walk: Any) -> bool:
     question = walk.question
     if walk.whole or not isinstance(question, Negatives) or _taken(walk) < WORTH_MIRRORING * MIRRORED:
         return False
-    return question.bounded and question.mirrors and question.who.excluded is None
+    return question.bounded and question.mirrors and question.eligibility.excluded is None
 
 
 def _taken(walk: Any) -> int:
