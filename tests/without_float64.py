@@ -25,7 +25,7 @@ from hardneg import matmul
 from hardneg.evaluation import judge
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.graphs.data import assemble
-from hardneg.graphs.equivalent_nodes import twins
+from hardneg.graphs.equivalent_nodes import equivalent_nodes
 from hardneg.graphs.views import GraphViews
 from hardneg.images.views import simclr_views
 from hardneg.insight.diagnostics import alignment, cosine_histograms, hardest_negatives, uniformity
@@ -179,7 +179,7 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
     def nodes(place: Place) -> Any:
         star = torch.tensor([[0, 1, 0, 2, 3, 4], [1, 0, 2, 0, 4, 3]])
         owner = torch.tensor([0, 0, 0, 1, 1])
-        return twins(place(torch.ones(5, 1)), place(star), place(owner), hops=2).cpu()
+        return equivalent_nodes(place(torch.ones(5, 1)), place(star), place(owner), hops=2).cpu()
 
     def rewired(place: Place) -> Any:
         star = torch.tensor([[0, 1, 0, 2, 3, 4], [1, 0, 2, 0, 4, 3]])

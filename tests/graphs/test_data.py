@@ -88,11 +88,11 @@ def test_attributes_of_nodes_and_edges_come_along() -> None:
             assert_close(getattr(single, name), getattr(graphs[number], name))
 
 
-def test_nodes_that_differ_in_an_attribute_are_no_twins() -> None:
+def test_nodes_that_differ_in_an_attribute_are_not_equivalent() -> None:
     star = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 0, 1, 2], [1, 2, 0, 0]]))
-    assert GraphSet.of([star]).twins(2).tolist() == [0, 1, 1]
+    assert GraphSet.of([star]).equivalent_nodes(2).tolist() == [0, 1, 1]
     star.z = torch.tensor([6, 1, 8])
-    assert GraphSet.of([star]).twins(2).tolist() == [0, 1, 2]
+    assert GraphSet.of([star]).equivalent_nodes(2).tolist() == [0, 1, 2]
 
 
 def test_what_a_set_cannot_hold_is_named() -> None:

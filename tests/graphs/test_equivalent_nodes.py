@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch_geometric", reason='needs pip install "hardneg[graph]"')
 
 from hardneg.graphs.data import GraphSet
-from hardneg.graphs.equivalent_nodes import twins
+from hardneg.graphs.equivalent_nodes import equivalent_nodes
 from hardneg.graphs.gin import GIN
 
 
@@ -46,46 +46,46 @@ def refined(graphs: GraphSet, hops: int) -> list[int]:
     directed=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_twins_are_those_of_refinement_by_tuples(
+def test_equivalent_nodes_are_those_of_refinement_by_tuples(
     sizes: list[int], density: float, hops: int, directed: bool, seed: int
 ) -> None:
     graphs = random_set(sizes, density, seed, directed)
-    assert graphs.twins(hops).tolist() == refined(graphs, hops)
+    assert graphs.equivalent_nodes(hops).tolist() == refined(graphs, hops)
 
 
 @torch.no_grad()
-def test_gin_embeds_twins_alike() -> None:
+def test_gin_embeds_equivalent_nodes_alike() -> None:
     graphs = random_set([9] * 30, 0.12, seed=0)
     torch.manual_seed(0)
     encoder = GIN(2, width=16, layers=3).double()
     batch = graphs.batch(torch.arange(30), hops=encoder.hops)
     nodes = encoder.nodes(batch)
-    torch.testing.assert_close(nodes, nodes[batch.twin_index], rtol=1e-12, atol=1e-12)
-    assert bool((batch.twin_index < torch.arange(len(nodes))).any())
+    torch.testing.assert_close(nodes, nodes[batch.equivalent_index], rtol=1e-12, atol=1e-12)
+    assert bool((batch.equivalent_index < torch.arange(len(nodes))).any())
 
 
-def test_a_batch_numbers_twins_anew_and_can_be_taken_apart() -> None:
+def test_a_batch_numbers_equivalent_nodes_anew_and_can_be_taken_apart() -> None:
     graphs = random_set([4, 0, 5, 3], 0.5, seed=1)
     index = torch.tensor([3, 1, 0, 3])
     batch = graphs.batch(index, hops=2)
-    assert torch.equal(batch.batch[batch.twin_index], batch.batch)
+    assert torch.equal(batch.batch[batch.equivalent_index], batch.batch)
     for graph in batch.to_data_list():
         alone = graphs.batch(graph.index, hops=2)
-        assert torch.equal(graph.twin_index, alone.twin_index)
-    assert getattr(graphs.batch(index), "twin_index", None) is None
+        assert torch.equal(graph.equivalent_index, alone.equivalent_index)
+    assert getattr(graphs.batch(index), "equivalent_index", None) is None
 
 
 def test_features_are_compared_as_numbers() -> None:
     x = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.0, 1.0 + 2**-23], [0.0, 1.0]])
     nothing = torch.zeros(2, 0, dtype=torch.int64)
-    assert twins(x, nothing, torch.tensor([0, 0, 0, 0, 1]), hops=1).tolist() == [0, 0, 2, 3, 4]
+    assert equivalent_nodes(x, nothing, torch.tensor([0, 0, 0, 0, 1]), hops=1).tolist() == [0, 0, 2, 3, 4]
 
 
-def test_inner_nodes_of_a_long_path_are_twins_as_far_as_hops_see() -> None:
+def test_inner_nodes_of_a_long_path_are_equivalent_nodes_as_far_as_hops_see() -> None:
     """A node of a path is known by its distance to the nearer end, and that as far as hops see."""
     count = 1 << 17
     nodes = torch.arange(count)
     pairs = torch.stack([nodes[:-1], nodes[1:]])
-    found = twins(torch.ones(count, 1), torch.cat([pairs, pairs.flip(0)], dim=1), torch.zeros_like(nodes), hops=5)
+    found = equivalent_nodes(torch.ones(count, 1), torch.cat([pairs, pairs.flip(0)], dim=1), torch.zeros_like(nodes), hops=5)
     expected = torch.minimum(torch.minimum(nodes, count - 1 - nodes), torch.tensor(5))
     assert torch.equal(found, expected)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from hardneg import checks
 from hardneg.division import Division, fingerprint
 from hardneg.extras import required
-from hardneg.graphs.equivalent_nodes import twins
+from hardneg.graphs.equivalent_nodes import equivalent_nodes
 
 FEATURES = ("auto", "own", "degree", "constant")
 MOST_DEGREES = 1000  # from this degree on it is one number instead of a one-hot vector, as in HCL's code
@@ -103,7 +103,7 @@ class GraphSet(Dataset[Any]):
         self.x, self.edge_index, self.edge_attr, self.ptr, self.labels = x, edge_index, edge_attr, ptr, labels
         self.edge_ptr = torch.searchsorted(graph_of[0].contiguous(), torch.arange(count + 1, device=ptr.device))
         self.name = name
-        self._twins: dict[int, Tensor] = {}
+        self._equivalent: dict[int, Tensor] = {}
 
     @classmethod
     def of(cls, graphs: Sequence[Any], features: str = "auto", name: str = "graphs") -> "GraphSet":
@@ -149,19 +149,19 @@ class GraphSet(Dataset[Any]):
         """Every attribute of edges, (E, …) each."""
         return {**({} if self.edge_attr is None else {"edge_attr": self.edge_attr}), **self.edge_attributes}
 
-    def twins(self, hops: int) -> Tensor:
-        """The first twin of each node, (n,), for encoders that see so many hops far."""
-        if hops not in self._twins:
+    def equivalent_nodes(self, hops: int) -> Tensor:
+        """The first equivalent node of each node, (n,), for encoders of so many hops."""
+        if hops not in self._equivalent:
             owner = torch.repeat_interleave(torch.arange(len(self), device=self.ptr.device), self.ptr.diff())
-            # Nodes that differ in any attribute are no twins: an encoder may look at each.
+            # Nodes that differ in any attribute are not equivalent: an encoder may read each attribute.
             columns = [tensor[:, None].flatten(1).double() for tensor in (self.x, *self.node_attributes.values())]
-            self._twins[hops] = twins(torch.cat(columns, dim=1), self.edge_index, owner, hops)
-        return self._twins[hops]
+            self._equivalent[hops] = equivalent_nodes(torch.cat(columns, dim=1), self.edge_index, owner, hops)
+        return self._equivalent[hops]
 
     def batch(self, index: Tensor, hops: int | None = None) -> Any:
         """The PyG batch of graphs ``index`` (B,), in this order, on the device of the set.
 
-        With ``hops``, ``twin_index`` (n,) is the first twin of each node, as `twins` finds them.
+        With ``hops``, ``equivalent_index`` (n,) is the first equivalent node of each node.
         """
         index = checks.integers("index", index, (len(index),), "numbers of graphs").to(self.ptr.device)
         checks.in_range("index", index, len(self))
@@ -170,7 +170,7 @@ class GraphSet(Dataset[Any]):
         shift = ptr[:-1] - self.ptr[index]  # (B,)
         of_nodes = {key: tensor[nodes] for key, tensor in self.node_attributes.items()}
         if hops is not None:
-            of_nodes["twin_index"] = self.twins(hops)[nodes] + shift[batch]
+            of_nodes["equivalent_index"] = self.equivalent_nodes(hops)[nodes] + shift[batch]
         return assemble(
             self.x[nodes],
             self.edge_index[:, edges] + shift[owner],
@@ -285,7 +285,7 @@ def assemble(
     made._num_graphs = len(ptr) - 1
     made._slice_dict = {key: cuts for tensors, cuts in parts for key in tensors}
     nothing = torch.zeros_like(ptr[:-1])
-    made._inc_dict = {key: ptr[:-1] if key in ("edge_index", "twin_index") else nothing for key in present}
+    made._inc_dict = {key: ptr[:-1] if key in ("edge_index", "equivalent_index") else nothing for key in present}
     return made
 
 

@@ -1,55 +1,55 @@
-"""Twins: nodes of one graph that message passing cannot tell apart, so that one of them may stand for all."""
+"""Equivalent nodes: nodes of one graph that message passing cannot distinguish, so that one can represent all."""
 
 import torch
 from torch import Tensor
 
 from hardneg.matmul import where_precise
 
-ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # of splitmix64, as signed numbers
+ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # SplitMix64's constants as signed numbers
 
 
-def twins(x: Tensor, edge_index: Tensor, owner: Tensor, hops: int) -> Tensor:
-    """The first node that is a twin of each node, (n,): itself, if none comes before it.
+def equivalent_nodes(x: Tensor, edge_index: Tensor, graph_of_node: Tensor, hops: int) -> Tensor:
+    """The first node that is equivalent to each node, (n,): itself, if none comes before it.
 
-    Twins are in one graph, have the same features, and hear the same from their neighbours, for so many hops: colour
-    refinement (Weisfeiler and Leman 1968), in which every embedding by so many layers of sums over neighbours agrees.
+    Equivalent nodes are in one graph, have equal features and receive equal messages for ``hops`` rounds: color
+    refinement (Weisfeiler and Leman 1968). ``hops`` layers of sums over neighbors give them equal embeddings.
 
-    x: (n, F) features · edge_index: (2, E), of which messages run from the first to the second · owner: (n,) the graph
-    of each node · hops: ≥ 0
+    x: (n, F) features · edge_index: (2, E), messages go from the first row to the second · graph_of_node: (n,) ·
+    hops: ≥ 0
 
-    Features and what a node hears are told by 64-bit hashes: among a million nodes, two that differ pass for twins with
-    a chance of about 10⁻⁷.
+    Features and messages are compared by 64-bit hashes: among a million nodes, two different ones pass for equivalent
+    with a probability of about 10⁻⁷.
 
     Examples:
         >>> star = torch.tensor([[0, 1, 0, 2], [1, 0, 2, 0]])
-        >>> twins(torch.ones(4, 1), star, torch.tensor([0, 0, 0, 1]), hops=2)
+        >>> equivalent_nodes(torch.ones(4, 1), star, torch.tensor([0, 0, 0, 1]), hops=2)
         tensor([0, 1, 1, 3])
     """
-    kind = _hash(owner)  # (n,)
-    # Row by row torch.unique takes a hundred times as long.
-    for column in (where_precise(x).double() + 0.0).view(torch.int64).T.to(owner.device):  # as bits, −0 being 0
-        kind = _hash(kind * ODD[0] + _hash(column))
-    kind = _numbered(kind)
+    color = _hash(graph_of_node)  # (n,)
+    # torch.unique by rows takes a hundred times as long.
+    for column in (where_precise(x).double() + 0.0).view(torch.int64).T.to(color.device):  # as bits; −0 becomes 0
+        color = _hash(color * ODD[0] + _hash(column))
+    color = _numbered(color)
     sources, targets = edge_index
     for _ in range(hops):
-        said = _hash(kind)  # (n,)
-        heard = torch.zeros_like(said).index_add_(0, targets, said[sources])
-        kind = _numbered(said * ODD[0] + _hash(heard))
-    nodes = torch.arange(len(kind), device=kind.device)
-    first: Tensor = torch.zeros_like(nodes).scatter_reduce_(0, kind, nodes, "amin", include_self=False)
-    return first[kind]
+        message = _hash(color)  # (n,)
+        received = torch.zeros_like(message).index_add_(0, targets, message[sources])
+        color = _numbered(message * ODD[0] + _hash(received))
+    nodes = torch.arange(len(color), device=color.device)
+    first: Tensor = torch.zeros_like(nodes).scatter_reduce_(0, color, nodes, "amin", include_self=False)
+    return first[color]
 
 
 def _numbered(values: Tensor) -> Tensor:
-    """The same number from 0 on for equal values, (n,)."""
+    """Equal numbers from 0 for equal values, (n,)."""
     numbers: Tensor = torch.unique(values, return_inverse=True)[1]
     return numbers
 
 
 def _hash(values: Tensor) -> Tensor:
-    """A scrambled 64-bit number for each whole number, different for different ones (splitmix64's last steps)."""
+    """A 64-bit hash of each integer, different for different ones (the last steps of SplitMix64)."""
     mixed = values + ODD[0]
     for shift, factor in ((30, ODD[1]), (27, ODD[2])):
-        # The shift of a signed number drags its sign along, which the mask takes off.
+        # Shifting a signed number copies its sign, which the mask removes.
         mixed = (mixed ^ ((mixed >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return mixed ^ ((mixed >> 31) & ((1 << 33) - 1))

@@ -1,4 +1,4 @@
-"""A tiny encoder for pictures of a few pixels, and the projection heads of the papers."""
+"""A small encoder for images of a few pixels."""
 
 from torch import Tensor, nn
 
@@ -26,15 +26,3 @@ class Tiny(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.layers(x)
         return result
-
-
-def projection(inputs: int, hidden: int = 512, outputs: int = 128, norm: bool = True) -> nn.Sequential:
-    """Linear, batch-norm, ReLU, linear: the head of SimCLR as HCL and H-SCL use it; without ``norm`` MoCo v2's.
-
-    Examples:
-        >>> import torch
-        >>> projection(512)(torch.zeros(2, 512)).shape
-        torch.Size([2, 128])
-    """
-    middle: list[nn.Module] = [nn.BatchNorm1d(hidden)] if norm else []
-    return nn.Sequential(nn.Linear(inputs, hidden, bias=not norm), *middle, nn.ReLU(), nn.Linear(hidden, outputs))

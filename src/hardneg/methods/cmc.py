@@ -1,28 +1,30 @@
-"""CMC: two encoders for two views that a picture splits into, each compared with the other's bank. Any objective."""
+"""CMC: an image is split into two views; each has its encoder and is compared with the other's bank."""
 
 from typing import Any
 
 from torch import Tensor, nn
 
-from hardneg.images.two_views import TwoHeads, TwoViews
+from hardneg.images.two_views import TwoHeads, TwoViews, channels_of, split_of
 from hardneg.memory.clustered_bank import Past
-from hardneg.methods.method import Method
+from hardneg.methods.instance_discrimination import InstanceDiscriminationSettings, bank_loss_defaults, make_bank
+from hardneg.methods.method import Method, Plan
 
 
 class CMC(Method):
-    """Trains two encoders so that lightness and colours of a picture find each other (Tian et al. 2020).
+    """Trains two encoders so that the lightness and the colors of an image find each other (Tian et al. 2020).
 
     The loss is instance discrimination of the first view against the second's bank, plus the reverse. CMCRing,
     CMCCave and CMCRing(+C_i) are made as for `InstanceDiscrimination`; each bank has its own clusters.
 
     Args:
-        encoder: `TwoViews`, which splits the pictures; they must come in [0, 1]
+        encoder: `TwoViews`, which splits images in [0, 1]
         head: `TwoHeads`
         objective, and the options of `Method`
         pasts: the banks of the first and the second view, with their clusters if any
     """
 
-    views_per_image = 1
+    Settings = InstanceDiscriminationSettings
+    views_per_sample = 1
     encoder: TwoViews
     head: TwoHeads
 
@@ -38,13 +40,40 @@ class CMC(Method):
         self.pasts = nn.ModuleList(pasts)
         self._second: Tensor | None = None
 
-    def loss(self, seen: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
+    @classmethod
+    def parts(cls, plan: Plan, encoder: nn.Module) -> Any:
+        assert isinstance(encoder, TwoViews)
+        heads = [
+            (plan.make_head(each, (count, *plan.shape[1:])), plan.modality.feature_size(each, (count, *plan.shape[1:])))
+            for each, count in zip((encoder.first, encoder.second), channels_of(encoder.split), strict=True)
+        ]
+        head = TwoHeads(heads[0][0], heads[1][0], (heads[0][1], heads[1][1]))
+        views = plan.make_views()
+        if getattr(views, "mean", None) is not None:
+            raise ValueError("method=cmc splits images in [0, 1]: leave mean and std out of views.options")
+        return head, plan.infonce(**cls.loss_defaults(plan)), views
+
+    @classmethod
+    def make_encoder(cls, plan: Plan) -> nn.Module:
+        split = split_of(plan.shape[0])
+        first, second = (plan.make_encoder((count, *plan.shape[1:])) for count in channels_of(split))
+        return TwoViews(first, second, split)
+
+    @classmethod
+    def loss_defaults(cls, plan: Plan) -> dict[str, Any]:
+        return bank_loss_defaults(plan)
+
+    @classmethod
+    def memory_arguments(cls, plan: Plan) -> dict[str, Any]:
+        return {"pasts": (make_bank(plan, view=0), make_bank(plan, view=1))}
+
+    def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         first_past, second_past = self._pasts()
-        first, second = self.head.both(*self.encoder.both(seen))  # (B, d) each
+        first, second = self.head.both(*self.encoder.both(views))  # (B, d) each
         self.note(index, first)
         self._second = second.detach()
-        terms = self.label_terms(labels, None if labels is None else self.known_labels())
-        loss: Tensor = seen.new_zeros(())
+        terms = self.label_arguments(labels, None if labels is None else self.known_labels())
+        loss: Tensor = views.new_zeros(())
         for z, past in ((first, second_past), (second, first_past)):  # swapped
             past.refresh(self.step)
             loss = loss + self.objective(z, **past.terms(index, self.step), **terms)

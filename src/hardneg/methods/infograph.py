@@ -1,28 +1,33 @@
-"""InfoGraph: nodes recognise their own graph among the others of the batch. The JSD objective."""
+"""InfoGraph: node embeddings are compared with the graphs of the batch; the JSD objective."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from hardneg.graphs.data import GraphSet
+from hardneg.graphs.gin import Discriminator
 from hardneg.losses.jsd import JSD
-from hardneg.methods.graphcl import GraphMethod
+from hardneg.methods.graphcl import GraphBatches
+from hardneg.methods.method import Method, Plan
 
 
-class InfoGraph(GraphMethod):
-    """Trains an encoder whose node embeddings tell which graph they are of (Sun et al. 2020).
+class InfoGraph(GraphBatches, Method):
+    """Trains an encoder whose node embeddings tell which graph they belong to (Sun et al. 2020).
 
     Args:
         encoder: PyG batch → (B, features), with ``nodes(batch)`` → (n, features) and ``pool(nodes, batch)`` → (B,
             features), as `GIN` has them; what is kept after training. If it has ``hops``, the embedding of a node must
-            follow from what is so many edges away: nodes of a graph that cannot differ are then compared once
+            depend on nodes at most so many edges away: equivalent nodes of a graph are then compared once
         head: (B, features) → (B, outputs) of graphs, thrown away after training
         node_head: (n, features) → (n, outputs) of nodes, thrown away too; `Discriminator` is the authors' for both
         objective: a `JSD`
         optimizer, rate, seed: as for `Method`
     """
+
+    modalities = ("graphs",)
+    uses_views = False
 
     def __init__(
         self,
@@ -40,21 +45,34 @@ class InfoGraph(GraphMethod):
         super().__init__(encoder, head, objective, None, optimizer, rate, seed)  # type: ignore[arg-type]
         self.node_head = node_head
 
-    def loss(self, seen: Any, index: Tensor, labels: Tensor | None) -> Tensor:
-        nodes = self.encoder.nodes(seen)  # type: ignore[operator]  # (n, features)
-        pooled = self.encoder.pool(nodes, seen)  # type: ignore[operator]  # (B, features)
+    @classmethod
+    def build(cls, plan: Plan) -> Self:
+        encoder = cls.make_encoder(plan)
+        objective = plan.make_loss()
+        if not isinstance(objective, JSD):
+            raise ValueError("method=infograph compares nodes with graphs: use objective.preset=infograph")
+        width = plan.modality.feature_size(encoder, plan.shape)
+        heads = Discriminator(width), Discriminator(width)
+        return cls(encoder, *heads, objective, plan.optimizer, plan.rate, plan.seed)
+
+    def loss(self, views: Any, index: Tensor, labels: Tensor | None) -> Tensor:
+        nodes = self.encoder.nodes(views)  # type: ignore[operator]  # (n, features)
+        pooled = self.encoder.pool(nodes, views)  # type: ignore[operator]  # (B, features)
         graphs = self.head(pooled)
         self.note(index, pooled)  # the representation that is evaluated; heads give no unit vectors either
-        owner, counts = seen.batch, None
-        if (twin := getattr(seen, "twin_index", None)) is not None:
-            # For all weights, twins have one embedding and one loss, and so one gradient: the first stands for all.
-            first = torch.nonzero(twin == torch.arange(len(twin), device=twin.device))[:, 0]
-            counts = twin.bincount(minlength=len(twin))[first]
-            nodes, owner = nodes[first], owner[first]
-        loss: Tensor = self.objective(self.node_head(nodes), graphs, owner, labels, counts)
+        graph_of_node, counts = views.batch, None
+        if (first_equivalent := getattr(views, "equivalent_index", None)) is not None:
+            # Equivalent nodes have one embedding and one loss for all weights, so one of them stands for all.
+            numbers = torch.arange(len(first_equivalent), device=first_equivalent.device)
+            first = torch.nonzero(first_equivalent == numbers)[:, 0]
+            counts = first_equivalent.bincount(minlength=len(first_equivalent))[first]
+            nodes, graph_of_node = nodes[first], graph_of_node[first]
+        loss: Tensor = self.objective(self.node_head(nodes), graphs, graph_of_node, labels, counts)
         return loss
 
-    def looked_up(self, graphs: GraphSet, index: Tensor) -> Any:
+    def look_up(self, index: Tensor) -> Any:
+        graphs = self.resident()
+        assert isinstance(graphs, GraphSet)
         return graphs.batch(index, hops=getattr(self.encoder, "hops", None))
 
     def networks(self) -> list[nn.Module]:

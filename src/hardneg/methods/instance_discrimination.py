@@ -1,11 +1,36 @@
-"""Instance discrimination (IR): one view of each picture against a bank of all. Any objective."""
+"""Instance discrimination (IR): one view of each sample against a memory bank of all samples."""
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from hardneg import randomness
+from hardneg.memory import Clusters, MemoryBank
 from hardneg.memory.clustered_bank import Past
-from hardneg.methods.method import Method
+from hardneg.methods.method import Method, Plan
+from hardneg.section import Count, CountOrZero, Fraction, Section
+
+
+class BankSettings(Section):
+    """Settings of a memory bank and of the clusters of its rows."""
+
+    bank: Fraction = 0.5
+    """Momentum of the rows."""
+    clusters: CountOrZero = 0
+    """k of the k-means over the rows; 0 for no clusters."""
+    repeats: Count = 1
+    """Number of clusterings."""
+    cluster_after: CountOrZero = 10
+    """Epochs before the first clustering."""
+    cluster_every: Count = 1
+    """Epochs between two clusterings."""
+
+
+class InstanceDiscriminationSettings(BankSettings):
+    """Settings of instance discrimination and CMC."""
+
+    close: Literal["ignored", "negatives", "positives"] = "ignored"
+    """The role of rows of the same cluster: the only ``negatives`` (Cave), further ``positives`` (Ring(+C_i))."""
 
 
 class InstanceDiscrimination(Method):
@@ -20,7 +45,8 @@ class InstanceDiscrimination(Method):
         past: the bank, with its clusters if any
     """
 
-    views_per_image = 1
+    Settings: ClassVar[type[Section]] = InstanceDiscriminationSettings
+    views_per_sample = 1
 
     def __init__(self, *parts: Any, past: Past, **options: Any) -> None:
         super().__init__(*parts, **options)
@@ -30,19 +56,44 @@ class InstanceDiscrimination(Method):
             )
         self.past = past
 
-    def loss(self, seen: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
+    @classmethod
+    def loss_defaults(cls, plan: Plan) -> dict[str, Any]:
+        return bank_loss_defaults(plan)
+
+    @classmethod
+    def memory_arguments(cls, plan: Plan) -> dict[str, Any]:
+        return {"past": make_bank(plan)}
+
+    def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         self.past.refresh(self.step)
-        z = self.head(self.encoder(seen))  # (B, d)
+        z = self.head(self.encoder(views))  # (B, d)
         self.note(index, z)
         return self.compared(z, index, labels)
 
     def compared(self, z: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         """The objective of embeddings (B, d) against the bank."""
-        everyones = None if labels is None else self.known_labels()
-        loss: Tensor = self.objective(z, **self.past.terms(index, self.step), **self.label_terms(labels, everyones))
+        all_labels = None if labels is None else self.known_labels()
+        loss: Tensor = self.objective(z, **self.past.terms(index, self.step), **self.label_arguments(labels, all_labels))
         return loss
 
     def remember(self) -> None:
         if self.noted is not None:
             self.past.bank.update(*self.noted)
         super().remember()
+
+
+def make_bank(plan: Plan, view: int = 0) -> Past:
+    """The bank of one view of the samples, with its clusters."""
+    settings: BankSettings = plan.settings
+    seed = randomness.mix(plan.seed, view)
+    bank = MemoryBank(plan.count, plan.encoder.outputs, settings.bank, gather=plan.processes > 1, seed=seed)
+    clusters = Clusters(settings.clusters, settings.repeats, seed) if settings.clusters > 0 else None
+    steps = plan.count // plan.batch_size  # of an epoch
+    close = getattr(settings, "close", "ignored")
+    return Past(bank, clusters, close, settings.cluster_after * steps, settings.cluster_every * steps, seed)
+
+
+def bank_loss_defaults(plan: Plan) -> dict[str, Any]:
+    """Negatives are the bank's; several positives are combined as Ring(+C_i) does."""
+    several = getattr(plan.settings, "close", "ignored") == "positives"
+    return {"in_batch": None, **({"combine_positives": "log_of_mean"} if several else {})}

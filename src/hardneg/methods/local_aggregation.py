@@ -1,25 +1,38 @@
-"""Local Aggregation (LA): instance discrimination at first, then close neighbours against the background."""
+"""Local Aggregation (LA): instance discrimination at first, then clusters against the nearest neighbors."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from hardneg import distributed
 from hardneg.losses.local_aggregation import LocalAggregation
-from hardneg.methods.instance_discrimination import InstanceDiscrimination
+from hardneg.methods.instance_discrimination import BankSettings, InstanceDiscrimination, make_bank
+from hardneg.methods.method import Plan
+from hardneg.section import Count
+
+
+class LocalAggregationSettings(BankSettings):
+    """Settings of Local Aggregation."""
+
+    background: Count = 4096
+    """Number of nearest rows that a sample is compared with."""
+    form: Literal["paper", "published"] = "paper"
+    """The formula of the paper, or that of its authors' code."""
 
 
 class LocalAggregationMethod(InstanceDiscrimination):
-    """Trains an encoder so that a picture comes close to its cluster (Zhuang et al. 2019), once there are clusters.
+    """Trains an encoder so that a sample comes close to its cluster (Zhuang et al. 2019), once there are clusters.
 
     Until then (``past.after`` steps) it is `InstanceDiscrimination` with the objective, whose temperature serves both.
 
     Args:
         encoder, head, objective, past, and the options of `Method`
-        background: nearest rows of the bank that a picture is compared with
+        background: number of nearest rows of the bank that a sample is compared with
         form: see `hardneg.losses.local_aggregation.LocalAggregation`
     """
+
+    Settings = LocalAggregationSettings
 
     def __init__(self, *parts: Any, background: int = 4096, form: str = "paper", **options: Any) -> None:
         super().__init__(*parts, **options)
@@ -31,6 +44,11 @@ class LocalAggregationMethod(InstanceDiscrimination):
         if self.objective.supervision != "none":
             raise ValueError(f"Local Aggregation uses no labels, got supervision={self.objective.supervision!r}")
         self.aggregation = LocalAggregation(self.objective.temperature, background, form)
+
+    @classmethod
+    def memory_arguments(cls, plan: Plan) -> dict[str, Any]:
+        settings: LocalAggregationSettings = plan.settings
+        return {"past": make_bank(plan), "background": settings.background, "form": settings.form}
 
     def compared(self, z: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         clusters = self.past.clusters
@@ -46,7 +64,7 @@ class LocalAggregationMethod(InstanceDiscrimination):
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
         if self.noted is not None:
-            # The objective may not have been asked in this step: let it describe the bank's rows as negatives.
+            # The objective may not have been computed in this step: describe the bank's rows as negatives.
             index, z = self.noted
             super().compared(z, index, None)
         return super().diagnostics()

@@ -1,48 +1,103 @@
-"""What every method shares: pictures in, views made, a loss out, memory refreshed after the step."""
+"""The base of all methods: a LightningModule that makes views of a batch, computes its loss and updates its memory."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
-from hardneg import randomness
+from hardneg import heads, randomness
 from hardneg.losses.infonce import InfoNCE
+from hardneg.losses.jsd import JSD
 from hardneg.memory import Clusters, MemoryBank, Queue
 from hardneg.methods.step_timer import Clock
+from hardneg.modality import Modality, ResidentSamples, make_encoder
+from hardneg.section import Section
 
-# (images, generator, views=2) → all first views and then all second ones; in several processes also first= and total=,
+# (samples, generator, views=2) → all first views, then all second views; with several processes also first= and total=,
 # and channels_last=True where the network wants that layout
-View = Callable[..., Tensor]
-NEGATIVES = 3  # the counter of the draws of negatives
+Views = Callable[..., Any]
+NEGATIVES = 3  # counter of the draws of negatives
 
 
-class Method(L.LightningModule):
-    """A way of training an encoder; a subclass says what the loss of some views is, and what it remembers of them.
+@dataclass(frozen=True)
+class Plan:
+    """What `Method.build` makes a method from.
 
-    A batch is ``(index, images)`` or ``(index, images, labels)`` from any loader; the engine of `hardneg.training.run`
-    hands over the index alone and keeps the pictures on the device. All views go through the network in one pass.
-
-    Args:
-        encoder: (B, C, H, W) → (B, features); what is kept after training
-        head: (B, features) → (B, outputs), thrown away after training
-        objective: the loss
-        views: makes views of a batch of pictures, as `ImageViews` does; None where a method makes none
-        optimizer: given the module, its optimiser
-        rate: factor of the learning rate at a fraction of training done
-        seed: of views and of all else that is drawn in a step
-        channels_last: memory layout of the pictures
+    modality, shape, count: kind, size and number of the training samples · encoder: its section of the recipe ·
+    settings: the section of the method · make_loss: makes the loss, given defaults for what the recipe leaves open ·
+    make_views: makes what augments a batch · optimizer, rate, seed, channels_last: as for `Method` · batch_size, epochs,
+    processes, drop_last: of the run · given_encoder: a module to take instead of the section's
     """
 
-    views_per_image = 2
+    modality: Modality
+    shape: tuple[int, ...]
+    count: int
+    encoder: Any
+    settings: Any
+    make_loss: Callable[..., InfoNCE | JSD]
+    make_views: Callable[[], Any]
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    rate: Callable[[float], float]
+    seed: int = 0
+    batch_size: int = 256
+    epochs: int = 1
+    processes: int = 1
+    drop_last: bool = True
+    channels_last: bool = False
+    given_encoder: nn.Module | None = None
+
+    def make_encoder(self, shape: tuple[int, ...] | None = None) -> nn.Module:
+        """A fresh encoder for samples of this shape (default: the training samples'), or the one that was given."""
+        if self.given_encoder is not None:
+            return self.given_encoder
+        return make_encoder(self.modality, self.encoder, self.shape if shape is None else shape)
+
+    def make_head(self, encoder: nn.Module, shape: tuple[int, ...] | None = None) -> nn.Module:
+        """The projection head that the encoder's section describes."""
+        width = self.modality.feature_size(encoder, self.shape if shape is None else shape)
+        return heads.head(width, self.encoder.hidden, self.encoder.outputs, self.encoder.norm)
+
+    def infonce(self, **defaults: Any) -> InfoNCE:
+        """The loss, which must be an `InfoNCE`."""
+        made = self.make_loss(**defaults)
+        if not isinstance(made, InfoNCE):
+            raise ValueError("objective.preset=infograph compares nodes with graphs: use it with method=infograph")
+        return made
+
+
+class Method(L.LightningModule, ABC):
+    """A way of training an encoder. A subclass defines the loss of a batch of views, and what it remembers of them.
+
+    A batch is ``(index, samples)`` or ``(index, samples, labels)`` from any loader. The engine of `hardneg.training`
+    passes the index alone and keeps the samples on the device. All views go through the network in one pass.
+
+    Args:
+        encoder: a batch of views → (B, features); what is kept after training
+        head: (B, features) → (B, outputs), thrown away after training
+        objective: the loss
+        views: makes views of a batch of samples, as `ImageViews` does; None if the method makes none
+        optimizer: given the module, its optimizer
+        rate: factor of the learning rate at a fraction of training
+        seed: of views and of everything else that is drawn in a step
+        channels_last: memory layout of image batches
+    """
+
+    Settings: ClassVar[type[Section]] = Section
+    """The settings that only this method has: the section ``memory`` of a recipe."""
+    modalities: ClassVar[tuple[str, ...]] = ("images",)
+    views_per_sample: ClassVar[int] = 2
+    uses_views: ClassVar[bool] = True
 
     def __init__(
         self,
         encoder: nn.Module,
         head: nn.Module,
         objective: InfoNCE,
-        views: View | None,
+        views: Views | None,
         optimizer: Callable[[nn.Module], torch.optim.Optimizer],
         rate: Callable[[float], float] = lambda progress: 1.0,
         seed: int = 0,
@@ -53,45 +108,89 @@ class Method(L.LightningModule):
         self.views, self.seed, self.channels_last = views, seed, channels_last
         self._optimizer, self._rate = optimizer, rate
         self.clock = Clock()
-        self.images: Tensor | None = None  # uint8 (N, C, H, W), if they live on the device
+        self.samples: ResidentSamples | None = None  # if the training set is held on the device
         self.labels: Tensor | None = None  # (N,)
-        self.recent: MemoryBank | None = None  # the last embedding of every sample, where a batch sampler wants it
-        self.noted: tuple[Tensor, Tensor] | None = None
+        self.recent: MemoryBank | None = None  # the last embedding of every sample, if a batch sampler needs it
+        self.noted: tuple[Tensor, Tensor] | None = None  # indices (B,) and embeddings (B, d) of the last batch
 
-    def loss(self, seen: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
+    @classmethod
+    def build(cls, plan: Plan) -> Self:
+        """The method with fresh weights, as a recipe describes it."""
+        encoder = cls.make_encoder(plan)
+        parts = cls.parts(plan, encoder)
+        return cls(
+            encoder,
+            *parts,
+            plan.optimizer,
+            plan.rate,
+            plan.seed,
+            plan.channels_last,
+            **cls.memory_arguments(plan),
+        )
+
+    @classmethod
+    def make_encoder(cls, plan: Plan) -> nn.Module:
+        """A fresh encoder, or the one that was given."""
+        return plan.make_encoder()
+
+    @classmethod
+    def parts(cls, plan: Plan, encoder: nn.Module) -> tuple[nn.Module, InfoNCE, Views | None]:
+        """Head, loss and views; drawn from the generator in this order."""
+        return plan.make_head(encoder), plan.infonce(**cls.loss_defaults(plan)), plan.make_views()
+
+    @classmethod
+    def loss_defaults(cls, plan: Plan) -> dict[str, Any]:
+        """Arguments of the loss that suit the method, where the recipe does not set them."""
+        return {}
+
+    @classmethod
+    def memory_arguments(cls, plan: Plan) -> dict[str, Any]:
+        """Arguments of the constructor that only this method has."""
+        return {}
+
+    @abstractmethod
+    def loss(self, views: Any, index: Tensor, labels: Tensor | None) -> Tensor:
         """The loss of a batch.
 
-        seen: (views · B, C, h, w), all first views and then all second ones · index: (B,) which pictures they are ·
-        labels: (B,) if the objective uses them
+        views: all first views, then all second views, as the encoder takes them · index: (B,) rows of the samples in
+        the training set · labels: (B,) if the objective uses them
         """
-        raise NotImplementedError
 
     def note(self, index: Tensor, embeddings: Tensor) -> None:
-        """Keep in mind what was seen of a batch, (B, d), for `remember` and for the books."""
+        """Keep the embeddings (B, d) of a batch for the memory update and the metrics."""
         self.noted = (index, embeddings.detach())
 
     def remember(self) -> None:
-        """Take up into memory what the last batch showed. Called when its backward pass is done, maybe twice."""
+        """Update the memory from the last batch. Called after its backward pass; a second call changes nothing."""
         if self.recent is not None and self.noted is not None:
             self.recent.update(*self.noted)
         self.noted = None
 
     def diagnostics(self) -> dict[str, float]:
-        """What the negatives of the last batch were; asked before `remember`."""
+        """Diagnostics of the negatives of the last batch; called before `remember`."""
         return self.objective.diagnostics()
 
     def networks(self) -> list[nn.Module]:
-        """The networks that a step runs through, which may be compiled one by one."""
+        """The networks of a training step, which are compiled one by one."""
         return [self.encoder, self.head]
 
+    def embedding_network(self) -> nn.Module:
+        """The network whose outputs a batch sampler compares."""
+        return nn.Sequential(self.encoder, self.head)
+
+    @property
+    def smallest_batch(self) -> int:
+        """Number of samples that a forward pass needs at least."""
+        return 2
+
     def known_labels(self) -> Tensor:
-        """The labels of all pictures, (N,)."""
+        """The labels of all samples, (N,)."""
         if self.labels is None:
             raise ValueError(f"supervision={self.objective.supervision!r} needs labels, and the data have none")
         return self.labels
 
-    def label_terms(self, labels: Tensor | None, negative_labels: Tensor | None = None) -> dict[str, Tensor]:
-        """The arguments by which the objective learns of labels, as far as it uses them.
+    def label_arguments(self, labels: Tensor | None, negative_labels: Tensor | None = None) -> dict[str, Tensor]:
+        """The label arguments of the objective, as far as it uses them.
 
         labels: (B,) · negative_labels: (N,) of the negatives given to it, if any
         """
@@ -103,50 +202,87 @@ class Method(L.LightningModule):
 
     def on_fit_start(self) -> None:
         self.total_steps = int(self.trainer.estimated_stepping_batches)
-        if self.images is not None:
-            self.images = self.images.to(self.device)
+        if self.samples is not None:
+            self.samples = self.samples.to(self.device)
         if self.labels is not None:
             self.labels = self.labels.to(self.device)
 
-    def training_step(self, batch: Tensor | tuple[Tensor, ...], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if self.device.type == "cuda":  # elsewhere this would only import the compiler, which takes seconds
-            # CUDA graphs of the last step may now overwrite what they gave out.
+            # CUDA graphs of the last step may now overwrite their outputs.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        index, *rest = (batch,) if isinstance(batch, Tensor) else batch
-        images = rest[0] if rest else self._resident()[index]
-        objective, step, labels = self.objective, self.step, None
-        if objective.supervision != "none":
-            labels = rest[1] if len(rest) > 1 else self.known_labels()[index.to(self.known_labels().device)]
+        index, samples, labels = self.unpack(batch)
+        objective, step = self.objective, self.step
         objective.set_progress(self.progress)
-        if objective.num_negatives is not None:
-            # The same for every process: each takes its anchors' part of the draws for all.
-            objective.generator = randomness.generator(images.device, self.seed, step, NEGATIVES)
-        seen = self.look(images, step)  # (views · B, C, h, w)
+        if getattr(objective, "num_negatives", None) is not None:
+            # The same in every process: each takes its anchors' part of the draws for all.
+            objective.generator = randomness.generator(index.device, self.seed, step, NEGATIVES)
+        views = self.make_views(samples, len(index), index.device, step)
         self.clock.mark("augmentation")
-        return self.loss(seen, index, labels)
+        return self.loss(views, index, labels)
+
+    def unpack(self, batch: Any) -> tuple[Tensor, Any, Tensor | None]:
+        """Index (B,), samples and, if the objective uses them, labels (B,) of a batch."""
+        index, *rest = (batch,) if isinstance(batch, Tensor) else batch
+        samples = rest[0] if rest else self.look_up(index)
+        labels = None
+        if self.objective.supervision != "none":
+            labels = rest[1] if len(rest) > 1 else self.known_labels()[index.to(self.known_labels().device)]
+        return index, samples, labels
+
+    def look_up(self, index: Tensor) -> Any:
+        """The samples of these rows of the training set."""
+        return self.resident().batch(index)
+
+    def resident(self) -> ResidentSamples:
+        """The training set on the device."""
+        if self.samples is None:
+            raise ValueError(
+                "the batch holds indices only: set module.samples, or let the loader yield (index, samples)"
+            )
+        return self.samples
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.remember()
 
     @property
     def step(self) -> int:
-        """Steps done."""
-        return self.trainer.global_step
+        """Number of finished steps."""
+        return self.trainer.global_step if self._trainer is not None else 0
 
     @property
     def progress(self) -> float:
-        """The fraction of training done."""
-        return min(self.trainer.global_step / self.total_steps, 1.0)
+        """The finished fraction of training."""
+        return min(self.step / self.total_steps, 1.0) if self._trainer is not None else 0.0
 
-    def look(self, images: Tensor, step: int) -> Tensor:
-        """Views of each picture, all first ones and then all second ones, as drawn at this step."""
+    def make_views(self, samples: Any, count: int, device: torch.device, step: int) -> Any:
+        """Views of ``count`` samples as drawn at this step: all first views, then all second views."""
+        if self.views is None:
+            return samples
         # Several processes take their part of the draws for the whole batch, so that their number changes nothing.
         processes = self.trainer.world_size if self._trainer is not None else 1
-        part = {} if processes == 1 else {"first": self.global_rank * len(images), "total": processes * len(images)}
+        part = {} if processes == 1 else {"first": self.global_rank * count, "total": processes * count}
         layout = {"channels_last": True} if self.channels_last else {}
-        assert self.views is not None
-        chance = randomness.generator(images.device, self.seed, step)
-        return self.views(images, chance, views=self.views_per_image, **part, **layout)
+        generator = randomness.generator(device, self.seed, step)
+        return self.views(samples, generator, views=self.views_per_sample, **part, **layout)
+
+    @torch.no_grad()
+    def dry_run(self, samples: Any, index: Tensor, labels: Tensor | None) -> int:
+        """One forward pass of a few samples in evaluation mode, which changes no state; the embedding dimension.
+
+        Errors of networks and views that do not fit show here, before anything is written.
+        """
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            views = self.make_views(samples, len(index), index.device, 0)
+            self.loss(views, index, labels)
+            assert self.noted is not None
+            return self.noted[1].shape[1]
+        finally:
+            self.noted, self.clock = None, Clock()
+            for module, mode in modes:
+                module.training = mode
 
     def configure_optimizers(self) -> Any:
         optimizer = self._optimizer(self)
@@ -155,26 +291,21 @@ class Method(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(self, optimizer: Any, *limits: Any, **named: Any) -> None:
-        # Lightning would ask anew in every step whether anyone wants it.
+        # Lightning would look for a limit in every step.
         if any(limit is not None for limit in (*limits, *named.values())):
             super().configure_gradient_clipping(optimizer, *limits, **named)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning notes here which hook it calls, fifty times a step, and nn.Module would ask each time whether the
-        # name is a weight.
+        # Lightning stores the name of each hook here, fifty times a step, and nn.Module would look each time whether
+        # the value is a parameter.
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
 
-    def _resident(self) -> Tensor:
-        if self.images is None:
-            raise ValueError("the batch holds indices only: set module.images, or let the loader yield (index, images)")
-        return self.images
-
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        # Asked by DDP. Memory is the same on all processes by its own gathering: sending it anew before every step
+        # Read by DDP. Memory is the same on all processes by its own gathering: broadcasting it before every step
         # would cost more than the step, and rows on the host cannot be sent between GPUs.
         return [
             f"{name}.{buffer}"

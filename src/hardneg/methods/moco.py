@@ -1,4 +1,4 @@
-"""MoCo v2: keys of a slow encoder, negatives from a queue of them. Any objective."""
+"""MoCo v2: keys of a momentum encoder, negatives from a queue of them."""
 
 from typing import Any
 
@@ -7,26 +7,40 @@ from torch import Tensor, nn
 
 from hardneg import checks, randomness
 from hardneg.memory import Queue
-from hardneg.methods.method import Method
-from hardneg.methods.momentum import follow, slow_copy
+from hardneg.methods.method import Method, Plan
+from hardneg.methods.momentum import follow, momentum_copy
 from hardneg.methods.split_norm import split_norms
+from hardneg.section import Count, Fraction, Section
 
-SHUFFLE = 1  # the counter of the draws that shuffle keys
+SHUFFLE = 1  # counter of the draws that shuffle keys
+
+
+class MoCoSettings(Section):
+    """Settings of MoCo v2."""
+
+    queue: Count = 65536
+    """K, the number of keys in the queue."""
+    momentum: Fraction = 0.999
+    """m of the key encoder."""
+    split: Count = 8
+    """Number of parts of a batch that batch-norm normalizes one by one; 1 is plain batch-norm."""
 
 
 class MoCo(Method):
     """Trains an encoder so that a view finds its key among those of a queue (He et al. 2020; Chen et al. 2020).
 
-    Queries come from the encoder, keys from its slow copy, without gradient. The queue takes up the keys, with labels
-    and instances, when the step is done; keys of the same instance are no negatives. MoCoRing is this with
+    Queries come from the encoder, keys from its momentum copy, without gradient. After the step the queue takes the
+    keys, with labels and instances; keys of the same instance are no negatives. MoCoRing is this with
     `hardneg.ring_nce`, hard MoCo with `hardneg.hcl(in_batch=None)`.
 
     Args:
         encoder, head, objective, and the options of `Method`
         queue: of keys as long as the head's outputs
         momentum: m of the key encoder, in [0, 1]
-        split: parts of a batch that batch-norm looks at one by one, see `SplitBatchNorm`; 1 leaves it as it is
+        split: parts of a batch that batch-norm normalizes one by one, see `SplitBatchNorm`; 1 leaves it as it is
     """
+
+    Settings = MoCoSettings
 
     def __init__(self, *parts: Any, queue: Queue, momentum: float = 0.999, split: int = 8, **options: Any) -> None:
         super().__init__(*parts, **options)
@@ -37,40 +51,62 @@ class MoCo(Method):
         self.queue, self.momentum, self.split = queue, momentum, split
         if split > 1:
             self.encoder, self.head = (split_norms(network, split) for network in (self.encoder, self.head))
-        self.key_encoder, self.key_head = slow_copy(self.encoder), slow_copy(self.head)
-        self._fresh: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self.key_encoder, self.key_head = momentum_copy(self.encoder), momentum_copy(self.head)
+        self._new_keys: tuple[Tensor, Tensor, Tensor | None] | None = None
 
-    def loss(self, seen: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
-        first, second = seen.chunk(2)
+    @classmethod
+    def loss_defaults(cls, plan: Plan) -> dict[str, Any]:
+        return {"in_batch": None}
+
+    @classmethod
+    def memory_arguments(cls, plan: Plan) -> dict[str, Any]:
+        settings: MoCoSettings = plan.settings
+        share = plan.batch_size // plan.processes
+        last = plan.count % plan.batch_size // plan.processes if not plan.drop_last else 0
+        for size in (share, last):
+            if size % settings.split:
+                raise ValueError(
+                    f"memory.split={settings.split} does not divide a batch of {size} samples in a process: choose a "
+                    "divisor, or 1 for plain batch-norm" + "; or set batches.drop_last=true" * (size == last)
+                )
+        queue = Queue(settings.queue, plan.encoder.outputs, gather=plan.processes > 1)
+        return {"queue": queue, "momentum": settings.momentum, "split": settings.split}
+
+    def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
+        first, second = views.chunk(2)
         queries, keys = self.head(self.encoder(first)), self.keys(second)  # (B, d) each
         self.note(index, queries)
-        self._fresh = keys, index, labels
+        self._new_keys = keys, index, labels
         loss: Tensor = self.objective(
             queries,
             keys,
             negatives=self.queue.keys,
             negative_mask=~self.queue.same_instance(index),
-            **self.label_terms(labels, self.queue.labels),
+            **self.label_arguments(labels, self.queue.labels),
         )
         return loss
 
     def remember(self) -> None:
         super().remember()
-        if self._fresh is not None:
-            keys, index, labels = self._fresh
-            self._fresh = None
+        if self._new_keys is not None:
+            keys, index, labels = self._new_keys
+            self._new_keys = None
             self.queue.enqueue(keys, labels, index)
             follow(self.key_encoder, self.encoder, self.momentum)
             follow(self.key_head, self.head, self.momentum)
 
+    @property
+    def smallest_batch(self) -> int:
+        return max(2, self.split)
+
     @torch.no_grad()
-    def keys(self, seen: Tensor) -> Tensor:
-        """The keys of views (B, C, h, w), (B, d), computed in another order than the queries."""
+    def keys(self, views: Tensor) -> Tensor:
+        """The keys (B, d) of views (B, C, h, w), computed in another order than the queries."""
         if self.split == 1:
-            return self.key_head(self.key_encoder(seen))  # type: ignore[no-any-return]
-        chance = randomness.generator(seen.device, self.seed, self.step, SHUFFLE)
-        order = torch.randperm(len(seen), generator=chance, device=seen.device)
-        return self.key_head(self.key_encoder(seen[order]))[order.argsort()]  # type: ignore[no-any-return]
+            return self.key_head(self.key_encoder(views))  # type: ignore[no-any-return]
+        generator = randomness.generator(views.device, self.seed, self.step, SHUFFLE)
+        order = torch.randperm(len(views), generator=generator, device=views.device)
+        return self.key_head(self.key_encoder(views[order]))[order.argsort()]  # type: ignore[no-any-return]
 
     def networks(self) -> list[nn.Module]:
         return [*super().networks(), self.key_encoder, self.key_head]

@@ -1,4 +1,4 @@
-"""MoCo v3: keys of a slow encoder, a predictor for the queries, negatives from the batch. Any objective."""
+"""MoCo v3: keys of a momentum encoder, a predictor for the queries, negatives from the batch."""
 
 import math
 from typing import Any
@@ -6,11 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardneg import checks
+from hardneg import checks, heads
 from hardneg.losses.schedules import value
 from hardneg.losses.temperature import Learnable
-from hardneg.methods.method import Method
-from hardneg.methods.momentum import follow, slow_copy
+from hardneg.methods.method import Method, Plan
+from hardneg.section import Fraction, Section
+from hardneg.methods.momentum import follow, momentum_copy
+
+
+class MoCoV3Settings(Section):
+    """Settings of MoCo v3."""
+
+    momentum: Fraction = 0.999
+    """m of the key encoder at the start; it rises to 1 along a cosine."""
 
 
 class MoCoV3(Method):
@@ -26,6 +34,8 @@ class MoCoV3(Method):
         momentum: m of the key encoder at the start; it rises to 1 along a cosine
     """
 
+    Settings = MoCoV3Settings
+
     def __init__(self, *parts: Any, predictor: nn.Module, momentum: float = 0.99, **options: Any) -> None:
         super().__init__(*parts, **options)
         if self.objective.in_batch != "other" or self.objective.symmetric:
@@ -35,15 +45,25 @@ class MoCoV3(Method):
             )
         checks.number("momentum", momentum, at_least=0, at_most=1)
         self.predictor, self.momentum = predictor, momentum
-        self.key_encoder, self.key_head = slow_copy(self.encoder), slow_copy(self.head)
+        self.key_encoder, self.key_head = momentum_copy(self.encoder), momentum_copy(self.head)
 
-    def loss(self, seen: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
-        first, second = self.predictor(self.head(self.encoder(seen))).chunk(2)  # (B, d) each
+    @classmethod
+    def loss_defaults(cls, plan: Plan) -> dict[str, Any]:
+        return {"in_batch": "other"}
+
+    @classmethod
+    def memory_arguments(cls, plan: Plan) -> dict[str, Any]:
+        outputs = plan.encoder.outputs
+        predictor = heads.projection(outputs, plan.encoder.hidden, outputs, plan.encoder.norm)
+        return {"predictor": predictor, "momentum": plan.settings.momentum}
+
+    def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
+        first, second = self.predictor(self.head(self.encoder(views))).chunk(2)  # (B, d) each
         with torch.no_grad():
-            first_keys, second_keys = self.key_head(self.key_encoder(seen)).chunk(2)
+            first_keys, second_keys = self.key_head(self.key_encoder(views)).chunk(2)
         self.note(index, first)
-        terms = self.label_terms(labels)
-        loss: Tensor = self.objective(first, second_keys, **terms) + self.objective(second, first_keys, **terms)
+        by_label = self.label_arguments(labels)
+        loss: Tensor = self.objective(first, second_keys, **by_label) + self.objective(second, first_keys, **by_label)
         return 2 * self._temperature() * loss
 
     def remember(self) -> None:
@@ -59,7 +79,7 @@ class MoCoV3(Method):
     def _temperature(self) -> float | Tensor:
         temperature = self.objective.temperature
         if isinstance(temperature, Learnable):
-            # A factor, not something to make small.
+            # A constant factor: the loss must not be reduced through it.
             return temperature().detach()  # type: ignore[no-any-return]
         return value(temperature, self.objective.progress)
 

@@ -1,25 +1,25 @@
-"""A network that follows another slowly: the key encoder of MoCo, θ' = mθ' + (1−m)θ (METHODS, section 3)."""
+"""Momentum copies of a network: MoCo's key encoder, θ' = mθ' + (1−m)θ."""
 
-import copy
+from copy import deepcopy
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
-def slow_copy(network: nn.Module) -> nn.Module:
-    """A copy that no gradient reaches.
+def momentum_copy(network: nn.Module) -> nn.Module:
+    """A copy without gradients.
 
     Examples:
-        >>> any(weight.requires_grad for weight in slow_copy(nn.Linear(2, 2)).parameters())
+        >>> any(weight.requires_grad for weight in momentum_copy(nn.Linear(2, 2)).parameters())
         False
     """
-    return copy.deepcopy(network).requires_grad_(False)
+    return deepcopy(network).requires_grad_(False)
 
 
 @torch.no_grad()
-def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
-    """Move the weights of ``slow`` towards those of ``fast``; running statistics of norms stay its own.
+def follow(copy: nn.Module, network: nn.Module, momentum: float) -> None:
+    """Move the weights of ``copy`` towards those of ``network``; it keeps its own batch-norm statistics.
 
     Examples:
         >>> slow, fast = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
@@ -28,7 +28,7 @@ def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
         >>> slow.weight.item()
         0.25
     """
-    pairs = list(zip(slow.parameters(), fast.parameters(), strict=True))
+    pairs = list(zip(copy.parameters(), network.parameters(), strict=True))
     if pairs:
-        behind, ahead = (list(weights) for weights in zip(*pairs, strict=True))
-        get_ema_multi_avg_fn(momentum)(behind, ahead, None)  # type: ignore[no-untyped-call]
+        averages, weights = (list(each) for each in zip(*pairs, strict=True))
+        get_ema_multi_avg_fn(momentum)(averages, weights, None)  # type: ignore[no-untyped-call]

@@ -1,16 +1,35 @@
-"""SimCLR: two views of each picture, one encoder, negatives from the batch. Any objective."""
+"""SimCLR: two views of each sample, one encoder, negatives from the batch."""
+
+from typing import Any
 
 from torch import Tensor
 
-from hardneg.methods.method import Method
+from hardneg.losses.infonce import InfoNCE
+from hardneg.methods.method import Method, Plan
 
 
 class SimCLR(Method):
-    """Trains an encoder so that two views of a picture agree (Chen et al. 2020), with any `InfoNCE`."""
+    """Trains an encoder so that two views of a sample agree (Chen et al. 2020), with any `InfoNCE`."""
 
-    def loss(self, seen: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
-        z1, z2 = self.head(self.encoder(seen)).chunk(2)
+    def loss(self, views: Any, index: Tensor, labels: Tensor | None) -> Tensor:
+        z1, z2 = self.head(self.encoder(views)).chunk(2)  # (B, d) each
         self.note(index, z1)
-        extra = {} if labels is None else {"labels": labels}
-        loss: Tensor = self.objective(z1, z2, **extra)
+        loss: Tensor = self.objective(z1, z2, **self.label_arguments(labels))
         return loss
+
+    @classmethod
+    def parts(cls, plan: Plan, encoder: Any) -> Any:
+        head, objective, views = super().parts(plan, encoder)
+        check_in_batch(objective, plan)
+        return head, objective, views
+
+
+def check_in_batch(objective: InfoNCE, plan: Plan) -> None:
+    """Raise unless the loss takes negatives from the batch, and the batch has some."""
+    if objective.in_batch is None:
+        raise ValueError(
+            "this method has no negatives but those of the batch, and the objective takes none of them: set "
+            "objective.in_batch, or use method=moco or instance_discrimination"
+        )
+    if plan.batch_size < 2:
+        raise ValueError("trainer.batch_size=1 leaves no negatives in the batch: use at least 2")

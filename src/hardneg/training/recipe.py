@@ -1,154 +1,152 @@
-"""Recipes: everything that makes a run, typed, from YAML and ``key=value`` overrides.
+"""Recipes: everything that defines a run, typed, from YAML and ``key=value`` overrides.
 
-A recipe is a tree of dataclasses. Unknown keys are refused with a suggestion, values are checked against the type of
-their field, and what was resolved can be written back as YAML and read again.
+A recipe is a tree of pydantic models. Which keys it has depends on its method and modality: the method owns the section
+``memory``, the modality the sections ``data``, ``views`` and ``encoder``. A key that the combination does not use is an
+error with a suggestion, and so is a value of the wrong type.
 """
 
-import contextlib
-import dataclasses
-import inspect
 import json
-import math
-import re
-import types
-import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union
 
-from hardneg import checks
-from hardneg.losses import presets, schedules
-from hardneg.losses.infonce import InfoNCE
-from hardneg.losses.jsd import JSD
-from hardneg.training import optimizers, yaml_files
+from pydantic import Field, Tag, TypeAdapter, ValidationError, WithJsonSchema, create_model
 
-# Losses and memories are in float32: what holds weights in another precision would not meet them.
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+from hardneg import callables, checks, methods
+from hardneg import modality as modalities
+from hardneg.modality import DataSection, EncoderSection
+from hardneg.section import Count, CountOrZero, Counts, Names, NotNegative, Positive, Section
+from hardneg.training import objectives, yaml_files
+from hardneg.training.recipe_errors import explained, hint
+
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
-@dataclass(frozen=True)
-class Data:
-    """source: see `load_images`, or ``tu:MUTAG`` for graphs · size: side of the pictures, if they differ ·
-    workers: that decode · features: of the nodes of graphs, see `hardneg.graphs.data.load_graphs`."""
+class Optimizer(Section):
+    """The optimizer and its learning rate."""
 
-    source: str = "digits"
-    size: int | None = None
-    workers: int = 2
-    features: str = "auto"
-
-
-@dataclass(frozen=True)
-class Views:
-    """preset: ``"simclr"`` or ``"moco"`` · options: any field of `hardneg.images.views.ImageViews`, which then wins."""
-
-    preset: str = "simclr"
-    options: dict[str, Any] = field(default_factory=dict)
+    name: Literal["adam", "adamw", "sgd", "lars"] = "adam"
+    lr: Positive = 1e-3
+    weight_decay: NotNegative = 1e-6
+    momentum: NotNegative = 0.9
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    warmup: NotNegative = 0.0
+    """Epochs over which the learning rate rises from 0."""
+    drops: Counts = ()
+    """Epochs at which the schedule ``step`` divides the learning rate by 10."""
+    clip: Positive | None = None
+    """Largest norm of the gradient."""
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """name: known, or ``package.module:callable`` · options: of the encoder · hidden, outputs, norm: of the head,
-    which is linear if hidden is 0."""
+class Trainer(Section):
+    """Length, batch size and hardware of a run, in Lightning's words."""
 
-    name: str = "tiny"
-    options: dict[str, Any] = field(default_factory=dict)
-    hidden: int = 512
-    outputs: int = 128
-    norm: bool = True
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """name, lr, weight_decay, momentum · schedule, warmup (epochs), drops (epochs) · clip: largest gradient norm."""
-
-    name: str = "adam"
-    lr: float = 1e-3
-    weight_decay: float = 1e-6
-    momentum: float = 0.9
-    schedule: str = "constant"
-    warmup: float = 0.0
-    drops: tuple[int, ...] = ()
-    clip: float | None = None
-
-
-@dataclass(frozen=True)
-class Trainer:
-    """epochs · batch_size: of all processes together · precision, accelerator, devices: Lightning's words ·
-    nodes: machines of so many devices each, started by torchrun ·
-    compile: a mode of torch.compile, ``default`` or ``reduce-overhead`` · channels_last: memory layout ·
-    knn_every: epochs between online kNN, 0 for never · save_every: steps between checkpoints, beside those at every
-    epoch's end; 0 for none."""
-
-    epochs: int = 100
-    batch_size: int = 256
-    precision: str = "32-true"
+    epochs: Count = 100
+    batch_size: Count = 256
+    """Samples per batch, of all processes together."""
+    # Losses and memories are in float32, so weights are too.
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     accelerator: str = "auto"
-    devices: int = 1
-    nodes: int = 1
-    compile: str | None = None
-    channels_last: bool = True
-    knn_every: int = 10
-    save_every: int = 0
+    devices: Count = 1
+    nodes: Count = 1
+    """Machines with that many devices each, started by torchrun."""
+    knn_every: CountOrZero = 10
+    """Epochs between two online evaluations; 0 for none."""
+    save_every: CountOrZero = 0
+    """Steps between two checkpoints, in addition to those at the end of each epoch; 0 for none."""
 
 
-@dataclass(frozen=True)
-class Batches:
-    """sampler: ``uniform``, ``proximity`` or ``knn`` · candidates, neighbors, restart (a number or a schedule), walk,
-    coverage: see `hardneg.ProximityBatchSampler` · refresh_every: steps between two graphs · embeddings: what a graph
-    is built from: ``encode`` all samples anew, or the ``bank`` of what training last saw of each · drop_last: leave
-    what does not fill a batch for another epoch."""
+class Batches(Section):
+    """How batches are composed; see `hardneg.ProximityBatchSampler`."""
 
-    sampler: str = "uniform"
+    sampler: Literal["uniform", "proximity", "knn"] = "uniform"
     candidates: int = 1000
     neighbors: int = 100
     restart: float | dict[str, Any] = 0.1
+    """A number, or a schedule such as ``{schedule: linear, start: 0.2, end: 0.05}``."""
     walk: str = "restart"
     coverage: str = "walk"
     refresh_every: int = 100
-    embeddings: str = "encode"
+    """Steps between two graphs."""
+    embeddings: Literal["encode", "bank"] = "encode"
+    """What a graph is built from: all samples encoded again, or the last embedding of each in training."""
     drop_last: bool = True
+    """Leave samples that do not fill a batch to another epoch."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """queue: keys that MoCo keeps · momentum: of the key encoder; MoCo v3's rises from it to 1 · split: parts of a
-    batch that MoCo's batch-norm looks at one by one · bank: momentum of a bank's rows · clusters, repeats: of the
-    k-means over the bank, 0 for none · cluster_after, cluster_every: epochs before the first clustering and between two
-    · close: what rows of the same cluster are: ``negatives`` (Cave), ``positives`` (Ring(+C_i)) or ``ignored`` ·
-    background: nearest rows that Local Aggregation compares with · form: of its loss, ``paper`` or ``published``."""
+class Evaluation(Section):
+    """How the trained encoder is evaluated."""
 
-    queue: int = 65536
-    momentum: float = 0.999
-    split: int = 8
-    bank: float = 0.5
-    clusters: int = 0
-    repeats: int = 1
-    cluster_after: int = 10
-    cluster_every: int = 1
-    close: str = "ignored"
-    background: int = 4096
-    form: str = "paper"
+    metrics: Names | None = None
+    """Names of metrics, or ``package.module:callable``; by default all that fit the modality."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A whole run. objective: a preset's name under ``preset``, and its arguments · about: what it stands for."""
+class NoSettings(Section):
+    """A section without keys."""
+
+
+Objective = Annotated[dict[str, Any], WithJsonSchema(objectives.json_schema())]
+
+
+class Recipe(Section):
+    """A whole run. `load` makes the model of a recipe's method and modality, whose sections have more keys."""
 
     about: str = ""
+    """What the recipe is for."""
     method: str = "simclr"
+    modality: str = "images"
     seed: int = 0
-    data: Data = field(default_factory=Data)
-    views: Views = field(default_factory=Views)
-    encoder: Encoder = field(default_factory=Encoder)
-    objective: dict[str, Any] = field(default_factory=lambda: {"preset": "simclr"})
-    batches: Batches = field(default_factory=Batches)
-    memory: Memory = field(default_factory=Memory)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    trainer: Trainer = field(default_factory=Trainer)
+    data: DataSection
+    views: Section
+    encoder: EncoderSection
+    objective: Objective = {"preset": "simclr"}
+    """The loss: a preset's name under ``preset``, and its arguments."""
+    batches: Batches = Batches()
+    memory: Section
+    """Settings of the method."""
+    optimizer: Optimizer = Optimizer()
+    trainer: Trainer
+    evaluation: Evaluation = Evaluation()
+
+    @property
+    def kind(self) -> modalities.Modality:
+        """The modality."""
+        return modalities.get(self.modality)
+
+    def with_source(self, source: str) -> "Recipe":
+        """The same recipe with another ``data.source``."""
+        return self.model_copy(update={"data": self.data.model_copy(update={"source": source})})
+
+
+@cache
+def model(method: str, kind: str) -> type[Recipe]:
+    """The model of recipes for a method and a modality."""
+    owner, samples = methods.get(method), modalities.get(kind)
+    trainer = create_model("Trainer", __base__=(Trainer, samples.TrainerOptions), __doc__=Trainer.__doc__)
+    views = samples.Views if owner.uses_views else NoSettings
+    settings = owner.Settings if owner.Settings is not Section else NoSettings
+    sections: dict[str, Any] = {
+        "data": samples.Data,
+        "views": views,
+        "encoder": samples.Encoder,
+        "memory": settings,
+        "trainer": trainer,
+    }
+    fields: dict[str, Any] = {name: (section, section()) for name, section in sections.items()}
+    fields |= {"method": (Literal[method], method), "modality": (Literal[kind], kind)}
+    return create_model("Recipe", __base__=Recipe, __doc__=Recipe.__doc__, **fields)
+
+
+def models() -> dict[tuple[str, str], type[Recipe]]:
+    """The models of all combinations of method and modality."""
+    return {(name, kind): model(name, kind) for name in methods.METHODS for kind in methods.get(name).modalities}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a recipe file, from which editors complete keys and values."""
+    each = tuple(Annotated[made, Tag(f"{name} {kind}")] for (name, kind), made in models().items())
+    return TypeAdapter(Union[each]).json_schema()  # noqa: UP007  # a tuple of types
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
@@ -156,7 +154,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
 
     Examples:
         >>> recipe = load({"seed": 3}, ["trainer.epochs=5", "objective.preset=hcl", "objective.beta=0.5"])
-        >>> recipe.trainer.epochs, objective(recipe).hardening
+        >>> recipe.trainer.epochs, objectives.make(recipe.objective).hardening
         (5, (Exponential(beta=0.5),))
         >>> load({}, ["trainer.epoch=5"])
         Traceback (most recent call last):
@@ -174,14 +172,36 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
             place[parent] = dict(below) if isinstance(below, Mapping) else {}
             place = place[parent]
         place[last] = yaml_files.parse(text, f"the value of {path}") if text else None
-    recipe: Recipe = _typed(Recipe, tree, "")
-    _check(recipe)
-    objective(recipe)  # a bad objective is refused now
+    method, kind = _method_and_modality(tree)
+    try:
+        recipe = model(method, kind).model_validate({**tree, "method": method, "modality": kind})
+    except ValidationError as error:
+        raise ValueError(explained(error, tree, (method, kind), models())) from error
+    objectives.make(recipe.objective)  # a bad loss is an error now
     return recipe
 
 
+def _method_and_modality(tree: Mapping[str, Any]) -> tuple[str, str]:
+    """The method and the modality that a tree names, or that follow from its source."""
+    method = tree.get("method", "simclr")
+    checks.choice("method", method, tuple(methods.METHODS))
+    allowed = methods.get(method).modalities
+    data = tree.get("data")
+    source = data.get("source") if isinstance(data, Mapping) else None
+    by_source = modalities.of_source(source) if isinstance(source, str) else None
+    kind = tree.get("modality") or by_source or allowed[0]
+    checks.choice("modality", kind, tuple(modalities.MODALITIES))
+    if kind not in allowed:
+        fitting = [name for name in methods.METHODS if kind in methods.get(name).modalities]
+        raise ValueError(
+            f"method={method} trains on {' or '.join(allowed)}, and data.source={source} are {kind}: "
+            f"use one of {', '.join(fitting)}"
+        )
+    return method, kind
+
+
 def check_once(overrides: Sequence[str]) -> None:
-    """Raise if one of the overrides ``key=value`` would undo an earlier one, which would then be ignored in silence."""
+    """Raise if one of the overrides ``key=value`` would undo an earlier one."""
     for place, later in enumerate(overrides):
         key = later.partition("=")[0]
         for earlier in (entry.partition("=")[0] for entry in overrides[:place]):
@@ -191,46 +211,33 @@ def check_once(overrides: Sequence[str]) -> None:
                 raise ValueError(f"{later} would undo {earlier}: leave one out, or put both into one value")
 
 
-def _check(recipe: Recipe) -> None:
-    """Raise where a number or a word cannot be meant."""
-    trainer, encoder, optimizer = recipe.trainer, recipe.encoder, recipe.optimizer
-    for name, given, least in (
-        ("trainer.epochs", trainer.epochs, 1),
-        ("trainer.batch_size", trainer.batch_size, 1),
-        ("trainer.devices", trainer.devices, 1),
-        ("trainer.nodes", trainer.nodes, 1),
-        ("trainer.knn_every", trainer.knn_every, 0),
-        ("trainer.save_every", trainer.save_every, 0),
-        ("encoder.hidden", encoder.hidden, 0),
-        ("encoder.outputs", encoder.outputs, 1),
-        ("data.workers", recipe.data.workers, 0),
-    ):
-        checks.whole(name, given, least)
-    checks.number("optimizer.lr", optimizer.lr, above=0, below=math.inf)
-    for name in ("weight_decay", "momentum", "warmup"):
-        checks.number(f"optimizer.{name}", getattr(optimizer, name), at_least=0, below=math.inf)
-    checks.choice("optimizer.name", optimizer.name, optimizers.OPTIMIZERS)
-    checks.choice("optimizer.schedule", optimizer.schedule, optimizers.SCHEDULES)
-    checks.choice("trainer.precision", trainer.precision, PRECISIONS)
-    if trainer.compile is not None:
-        checks.choice("trainer.compile", trainer.compile, COMPILE_MODES)
-
-
 def check_trust(recipe: Recipe, folder: str | Path, trust: bool) -> None:
     """Raise if building the parts of a run folder's recipe would run code that the folder names.
 
     Importing a module already runs it, so nothing is imported to find out.
     """
-    if not trust and needs_trust(recipe):
+    if not trust and (named := code_names(recipe)):
+        key, name = named[0]
         raise ValueError(
-            f"{folder}: encoder.name={recipe.encoder.name!r} is code that the folder asks to run: if you trust it, add "
-            "--trust (in Python: trust=True)"
+            f"{folder}: {key}={name!r} is code that the folder asks to run: if you trust it, add --trust (in Python: "
+            "trust=True)"
         )
 
 
+def code_names(recipe: Recipe) -> list[tuple[str, str]]:
+    """The keys of the recipe that name a ``package.module:callable``, with the names."""
+    named = [("encoder.name", recipe.encoder.name)] if ":" in recipe.encoder.name else []
+    preset = getattr(recipe.views, "preset", "")
+    metrics = recipe.evaluation.metrics or ()
+    others = [("views.preset", preset), *(("evaluation.metrics", metric) for metric in metrics)]
+    if not recipe.kind.accepts(recipe.data.source):
+        others.append(("data.source", recipe.data.source))
+    return named + [(key, name) for key, name in others if callables.is_name(name)]
+
+
 def needs_trust(recipe: Recipe) -> bool:
-    """Whether the recipe names a ``module:callable``."""
-    return ":" in recipe.encoder.name
+    """Whether the recipe names a ``package.module:callable``."""
+    return bool(code_names(recipe))
 
 
 def known() -> dict[str, Path]:
@@ -259,30 +266,38 @@ def find(name: str | Path) -> Path:
         raise ValueError(f"{name} is a folder: give a YAML file, or the name of one of our recipes")
     if Path(name).suffix in (".yaml", ".yml"):
         raise ValueError(f"there is no file {str(name)!r}: give the path of a recipe, or the name of one of ours")
-    raise ValueError(f"there is no recipe {str(name)!r}: {_hint(str(name), list(ours))}")
+    raise ValueError(f"there is no recipe {str(name)!r}: {hint(str(name), list(ours))}")
+
+
+def about(file: Path) -> str:
+    """What the recipe of a file is for, without checking the rest of it."""
+    return str(yaml_files.read_mapping(file).get("about", ""))
+
+
+def tree_of(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain data, with all defaults, as JSON and YAML hold it."""
+    tree: dict[str, Any] = json.loads(json.dumps(recipe.model_dump(mode="json"), default=str))
+    return tree
 
 
 def dump(recipe: Recipe) -> str:
     """The recipe as YAML that `load` reads back."""
     import yaml
 
-    tree = dataclasses.asdict(recipe)
-    tree["optimizer"]["drops"] = list(tree["optimizer"]["drops"])
-    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    return str(yaml.safe_dump(tree_of(recipe), sort_keys=False, allow_unicode=True))
 
 
 def differences(tree: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """The keys in which a tree of settings, as `dataclasses.asdict` makes it and JSON keeps it, differs from a recipe.
+    """The keys in which a tree of settings, as `tree_of` returns it, differs from a recipe.
 
     Examples:
-        >>> differences(dataclasses.asdict(load({})), load({}, ["seed=3", "trainer.epochs=5"]))
+        >>> differences(tree_of(load({})), load({}, ["seed=3", "trainer.epochs=5"]))
         ['seed', 'trainer.epochs']
     """
-    wanted = json.loads(json.dumps(dataclasses.asdict(recipe), default=str))
-    tree = json.loads(json.dumps(tree, default=str))
+    now = tree_of(recipe)
     found = []
-    for key in sorted({*wanted, *tree}):
-        one, other = wanted.get(key), tree.get(key)
+    for key in sorted({*now, *tree}):
+        one, other = now.get(key), tree.get(key)
         if not (isinstance(one, dict) and isinstance(other, dict)):
             found += [key] * (one != other)
         else:
@@ -290,101 +305,3 @@ def differences(tree: Mapping[str, Any], recipe: Recipe) -> list[str]:
     return found
 
 
-def objective(recipe: Recipe, **more: Any) -> InfoNCE | JSD:
-    """The loss that the recipe names; ``more`` wins over it. A mapping ``{schedule: linear, …}`` makes a schedule."""
-    options = dict(recipe.objective)
-    name = options.pop("preset", "simclr")
-    names = sorted(
-        n
-        for n, made in vars(presets).items()
-        if inspect.isfunction(made) and made.__module__ == presets.__name__ and not n.startswith("_")
-    )
-    if name not in names:
-        raise ValueError(f"objective.preset={name!r} is not known: {_hint(str(name), names)}")
-    preset = getattr(presets, name)
-    kind = JSD if inspect.signature(preset).return_annotation is JSD else InfoNCE
-    allowed = {key for made in (preset, kind.__init__) for key in inspect.signature(made).parameters}
-    allowed -= {"self", "options", "generator", "hardening"}
-    for key, setting in options.items():
-        if key not in allowed:
-            raise ValueError(f"objective.{key} is not an argument of {name}: {_hint(key, sorted(allowed))}")
-        if isinstance(setting, Mapping):
-            options[key] = schedule(f"objective.{key}", setting)
-    made: InfoNCE | JSD = preset(**{**options, **more})
-    return made
-
-
-def schedule(where: str, settings: Mapping[str, Any]) -> schedules.Schedule:
-    """The schedule that a mapping ``{schedule: linear, …}`` describes; ``where`` it stands in the recipe."""
-    settings = dict(settings)
-    kinds: dict[str, type[schedules.Schedule]] = {
-        "constant": schedules.Constant,
-        "linear": schedules.Linear,
-        "steps": schedules.Steps,
-        "hardness_anneal": schedules.HardnessAnneal,
-        "ring_anneal": schedules.RingAnneal,
-    }
-    kind = str(settings.pop("schedule", None))
-    if kind not in kinds:
-        raise ValueError(f"{where}.schedule={kind!r} is not known: {_hint(str(kind), sorted(kinds))}")
-    try:
-        return kinds[kind](**settings)
-    except TypeError as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _typed(kind: Any, given: Any, where: str) -> Any:
-    """``given`` as a value of the annotated type ``kind``; ``where`` is its place in the recipe."""
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(given, Mapping):
-            raise ValueError(f"{where or 'the recipe'} must hold keys and values, got {given!r}")
-        hints = typing.get_type_hints(kind)
-        for key in given:
-            if key not in hints:
-                full, places = f"{where}.{key}".lstrip("."), [f"{where}.{name}".lstrip(".") for name in hints]
-                raise ValueError(f"{full} is not a key of the recipe: {_hint(full, places)}")
-        return kind(**{key: _typed(hints[key], value, f"{where}.{key}".lstrip(".")) for key, value in given.items()})  # type: ignore[operator]
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        if given is None and type(None) in arguments:
-            return None
-        if isinstance(given, Mapping) and (
-            mapping := next((a for a in arguments if typing.get_origin(a) is dict), None)
-        ):
-            return _typed(mapping, given, where)
-        return _typed(next(argument for argument in arguments if argument is not type(None)), given, where)
-    if origin is dict and isinstance(given, Mapping):
-        return _mapping(given, where)
-    if origin is tuple and isinstance(given, list | tuple):
-        return tuple(_typed(arguments[0], value, where) for value in given)
-    if kind is float and isinstance(given, str):  # YAML reads 1e-3 as text
-        with contextlib.suppress(ValueError):
-            given = float(given)
-    if kind is float and isinstance(given, int) and not isinstance(given, bool):
-        return float(given)
-    if isinstance(kind, type) and isinstance(given, kind) and (kind is bool or not isinstance(given, bool)):
-        return given
-    raise ValueError(f"{where} must be {getattr(kind, '__name__', kind)}, got {given!r}")
-
-
-def _mapping(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """A mapping from text, also within, with the numbers that YAML takes for text, such as 1e-3."""
-    for key in given:
-        if not isinstance(key, str):
-            raise ValueError(f"{where} must have text for keys, got {key!r}")
-    return {key: _number(value, f"{where}.{key}") for key, value in given.items()}
-
-
-def _number(given: Any, where: str) -> Any:
-    if isinstance(given, Mapping):
-        return _mapping(given, where)
-    if isinstance(given, list):
-        return [_number(value, where) for value in given]
-    if isinstance(given, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", given):
-        return float(given)
-    return given
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else "choose one of " + ", ".join(known)

@@ -3,6 +3,7 @@
 PyYAML by itself keeps the last of two equal keys, expands aliases without limit, and recurses as deep as a text nests.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,10 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
                     raise _refused(f"the key {key!r} stands twice, leave one out", key_node)
                 seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+# PyYAML follows YAML 1.1, where a number such as 1e-3 needs a dot; YAML 1.2 and its users do not.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+"), "+-0123456789")
 
 
 def _refused(problem: str, at: Any) -> yaml.MarkedYAMLError:

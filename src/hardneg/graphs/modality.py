@@ -1,0 +1,161 @@
+"""Graphs as a modality: TU sets or the user's own, GraphCL's views, GIN, and an SVM by cross-validation."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from hardneg import callables, checks
+from hardneg.division import Division, difference
+from hardneg.evaluation.metrics import Accuracies
+from hardneg.evaluation.svm import svm_accuracy
+from hardneg.graphs.data import GraphSet, load_graphs
+from hardneg.graphs.features import extract_graphs
+from hardneg.graphs.gin import GIN
+from hardneg.graphs.thumbnails import draw
+from hardneg.graphs.views import GraphViews
+from hardneg.modality import GIVEN, DataSection, EncoderSection, EvaluationRequest, Modality, ViewsSection
+from hardneg.section import Section
+
+TU = "tu:"  # prefix of the sets of the TU collection
+
+
+class GraphData(DataSection):
+    """A set of graphs."""
+
+    source: str = "tu:MUTAG"
+    """``tu:NAME``, or ``package.module:callable``, which returns a GraphSet or a list of PyG graphs."""
+    features: Literal["auto", "own", "degree", "constant"] = "auto"
+    """Node features; see `hardneg.graphs.data.load_graphs`."""
+
+
+class GraphViewsSection(ViewsSection):
+    """Augmentations of graphs."""
+
+    preset: str = "graphcl"
+    """``graphcl``, or ``package.module:callable``, which is called with the options."""
+
+
+class GraphEncoder(EncoderSection):
+    """A graph encoder."""
+
+    name: str = "gin"
+    """``gin``, or ``package.module:callable``."""
+
+
+class Graphs(Modality):
+    """Graphs in a `GraphSet`."""
+
+    name = "graphs"
+    Data, Views, Encoder, TrainerOptions = GraphData, GraphViewsSection, GraphEncoder, Section
+    has_test_set = False
+
+    def accepts(self, source: str) -> bool:
+        return source.startswith(TU)
+
+    def resolve(self, source: str) -> str:
+        """Sets in ``data/tu`` get an absolute path; those of ``$HARDNEG_DATA`` are found by name."""
+        name = source.removeprefix(TU)
+        folder = Path("data", "tu").absolute()
+        by_name = not source.startswith(TU) or Path(name).is_absolute() or not folder.is_dir()
+        return source if by_name else f"{TU}{folder / name}"
+
+    def location(self, source: str) -> Path | None:
+        path = Path(source.removeprefix(TU))
+        return path.parent if source.startswith(TU) and path.is_absolute() else None
+
+    def load(self, data: Any, *, labels: bool = False, given: Any = None) -> GraphSet:
+        graphs = _given(data, given)
+        if graphs is None:
+            path = Path(self.resolve(data.source).removeprefix(TU))
+            graphs = load_graphs(path.name, path.parent if path.is_absolute() else None, data.features)
+        if labels and not bool((graphs.labels >= 0).any()):
+            raise ValueError(f"{graphs.name} has no labels, and this loss needs them: choose one without labels")
+        return graphs
+
+    def load_test(self, data: Any, train: Any, *, given: Any = None) -> None:
+        return None
+
+    def load_shown(self, data: Any, shape: tuple[int, ...], division: Division, *, given: Any = None) -> GraphSet:
+        return self.load(data, given=given)
+
+    def shape(self, samples: Any) -> tuple[int, ...]:
+        return (samples.node_features,)
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        if len(shape) != 1 or not 1 <= shape[0] < 1 << 31:
+            raise ValueError(f"shape {shape} is not the number of features of a node")
+
+    def views(self, views: Any, shape: tuple[int, ...]) -> Any:
+        if views.preset == GIVEN:
+            raise ValueError("the views of this run were given in Python: pass views=")
+        make: Callable[..., Any] = GraphViews
+        if callables.is_name(views.preset):
+            make = callables.load(views.preset, "views.preset")
+        else:
+            checks.choice("views.preset", views.preset, ("graphcl",))
+        try:
+            return make(**views.options)
+        except TypeError as error:
+            raise ValueError(f"views.options: {error}") from error
+
+    def view_bytes(self, views: Any, shape: tuple[int, ...], count: int) -> int:
+        return 0  # graphs differ in size
+
+    def encoder(self, encoder: Any, shape: tuple[int, ...]) -> nn.Module:
+        checks.choice("encoder.name", encoder.name, ("gin",))
+        try:
+            return GIN(shape[0], **encoder.options)
+        except TypeError as error:
+            raise ValueError(f"encoder.options: {error}") from error
+
+    def feature_size(self, encoder: nn.Module, shape: tuple[int, ...]) -> int:
+        width = getattr(encoder, "features", None)
+        if not isinstance(width, int):
+            raise ValueError("a graph encoder must have an attribute features, the number of features it returns")
+        return width
+
+    def embed(self, network: nn.Module, samples: Any, views: Any = None, workers: int = 0) -> Tensor:
+        return extract_graphs(network, samples)
+
+    def labelled(self, features: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+        labels = samples.labels.to(features.device)
+        return features[labels >= 0], labels[labels >= 0]
+
+    def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> Accuracies:
+        if request.transfer:
+            raise ValueError(
+                f"{request.data.source}: a graph encoder takes the node features of its own set only: evaluate it there"
+            )
+        graphs = self.load(request.data, given=request.given)
+        if told := difference(request.division, graphs.division):
+            warnings.warn(f"{request.data.source} {told}", stacklevel=3)
+        if not bool((graphs.labels >= 0).any()):
+            raise ValueError(f"{graphs.name} has no labels, and an evaluation needs them")
+        result = svm_accuracy(extract_graphs(encoder, graphs), graphs.labels, seed=request.seed)
+        return Accuracies({"svm": result.mean}, {"svm": result.note})
+
+    def thumbnail(self, samples: Any, index: int) -> Tensor:
+        graph = samples[index]
+        return draw(int(graph.num_nodes), graph.edge_index)
+
+    def resident(self, samples: Any) -> GraphSet:
+        found: GraphSet = samples
+        return found
+
+
+def _given(data: Any, given: Any) -> GraphSet | None:
+    """The graphs that an object or a ``package.module:callable`` gives; None if the source is a TU set."""
+    if given is None:
+        if data.source == GIVEN:
+            raise ValueError("the data of this run were given in Python: pass data=")
+        if data.source.startswith(TU) or not callables.is_name(data.source):
+            if not data.source.startswith(TU):
+                raise ValueError(f"data.source={data.source!r} is no set of graphs: give tu:NAME or module:callable")
+            return None
+        given = callables.load(data.source, "data.source")
+    if callable(given):
+        given = given("train")
+    return given if isinstance(given, GraphSet) else GraphSet.of(list(given), data.features)

@@ -1,0 +1,218 @@
+"""Images as a modality: sources, views, encoders, embeddings and evaluation in one place."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hardneg import callables
+from hardneg.division import Division
+from hardneg.evaluation.metrics import METRICS, Accuracies, judge
+from hardneg.images import encoders
+from hardneg.images.features import extract_all, labelled
+from hardneg.images.image_set import ImageSet, StreamedImages
+from hardneg.images.splits import comparable, load_split
+from hardneg.images.views import ImageViews, moco_views, simclr_views
+from hardneg.modality import GIVEN, DataSection, EncoderSection, EvaluationRequest, Modality, ViewsSection
+from hardneg.section import Count, CountOrZero, Section
+
+ImageSamples = ImageSet | StreamedImages
+PRESETS: dict[str, Callable[..., ImageViews]] = {"simclr": simclr_views, "moco": moco_views}
+
+
+class ImageData(DataSection):
+    """Images from a source."""
+
+    source: str = "digits"
+    """``digits``, ``hf:NAME``, an .npz, .parquet or .arrow file, a folder, or ``package.module:callable``."""
+    size: Count | None = None
+    """Side of the images in pixels, if they differ in size."""
+    workers: CountOrZero = 2
+    """Processes that decode images which do not fit in memory."""
+
+
+class ImageViewsSection(ViewsSection):
+    """Augmentations of images."""
+
+    preset: str = "simclr"
+    """``simclr``, ``moco``, or ``package.module:callable``, which is called with ``size`` and the options."""
+
+
+class ImageEncoder(EncoderSection):
+    """An image encoder and its projection head."""
+
+    name: str = "tiny"
+    """``tiny``, ``resnet18``, ``resnet34``, ``resnet50``, or ``package.module:callable``."""
+    hidden: CountOrZero = 512
+    """Hidden units of the projection head; 0 makes it linear."""
+    outputs: Count = 128
+    """Dimension of the embeddings."""
+    norm: bool = True
+    """Batch-norm in the head."""
+
+
+class ImageTrainerOptions(Section):
+    """Trainer settings for convolutional networks."""
+
+    compile: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
+    """A mode of torch.compile for the networks."""
+    channels_last: bool = True
+    """Memory layout of images and weights."""
+
+
+class Images(Modality):
+    """Images (C, H, W) uint8, in memory or decoded on demand."""
+
+    name = "images"
+    Data, Views, Encoder, TrainerOptions = ImageData, ImageViewsSection, ImageEncoder, ImageTrainerOptions
+    has_test_set = True
+
+    def accepts(self, source: str) -> bool:
+        return source == "digits" or source.startswith("hf:")
+
+    def resolve(self, source: str) -> str:
+        path = self.location(source)
+        if path is None:
+            return source
+        # A link keeps its name, but ".." after a link must be followed.
+        return str(path.resolve() if ".." in path.parts else path.absolute())
+
+    def location(self, source: str) -> Path | None:
+        by_name = source in ("digits", GIVEN) or source.startswith("hf:") or callables.is_name(source)
+        return None if by_name else Path(source).expanduser()
+
+    def load(self, data: Any, *, labels: bool = False, given: Any = None) -> ImageSamples:
+        return load_split(_source(data.source, given), "train", data.size, labels)
+
+    def load_test(self, data: Any, train: Any, *, given: Any = None) -> ImageSamples:
+        found = load_split(
+            _source(data.source, given), "test", data.size, channels=train.shape[0], division=train.division
+        )
+        return comparable(train, found)
+
+    def load_shown(
+        self, data: Any, shape: tuple[int, ...], division: Division, *, given: Any = None
+    ) -> ImageSamples:
+        source = _source(data.source, given)
+        try:
+            return load_split(source, "test", data.size, channels=shape[0], division=division)
+        except ValueError:
+            train = load_split(source, "train", data.size, channels=shape[0])
+            if train.labels is not None:
+                raise
+            return train
+
+    def shape(self, samples: Any) -> tuple[int, ...]:
+        shape: tuple[int, ...] = samples.shape
+        return shape
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        if len(shape) != 3 or min(shape) < 1 or max(shape) >= 1 << 31:
+            raise ValueError(f"shape {shape} is not (C, H, W) of an image")
+
+    def views(self, views: Any, shape: tuple[int, ...]) -> Any:
+        if views.preset == GIVEN:
+            raise ValueError("the views of this run were given in Python: pass views=")
+        options = {"size": shape[-1], **views.options}
+        if callables.is_name(views.preset):
+            make: Callable[..., Any] = callables.load(views.preset, "views.preset")
+        elif views.preset in PRESETS:
+            make = PRESETS[views.preset]
+        else:
+            raise ValueError(f"views.preset={views.preset!r} is not known: use one of {', '.join(PRESETS)}")
+        try:
+            return make(**options)
+        except TypeError as error:
+            raise ValueError(f"views.options: {error}") from error
+
+    def view_bytes(self, views: Any, shape: tuple[int, ...], count: int) -> int:
+        side = getattr(views, "size", 0)
+        return 2 * count * 4 * shape[0] * side * side  # two views in float32
+
+    def encoder(self, encoder: Any, shape: tuple[int, ...]) -> nn.Module:
+        channels, height, width = shape
+        options: dict[str, Any] = {"channels": channels, **encoder.options}
+        if encoder.name == "tiny":
+            if height != width:
+                raise ValueError(
+                    f"encoder.name=tiny takes square images, got {height}x{width}: set data.size={min(height, width)}"
+                )
+            options.setdefault("size", width)
+        return encoders.build(encoder.name, **options)
+
+    def feature_size(self, encoder: nn.Module, shape: tuple[int, ...]) -> int:
+        return encoders.feature_size(encoder, shape)
+
+    def embed(self, network: nn.Module, samples: Any, views: Any = None, workers: int = 0) -> Tensor:
+        return extract_all(network, samples, prepare=getattr(views, "plain", None), workers=workers)
+
+    def labelled(self, features: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+        return labelled(features, samples)
+
+    def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> Accuracies:
+        train, test = self._evaluation_sets(request)
+        test = comparable(train, test)
+        features = [
+            labelled(self.embed(encoder, part, request.views, workers), part) for part in (train, test)
+        ]
+        return judge(*features[0], *features[1], metrics=request.metrics or tuple(METRICS), seed=request.seed)
+
+    def thumbnail(self, samples: Any, index: int) -> Tensor:
+        image: Tensor = samples.images[index] if isinstance(samples, ImageSet) else samples[index][1]
+        return image
+
+    def resident(self, samples: Any) -> ImageSet | None:
+        return samples if isinstance(samples, ImageSet) else None
+
+    def _evaluation_sets(self, request: EvaluationRequest) -> tuple[ImageSamples, ImageSamples]:
+        source, size = _source(request.data.source, request.given), request.data.size
+        if request.transfer and size is None:
+            size = request.shape[-1]
+
+        def parts(division: Division | None) -> tuple[ImageSamples, ImageSamples]:
+            train = load_split(source, "train", size, labels=True, channels=request.shape[0], division=division)
+            return train, load_split(source, "test", size, labels=True, channels=request.shape[0], division=division)
+
+        if not request.transfer:
+            return parts(request.division)
+        train, test = parts(None)
+        return parts(request.division) if _holds_copies(request.division, train, test) else (train, test)
+
+
+def _source(source: str, given: Any) -> Any:
+    """The source of a recipe as `load_images` takes it: a name, a path, or an object."""
+    if given is not None:
+        return given
+    if source == GIVEN:
+        raise ValueError("the data of this run were given in Python: pass data=")
+    if callables.is_name(source) and not source.startswith("hf:"):
+        return callables.load(source, "data.source")
+    return source
+
+
+def _holds_copies(division: Division, train: ImageSamples, test: ImageSamples) -> bool:
+    """Whether a source without a test part of its own holds images that the run held out.
+
+    The rest of such a source may have been trained on. A source with a test part keeps it; a warning says if some of
+    its images were not held out.
+    """
+    held_out = torch.tensor(division.held_out, dtype=torch.int64)
+    inside = [
+        torch.isin(part.ids, held_out)
+        if isinstance(part, ImageSet) and part.ids is not None
+        else torch.zeros(0, dtype=torch.bool)
+        for part in (train, test)
+    ]
+    found = int(inside[1].sum())
+    if bool(inside[0].any()) or (found and (train.division or Division()).test == Division.HELD_OUT):
+        return True
+    if 0 < found < len(test):
+        warnings.warn(
+            f"{len(test) - found} of the {len(test)} images of {test.name} were not held out by the run, and it may "
+            "have been trained on them",
+            stacklevel=3,
+        )
+    return False

@@ -1,0 +1,203 @@
+"""Modalities: everything the rest of the package needs to know about images, graphs or another kind of data.
+
+A modality loads a source, makes views, builds an encoder, embeds and evaluates a whole set, and draws a sample. Its
+folder is the only place that knows what a sample is. `get` finds one by name, `of_source` by the form of a source.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from hardneg import callables
+from hardneg.division import Division
+from hardneg.section import Section
+
+if TYPE_CHECKING:
+    from hardneg.evaluation.metrics import Accuracies
+
+GIVEN = "given in Python"  # the name, in a recipe, of a part that was passed as an object
+
+
+class Samples(Protocol):
+    """A set of samples with labels (N,), −1 where unknown, or None."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def labels(self) -> Tensor | None: ...
+    @property
+    def classes(self) -> Sequence[str]: ...
+    @property
+    def division(self) -> Division | None: ...
+    def __len__(self) -> int: ...
+    def subset(self, indices: Tensor | Sequence[int]) -> Self: ...
+
+
+class ResidentSamples(Protocol):
+    """Samples that are held in memory, and whose batches are cut out on the device."""
+
+    def to(self, device: torch.device | str) -> "ResidentSamples": ...
+    def batch(self, index: Tensor) -> Any: ...
+
+
+class DataSection(Section):
+    """Where the samples come from."""
+
+    source: str
+    """A name, file or folder (see docs/own-data.md), or ``package.module:callable``, called with the split."""
+
+
+class ViewsSection(Section):
+    """Random views of a batch."""
+
+    options: dict[str, Any] = {}
+    """Settings of the views; they replace those of the preset."""
+
+
+class EncoderSection(Section):
+    """The network that is kept after training."""
+
+    name: str
+    """A known encoder, or ``package.module:callable``, which returns a torch.nn.Module."""
+    options: dict[str, Any] = {}
+    """Arguments of the encoder."""
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What a trained encoder is evaluated on.
+
+    data: the section of the recipe, or with another source for transfer · shape: of a training sample · division: that
+    the run recorded · transfer: whether the source is not the run's own · views: the run's, which prepare samples ·
+    metrics: names, or None for all that fit · seed: of what an evaluation draws · given: data passed as an object
+    """
+
+    data: Any
+    shape: tuple[int, ...]
+    division: Division
+    transfer: bool
+    views: Any
+    metrics: Sequence[str] | None = None
+    seed: int = 0
+    given: Any = None
+
+
+class Modality(ABC):
+    """A kind of data. Subclasses are registered in ``MODALITIES``; there is one instance of each."""
+
+    name: ClassVar[str]
+    Data: ClassVar[type[DataSection]]
+    Views: ClassVar[type[ViewsSection]]
+    Encoder: ClassVar[type[EncoderSection]]
+    TrainerOptions: ClassVar[type[Section]]
+    """Settings of the trainer that only this modality has."""
+    has_test_set: ClassVar[bool]
+    """False if a set is evaluated by cross-validation; there is no online evaluation then."""
+
+    @abstractmethod
+    def accepts(self, source: str) -> bool:
+        """Whether a source of this form can only be of this modality."""
+
+    @abstractmethod
+    def resolve(self, source: str) -> str:
+        """The source with an absolute path, so that a run finds it from every working directory."""
+
+    @abstractmethod
+    def location(self, source: str) -> Path | None:
+        """The file or folder of a source; None if the source is found by name."""
+
+    @abstractmethod
+    def load(self, data: Any, *, labels: bool = False, given: Any = None) -> Any:
+        """The training set of a data section, or of data passed as an object. labels: raise if there are none."""
+
+    @abstractmethod
+    def load_test(self, data: Any, train: Any, *, given: Any = None) -> Any:
+        """The test set, with its labels numbered as in the training set; None if the modality has none."""
+
+    @abstractmethod
+    def load_shown(self, data: Any, shape: tuple[int, ...], division: Division, *, given: Any = None) -> Any:
+        """The set that a report shows: the test set, or the whole set if there is none."""
+
+    @abstractmethod
+    def shape(self, samples: Any) -> tuple[int, ...]:
+        """The size of one sample, from which an encoder is built."""
+
+    @abstractmethod
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise unless this can be the shape of a sample."""
+
+    @abstractmethod
+    def views(self, views: Any, shape: tuple[int, ...]) -> Any:
+        """What makes random views of a batch of such samples."""
+
+    @abstractmethod
+    def view_bytes(self, views: Any, shape: tuple[int, ...], count: int) -> int:
+        """Bytes of the views of so many samples, or 0 if that is not known beforehand."""
+
+    @abstractmethod
+    def encoder(self, encoder: Any, shape: tuple[int, ...]) -> nn.Module:
+        """A fresh encoder for samples of this shape."""
+
+    @abstractmethod
+    def feature_size(self, encoder: nn.Module, shape: tuple[int, ...]) -> int:
+        """Number of features that the encoder returns."""
+
+    @abstractmethod
+    def embed(self, network: nn.Module, samples: Any, views: Any = None, workers: int = 0) -> Tensor:
+        """Outputs (N, d) of the network in evaluation mode for all samples. views: prepare them for the network."""
+
+    @abstractmethod
+    def labelled(self, features: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+        """Features and labels of the samples that have a label."""
+
+    @abstractmethod
+    def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> "Accuracies":
+        """The metrics of a trained encoder."""
+
+    @abstractmethod
+    def thumbnail(self, samples: Any, index: int) -> Tensor:
+        """One sample as an image (C, H, W) uint8."""
+
+    @abstractmethod
+    def resident(self, samples: Any) -> ResidentSamples | None:
+        """The samples if they are in memory, else None: a loader reads them then."""
+
+
+def make_encoder(modality: Modality, encoder: EncoderSection, shape: tuple[int, ...]) -> nn.Module:
+    """The encoder that a section names: the modality's own, or one of the user's."""
+    if encoder.name == GIVEN:
+        raise ValueError("the encoder of this run was given in Python: pass encoder=")
+    if ":" in encoder.name:
+        return callables.module_from(encoder.name, "encoder.name", dict(encoder.options))
+    return modality.encoder(encoder, shape)
+
+
+MODALITIES = {
+    "images": "hardneg.images.modality:Images",
+    "graphs": "hardneg.graphs.modality:Graphs",
+}
+_instances: dict[str, Modality] = {}
+
+
+def get(name: str) -> Modality:
+    """The modality of this name.
+
+    Examples:
+        >>> get("images").accepts("digits")
+        True
+    """
+    if name not in _instances:
+        module, _, attribute = MODALITIES[name].partition(":")
+        _instances[name] = getattr(import_module(module), attribute)()
+    return _instances[name]
+
+
+def of_source(source: str) -> str | None:
+    """The name of the modality that a source can only belong to, if its form tells."""
+    return next((name for name in MODALITIES if get(name).accepts(source)), None)
