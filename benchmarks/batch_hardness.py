@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.evaluation import extract
-from hardneg.images import ImageSet, load_split
+from hardneg.images import ImageSet
 from hardneg.losses.inputs import normalized
 from hardneg.samplers import ProximityBatchSampler, ProximityGraph, false_negative_share, mean_cosine
 from hardneg.training import build, recipe
@@ -48,7 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = recipe.load(options.run / "recipe.yaml")
     saved = torch.load(options.run / "last.ckpt", map_location="cpu", weights_only=True)
-    data = load_split(settings.data.source, "train", settings.data.size, labels=True)
+    data = settings.kind.load(settings.data, labels=True)
     assert isinstance(data, ImageSet)
     assert data.labels is not None
     module = build.method(settings, data)

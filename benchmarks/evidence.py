@@ -46,6 +46,7 @@ import hardneg as hn
 from hardneg.evaluation import linear_probe
 from hardneg.images.features import extract_set
 from hardneg.training import run, run_folder
+from hardneg.training.saved_run import load_run
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 from unpack_data import unpack
@@ -126,7 +127,7 @@ def run_cell(cell: Cell, source: str, folder: Path, deadline: float) -> dict[str
     found = measured(cell, watch, metrics)
     if cell.linear:
         place = "cuda" if torch.cuda.is_available() else "cpu"
-        encoder, prepare = result.encoder.to(place), run.load_run(result.folder).prepare
+        encoder, prepare = result.encoder.to(place), load_run(result.folder).prepare
         train, test = (extract_set(encoder, part, prepare=prepare) for part in watch.sets)
         probe = linear_probe(*train, *test)
         found |= {"linear": probe.accuracy, "linear_converged": probe.converged}

@@ -33,11 +33,13 @@ from torch import nn
 import hardneg as hn
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.graphs.data import GraphSet, load_graphs
+from hardneg.graphs.features import extract_graphs
 from hardneg.graphs.gin import GIN, Discriminator
 from hardneg.graphs.views import GraphViews
 from hardneg.losses.jsd import JSD
-from hardneg.methods.graphcl import GraphCL, GraphMethod, graph_projection
+from hardneg.methods.graphcl import GraphCL, graph_projection
 from hardneg.methods.infograph import InfoGraph
+from hardneg.methods.method import Method
 from hardneg.samplers import ProximityBatchSampler, UniformBatchSampler
 from hardneg.training.batches import Batches
 from hardneg.training.callbacks.sampler_refresh import Refresh
@@ -94,7 +96,7 @@ def adam(lr: float, weight_decay: float = 0.0) -> Callable[[nn.Module], torch.op
     return lambda module: torch.optim.Adam(module.parameters(), lr, weight_decay=weight_decay, fused=True)
 
 
-def method(plan: dict[str, Any], graphs: GraphSet, seed: int) -> GraphMethod:
+def method(plan: dict[str, Any], graphs: GraphSet, seed: int) -> Method:
     """What the plan names, with fresh weights."""
     torch.manual_seed(seed)
     encoder = GIN(graphs.node_features, layers=plan.get("layers", 3))
@@ -106,13 +108,13 @@ def method(plan: dict[str, Any], graphs: GraphSet, seed: int) -> GraphMethod:
     return InfoGraph(encoder, *heads, objective, adam(plan.get("lr", 1e-3), 1e-6), seed=seed)
 
 
-def fit(module: GraphMethod, graphs: GraphSet, sampler: UniformBatchSampler, epochs: int, look: Look) -> float:
+def fit(module: Method, graphs: GraphSet, sampler: UniformBatchSampler, epochs: int, look: Look) -> float:
     """Train, and return the seconds it took."""
-    module.graphs = graphs
+    module.samples = graphs
     callbacks: list[L.Callback] = [look]
     if isinstance(sampler, ProximityBatchSampler):
         unit = torch.nn.functional.normalize
-        callbacks.append(Refresh(sampler, lambda: unit(module.embeddings(graphs))))
+        callbacks.append(Refresh(sampler, lambda: unit(extract_graphs(module.encoder, graphs))))
     trainer = L.Trainer(
         max_epochs=1,  # the batches of all epochs come as one
         accelerator="cpu",
@@ -127,9 +129,9 @@ def fit(module: GraphMethod, graphs: GraphSet, sampler: UniformBatchSampler, epo
     return time.perf_counter() - began - look.seconds
 
 
-def judged(module: GraphMethod, graphs: GraphSet, seed: int, **options: Any) -> tuple[float, float]:
+def judged(module: Method, graphs: GraphSet, seed: int, **options: Any) -> tuple[float, float]:
     """Accuracy and its deviation among folds, in per cent."""
-    result = svm_accuracy(module.embeddings(graphs), graphs.labels, seed=seed, jobs=1, **options)
+    result = svm_accuracy(extract_graphs(module.encoder, graphs), graphs.labels, seed=seed, jobs=1, **options)
     return 100 * result.mean, 100 * result.std_of_folds
 
 

@@ -69,7 +69,7 @@ def epoch(graphs: GraphSet, steps: int) -> dict[str, dict[str, float]]:
     listed = [graphs[number] for number in range(len(graphs))]
     collate = required("torch_geometric.loader.dataloader", "graph").Collater(listed)  # what PyG's loader calls
     started = time.perf_counter()
-    graphs.twins(hops=3)
+    graphs.equivalent_nodes(hops=3)
     found = time.perf_counter() - started  # once per set
     ways: dict[str, tuple[Callable[[list[int]], Any], Callable[[InfoGraph, Any], Tensor]]] = {
         "hardneg": (lambda index: graphs.batch(torch.tensor(index), hops=3), loss),

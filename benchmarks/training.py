@@ -48,7 +48,7 @@ class Network:
         self.optimizer = self.module._optimizer(self.module)
         self.steps = len(train_set) // settings.trainer.batch_size
         self.mixed = settings.trainer.precision == "bf16-mixed"
-        layout = torch.channels_last if settings.trainer.channels_last else torch.contiguous_format
+        layout = torch.channels_last if getattr(settings.trainer, "channels_last", False) else torch.contiguous_format
         views = torch.rand(2 * settings.trainer.batch_size, *train_set.shape, device=DEVICE)
         self.views = views.to(memory_format=layout)
 
@@ -134,7 +134,7 @@ def compared(settings: recipe.Recipe, train_set: ImageSet) -> dict[str, Any]:
     alone, whole = before + after, epochs.seconds[WARM:]
     return {
         "batch": settings.trainer.batch_size,
-        "compiled": settings.trainer.compile,
+        "compiled": getattr(settings.trainer, "compile", None),
         "steps": network.steps,
         "network_before_s": before,
         "network_after_s": after,

@@ -83,7 +83,7 @@ def train(
     if resume is not None:
         if recipe is not None or run is not None:
             raise ValueError("--resume goes on with a run as it was begun: leave out the recipe, settings and --run")
-        settings = recipes.Recipe()
+        settings = recipes.load({})  # ignored
     else:
         trust = True  # the user has started this recipe
         if recipe is None:
@@ -259,14 +259,18 @@ def report(
 @app.command(epilog="Examples:\n\n    hardneg recipes\n\n    hardneg recipes cifar10-simclr > mine.yaml")
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this one.", autocompletion=_recipe_names)] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema that editors complete from.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the recipes, or print one as YAML to begin your own from."""
     from hardneg.training import recipe
     from hardneg.training.yaml_files import text_of
 
+    if schema:
+        print_json(recipe.json_schema())
+        return
     if name is not None and as_json:
-        print_json(dataclasses.asdict(recipe.load(recipe.find(name))))
+        print_json(recipe.tree_of(recipe.load(recipe.find(name))))
         return
     if name is not None:
         text = text_of(recipe.find(name))
@@ -275,7 +279,7 @@ def recipes(
         else:
             sys.stdout.buffer.write(text.encode())  # recipes are UTF-8, whatever the locale is
         return
-    abouts = {known: recipe.load(file).about for known, file in recipe.known().items()}
+    abouts = {known: recipe.about(file) for known, file in recipe.known().items()}
     if as_json:
         print_json(abouts)
         return

@@ -1,7 +1,6 @@
 """The main job in small: which negatives? Several answers side by side on scikit-learn's digits, on a CPU."""
 
 from hardneg.evaluation.metrics import notes_of_seeds
-from hardneg.images import ImageSet, load_split
 from hardneg.training import evaluate, recipe
 from hardneg.training.compare import Cell
 
@@ -46,10 +45,7 @@ def untrained_rows(
     seeds: list[int],
 ) -> tuple[dict[str, dict[str, list[float]]], dict[str, dict[str, list[str]]]]:
     """The rows that need no training, raw pixels and the network before its first step, and the notes on them."""
-    known, asked = (load_split("digits", part) for part in ("train", "test"))
-    assert isinstance(known, ImageSet)
-    assert isinstance(asked, ImageSet)
-    pixels = evaluate.raw(known, asked)
+    pixels = evaluate.raw(recipe.load(recipe.find(RECIPE)))
     found: dict[str, dict[str, list[float]]] = {
         "raw pixels": {name: [figure] for name, figure in pixels.items()},
         "untrained": {},
@@ -57,7 +53,7 @@ def untrained_rows(
     noted: dict[str, dict[int, str]] = {}
     for seed in seeds:
         settings = recipe.load(recipe.find(RECIPE), [f"seed={seed}"])
-        untrained = evaluate.untrained(settings, known, asked)
+        untrained = evaluate.untrained(settings)
         for name, figure in untrained.items():
             found["untrained"].setdefault(name, []).append(figure)
         for name, note in untrained.notes.items():

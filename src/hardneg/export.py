@@ -77,21 +77,21 @@ def export_run(
     encoder that the folder names as ``module:callable`` · returns the file and the largest difference that was found
     when it was checked
     """
-    from hardneg.training import build, recipe, run_folder
-    from hardneg.training import run as runs
+    from hardneg.training import recipe, run_folder
+    from hardneg.training.saved_run import load_run
 
     checks.choice("format", format, tuple(SUFFIXES))
-    loaded = runs.load_run(run, trust=trust)
+    loaded = load_run(run, trust=trust)
     if loaded.prepare is None:
         raise ValueError(f"{run} trained a graph encoder, which no format here can hold: use its encoder.safetensors")
     file = Path(run) / "exported" if to is None else Path(to)
     if file.resolve() == (Path(run) / run_folder.ENCODER).resolve():
         raise ValueError(f"to={str(file)!r} is the run's own file, which says that it is finished: choose another name")
-    views, channels = build.views_of(loaded.settings, loaded.shape[-1]), loaded.shape[0]
+    channels = loaded.shape[0]
     info = {
         "recipe": recipe.dump(loaded.settings),
-        "mean": json.dumps(list(views.mean or [0.0] * channels)),
-        "std": json.dumps(list(views.std or [1.0] * channels)),
+        "mean": json.dumps(list(getattr(loaded.views, "mean", None) or [0.0] * channels)),
+        "std": json.dumps(list(getattr(loaded.views, "std", None) or [1.0] * channels)),
     }
     example = loaded.prepare(torch.zeros(1, *loaded.shape, dtype=torch.uint8))
     return _written(loaded.encoder, example, file, format, info, TOLERANCE)

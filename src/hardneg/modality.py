@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from hardneg import callables
@@ -56,7 +57,7 @@ class DataSection(Section):
 class ViewsSection(Section):
     """Random views of a batch."""
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the views; they replace those of the preset."""
 
 
@@ -65,7 +66,7 @@ class EncoderSection(Section):
 
     name: str
     """A known encoder, or ``package.module:callable``, which returns a torch.nn.Module."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the encoder."""
 
 
@@ -73,16 +74,19 @@ class EncoderSection(Section):
 class EvaluationRequest:
     """What a trained encoder is evaluated on.
 
-    data: the section of the recipe, or with another source for transfer · shape: of a training sample · division: that
-    the run recorded · transfer: whether the source is not the run's own · views: the run's, which prepare samples ·
-    metrics: names, or None for all that fit · seed: of what an evaluation draws · given: data passed as an object
+    data: the section of the recipe, or of another source · shape: of a training sample · division: that the run
+    recorded, or None · views: the run's, which prepare samples · named: whether the user named the source · own:
+    whether it is the run's own · size: of its samples, if the user named one · metrics: names, or None for all that fit ·
+    seed: of what an evaluation draws · given: data passed as an object
     """
 
     data: Any
     shape: tuple[int, ...]
-    division: Division
-    transfer: bool
+    division: Division | None
     views: Any
+    named: bool = False
+    own: bool = True
+    size: int | None = None
     metrics: Sequence[str] | None = None
     seed: int = 0
     given: Any = None

@@ -86,6 +86,8 @@ def test_inner_nodes_of_a_long_path_are_equivalent_nodes_as_far_as_hops_see() ->
     count = 1 << 17
     nodes = torch.arange(count)
     pairs = torch.stack([nodes[:-1], nodes[1:]])
-    found = equivalent_nodes(torch.ones(count, 1), torch.cat([pairs, pairs.flip(0)], dim=1), torch.zeros_like(nodes), hops=5)
+    found = equivalent_nodes(
+        torch.ones(count, 1), torch.cat([pairs, pairs.flip(0)], dim=1), torch.zeros_like(nodes), hops=5
+    )
     expected = torch.minimum(torch.minimum(nodes, count - 1 - nodes), torch.tensor(5))
     assert torch.equal(found, expected)

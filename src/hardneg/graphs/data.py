@@ -187,6 +187,22 @@ class GraphSet(Dataset[Any]):
         tensors = (self.x, self.edge_index, self.ptr, self.labels)
         return Division(Division.FOLDS, len(self), fingerprint(*tensors))
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each label."""
+        return tuple(f"class {number}" for number in range(int(self.labels.max()) + 1)) if len(self) else ()
+
+    def subset(self, indices: Tensor | Sequence[int]) -> "GraphSet":
+        """The graphs of these rows, in this order, numbered from 0."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        checks.in_range("indices", rows, len(self))
+        part = self.batch(rows)
+        nodes = {key: part[key] for key in self.node_attributes}
+        edges = {key: part[key] for key in self.edge_attributes}
+        return GraphSet(
+            part.x, part.edge_index, part.ptr, part.y, getattr(part, "edge_attr", None), self.name, nodes, edges
+        )
+
     def to(self, device: torch.device | str) -> "GraphSet":
         """The same set on another device."""
         x, edge_index, ptr, labels = (t.to(device) for t in (self.x, self.edge_index, self.ptr, self.labels))

@@ -125,12 +125,12 @@ class Graphs(Modality):
         return features[labels >= 0], labels[labels >= 0]
 
     def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> Accuracies:
-        if request.transfer:
+        if request.named:
             raise ValueError(
                 f"{request.data.source}: a graph encoder takes the node features of its own set only: evaluate it there"
             )
         graphs = self.load(request.data, given=request.given)
-        if told := difference(request.division, graphs.division):
+        if request.division is not None and (told := difference(request.division, graphs.division)):
             warnings.warn(f"{request.data.source} {told}", stacklevel=3)
         if not bool((graphs.labels >= 0).any()):
             raise ValueError(f"{graphs.name} has no labels, and an evaluation needs them")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg import checks
+from hardneg import checks, randomness
 from hardneg.graphs.data import assemble, attribute_kind, refers_to_nodes
 from hardneg.matmul import precise_dtype
 
@@ -61,8 +61,16 @@ class GraphViews:
         checks.number("ratio", self.ratio, at_least=0, at_most=1)
 
     @torch.no_grad()
-    def __call__(self, batch: Any, generator: torch.Generator, views: int = 2) -> Any:
-        """So many views of each graph, 1 or 2, in one PyG batch."""
+    def __call__(
+        self, batch: Any, generator: torch.Generator, views: int = 2, first: int = 0, total: int | None = None
+    ) -> Any:
+        """One or two views of each graph in one PyG batch.
+
+        first, total: if the batch is shared between processes, the position of its first graph and the number of all;
+        every process then draws from a generator of its own.
+        """
+        if total is not None:
+            generator = randomness.generator(generator.device, generator.initial_seed(), first)
         if views not in (1, 2):
             raise ValueError(f"views must be 1 or 2, got {views!r}: a pair is what an anchor and its positive need")
         graphs = _Graphs.of(batch)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from hardneg import callables, checks
-from hardneg.images.resnet import ResNet, resnet18, resnet34, resnet50
 from hardneg.heads import projection
+from hardneg.images.resnet import ResNet, resnet18, resnet34, resnet50
 from hardneg.images.tiny import Tiny
 
 KNOWN: dict[str, Callable[..., nn.Module]] = {

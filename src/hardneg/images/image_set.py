@@ -72,6 +72,15 @@ class ImageSet:
         labels = None if self.labels is None else self.labels.to(device)
         return replace(self, images=self.images.to(device), labels=labels)
 
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        """The image (C, H, W) of a row, after its index, as `StreamedImages` has it."""
+        row = range(len(self))[index]
+        return row, self.images[row]
+
+    def batch(self, index: Tensor) -> Tensor:
+        """The images (B, C, H, W) of these rows."""
+        return self.images[index]
+
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
         """The images of these rows, in this order, numbered anew."""
         rows = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)  # (n,)

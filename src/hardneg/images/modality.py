@@ -93,9 +93,7 @@ class Images(Modality):
         )
         return comparable(train, found)
 
-    def load_shown(
-        self, data: Any, shape: tuple[int, ...], division: Division, *, given: Any = None
-    ) -> ImageSamples:
+    def load_shown(self, data: Any, shape: tuple[int, ...], division: Division, *, given: Any = None) -> ImageSamples:
         source = _source(data.source, given)
         try:
             return load_split(source, "test", data.size, channels=shape[0], division=division)
@@ -155,10 +153,8 @@ class Images(Modality):
     def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> Accuracies:
         train, test = self._evaluation_sets(request)
         test = comparable(train, test)
-        features = [
-            labelled(self.embed(encoder, part, request.views, workers), part) for part in (train, test)
-        ]
-        return judge(*features[0], *features[1], metrics=request.metrics or tuple(METRICS), seed=request.seed)
+        features = [labelled(self.embed(encoder, part, request.views, workers), part) for part in (train, test)]
+        return judge(*features[0], *features[1], metrics=request.metrics or tuple(METRICS))
 
     def thumbnail(self, samples: Any, index: int) -> Tensor:
         image: Tensor = samples.images[index] if isinstance(samples, ImageSet) else samples[index][1]
@@ -168,15 +164,14 @@ class Images(Modality):
         return samples if isinstance(samples, ImageSet) else None
 
     def _evaluation_sets(self, request: EvaluationRequest) -> tuple[ImageSamples, ImageSamples]:
-        source, size = _source(request.data.source, request.given), request.data.size
-        if request.transfer and size is None:
-            size = request.shape[-1]
+        source = _source(request.data.source, request.given)
+        size = request.size if request.size is not None else request.shape[-1] if request.named else request.data.size
 
         def parts(division: Division | None) -> tuple[ImageSamples, ImageSamples]:
             train = load_split(source, "train", size, labels=True, channels=request.shape[0], division=division)
             return train, load_split(source, "test", size, labels=True, channels=request.shape[0], division=division)
 
-        if not request.transfer:
+        if request.own or request.division is None:
             return parts(request.division)
         train, test = parts(None)
         return parts(request.division) if _holds_copies(request.division, train, test) else (train, test)

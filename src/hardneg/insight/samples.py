@@ -13,8 +13,6 @@ from torch import Tensor
 
 from hardneg.evaluation.features import random_ranks
 from hardneg.extras import required
-from hardneg.graphs.features import extract_graphs
-from hardneg.graphs.thumbnails import Drawings
 from hardneg.insight.diagnostics import (
     MOST,
     Histograms,
@@ -24,6 +22,7 @@ from hardneg.insight.diagnostics import (
 )
 from hardneg.insight.runs import Group
 from hardneg.losses.inputs import normalized
+from hardneg.modality import Modality
 from hardneg.randomness import generator
 
 ANCHORS, NEGATIVES = 6, 8  # rows of the gallery and pictures in each
@@ -93,40 +92,25 @@ def look_at_test_set(folder: Path, trust: bool = False) -> Sight:
     Where nothing has a label there is no test set, and the pictures are those of training. trust: allow an encoder that
     the folder names as ``module:callable``
     """
-    from hardneg.evaluation import extract
-    from hardneg.images import ImageSet, load_split
-
     # By name: the engine needs Lightning, which the rest of the page does without.
-    loaded: Any = import_module("hardneg.training.run").load_run(folder, trust=trust)
+    loaded: Any = import_module("hardneg.training.saved_run").load_run(folder, trust=trust)
     import_module("hardneg.training.build").check_source(loaded.settings, folder)
-    data = loaded.settings.data
-    if len(loaded.shape) == 1:
-        return _look_at_graphs(loaded)
-    try:
-        test = load_split(data.source, "test", data.size, channels=loaded.shape[0], division=loaded.division)
-    except ValueError:
-        test = load_split(data.source, "train", data.size, channels=loaded.shape[0])
-        if test.labels is not None:
-            raise
-    rows = torch.randperm(len(test), generator=generator("cpu", len(test)))[:MOST].sort().values  # (n,)
-    if isinstance(test, ImageSet):
-        images = test.images[rows]
-    else:
-        found = dict(test[int(row)] for row in rows)  # a broken picture was replaced by another, perhaps seen already
-        rows = torch.tensor([*found])
-        images = torch.stack([*found.values()])
-    labels = None if test.labels is None else test.labels[rows]
-    return Sight(images, labels, test.classes, extract(loaded.encoder, images, prepare=loaded.prepare).cpu())
+    kind = loaded.settings.kind
+    samples = kind.load_shown(loaded.settings.data, loaded.shape, loaded.division)
+    rows = torch.randperm(len(samples), generator=generator("cpu", len(samples)))[:MOST].sort().values  # (n,)
+    part = samples.subset(rows)
+    features = kind.embed(loaded.encoder, part, loaded.views).cpu()
+    return Sight(Thumbnails(kind, part), part.labels, part.classes, features)
 
 
-def _look_at_graphs(loaded: Any) -> Sight:
-    """The run's encoder on up to 2,000 graphs of its set, which has no test part, and drawings of them."""
-    engine: Any = import_module("hardneg.training.graphs")
-    graphs = engine.load(loaded.settings)
-    rows = torch.randperm(len(graphs), generator=generator("cpu", len(graphs)))[:MOST].sort().values  # (n,)
-    labels = None if graphs.labels is None else graphs.labels[rows]
-    classes = [] if labels is None else [f"class {number}" for number in range(int(graphs.labels.max()) + 1)]
-    return Sight(Drawings(graphs, rows), labels, classes, extract_graphs(loaded.encoder, graphs)[rows])
+class Thumbnails:
+    """Images of the samples of a set, drawn when they are read."""
+
+    def __init__(self, kind: Modality, samples: Any) -> None:
+        self.kind, self.samples = kind, samples
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self.kind.thumbnail(self.samples, row)
 
 
 def gather(group: Group, look: Look = look_at_test_set) -> Evidence | str:

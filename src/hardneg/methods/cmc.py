@@ -8,6 +8,7 @@ from hardneg.images.two_views import TwoHeads, TwoViews, channels_of, split_of
 from hardneg.memory.clustered_bank import Past
 from hardneg.methods.instance_discrimination import InstanceDiscriminationSettings, bank_loss_defaults, make_bank
 from hardneg.methods.method import Method, Plan
+from hardneg.modality import EncoderSection, Modality, make_encoder
 
 
 class CMC(Method):
@@ -54,9 +55,9 @@ class CMC(Method):
         return head, plan.infonce(**cls.loss_defaults(plan)), views
 
     @classmethod
-    def make_encoder(cls, plan: Plan) -> nn.Module:
-        split = split_of(plan.shape[0])
-        first, second = (plan.make_encoder((count, *plan.shape[1:])) for count in channels_of(split))
+    def make_encoder(cls, modality: Modality, section: EncoderSection, shape: tuple[int, ...]) -> nn.Module:
+        split = split_of(shape[0])
+        first, second = (make_encoder(modality, section, (count, *shape[1:])) for count in channels_of(split))
         return TwoViews(first, second, split)
 
     @classmethod

@@ -47,7 +47,7 @@ class InfoGraph(GraphBatches, Method):
 
     @classmethod
     def build(cls, plan: Plan) -> Self:
-        encoder = cls.make_encoder(plan)
+        encoder = plan.given_encoder or cls.make_encoder(plan.modality, plan.encoder, plan.shape)
         objective = plan.make_loss()
         if not isinstance(objective, JSD):
             raise ValueError("method=infograph compares nodes with graphs: use objective.preset=infograph")

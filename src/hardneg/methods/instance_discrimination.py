@@ -73,7 +73,9 @@ class InstanceDiscrimination(Method):
     def compared(self, z: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         """The objective of embeddings (B, d) against the bank."""
         all_labels = None if labels is None else self.known_labels()
-        loss: Tensor = self.objective(z, **self.past.terms(index, self.step), **self.label_arguments(labels, all_labels))
+        loss: Tensor = self.objective(
+            z, **self.past.terms(index, self.step), **self.label_arguments(labels, all_labels)
+        )
         return loss
 
     def remember(self) -> None:

@@ -14,7 +14,7 @@ from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.memory import Clusters, MemoryBank, Queue
 from hardneg.methods.step_timer import Clock
-from hardneg.modality import Modality, ResidentSamples, make_encoder
+from hardneg.modality import EncoderSection, Modality, ResidentSamples, make_encoder
 from hardneg.section import Section
 
 # (samples, generator, views=2) → all first views, then all second views; with several processes also first= and total=,
@@ -29,7 +29,7 @@ class Plan:
 
     modality, shape, count: kind, size and number of the training samples · encoder: its section of the recipe ·
     settings: the section of the method · make_loss: makes the loss, given defaults for what the recipe leaves open ·
-    make_views: makes what augments a batch · optimizer, rate, seed, channels_last: as for `Method` · batch_size, epochs,
+    make_views: makes what augments a batch · optimizer, rate, seed, channels_last: as for `Method` · batch_size,
     processes, drop_last: of the run · given_encoder: a module to take instead of the section's
     """
 
@@ -44,17 +44,10 @@ class Plan:
     rate: Callable[[float], float]
     seed: int = 0
     batch_size: int = 256
-    epochs: int = 1
     processes: int = 1
     drop_last: bool = True
     channels_last: bool = False
     given_encoder: nn.Module | None = None
-
-    def make_encoder(self, shape: tuple[int, ...] | None = None) -> nn.Module:
-        """A fresh encoder for samples of this shape (default: the training samples'), or the one that was given."""
-        if self.given_encoder is not None:
-            return self.given_encoder
-        return make_encoder(self.modality, self.encoder, self.shape if shape is None else shape)
 
     def make_head(self, encoder: nn.Module, shape: tuple[int, ...] | None = None) -> nn.Module:
         """The projection head that the encoder's section describes."""
@@ -116,7 +109,7 @@ class Method(L.LightningModule, ABC):
     @classmethod
     def build(cls, plan: Plan) -> Self:
         """The method with fresh weights, as a recipe describes it."""
-        encoder = cls.make_encoder(plan)
+        encoder = plan.given_encoder or cls.make_encoder(plan.modality, plan.encoder, plan.shape)
         parts = cls.parts(plan, encoder)
         return cls(
             encoder,
@@ -129,9 +122,9 @@ class Method(L.LightningModule, ABC):
         )
 
     @classmethod
-    def make_encoder(cls, plan: Plan) -> nn.Module:
-        """A fresh encoder, or the one that was given."""
-        return plan.make_encoder()
+    def make_encoder(cls, modality: Modality, section: EncoderSection, shape: tuple[int, ...]) -> nn.Module:
+        """A fresh encoder for samples of this shape."""
+        return make_encoder(modality, section, shape)
 
     @classmethod
     def parts(cls, plan: Plan, encoder: nn.Module) -> tuple[nn.Module, InfoNCE, Views | None]:

@@ -10,8 +10,8 @@ from hardneg import checks, heads
 from hardneg.losses.schedules import value
 from hardneg.losses.temperature import Learnable
 from hardneg.methods.method import Method, Plan
-from hardneg.section import Fraction, Section
 from hardneg.methods.momentum import follow, momentum_copy
+from hardneg.section import Fraction, Section
 
 
 class MoCoV3Settings(Section):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardneg.samplers import KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
 from hardneg.samplers.proximity import RefreshedBatchSampler
-from hardneg.training import recipe
+from hardneg.training import objectives
 from hardneg.training.recipe import Recipe
 
 SAMPLERS = ("uniform", "proximity", "knn")
@@ -117,7 +117,7 @@ def sampler(settings: Recipe, size: int, rank: int = 0, processes: int = 1) -> U
     if chosen.sampler == "knn":
         return KNNBatchSampler(**common)
     given = chosen.restart
-    restart = recipe.schedule("batches.restart", given) if isinstance(given, dict) else given
+    restart = objectives.schedule("batches.restart", given) if isinstance(given, dict) else given
     return ProximityBatchSampler(
         **common, candidates=chosen.candidates, neighbors=chosen.neighbors, restart=restart, walk=chosen.walk
     )

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,7 @@ import lightning as L
 
 from hardneg.division import Division
 from hardneg.evaluation.metrics import NOTES, notes_of_seeds
-from hardneg.images import load_split
-from hardneg.images.splits import comparable
-from hardneg.training import build, evaluate, graphs, recipe, run, run_folder
+from hardneg.training import build, evaluate, objectives, recipe, run, run_folder
 from hardneg.training.recipe import Recipe
 
 
@@ -40,7 +38,7 @@ class Run:
     @property
     def settings(self) -> Recipe:
         """Its whole recipe."""
-        return replace(self.cell.settings, seed=self.seed)
+        return self.cell.settings.model_copy(update={"seed": self.seed})
 
     @property
     def finished(self) -> bool:
@@ -86,7 +84,7 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
         if folders.count(folder) > 1:
             raise ValueError(f"{cell.name!r} stands twice in the comparison: leave one out")
     for one, other in itertools.combinations(cells, 2):
-        if replace(one.settings, about="") == replace(other.settings, about=""):
+        if one.settings.model_copy(update={"about": ""}) == other.settings.model_copy(update={"about": ""}):
             raise ValueError(f"{one.name!r} and {other.name!r} are the same recipe: leave one out")
     return cells
 
@@ -109,9 +107,8 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
 
 def check_data(runs: Sequence[Run]) -> None:
     """Raise if the runs could be trained but not judged, or if one was begun on other data, before any is trained."""
-    for source, size in {(planned.settings.data.source, planned.settings.data.size) for planned in runs}:
-        if not source.startswith(graphs.SOURCE):  # graphs are judged by folds
-            comparable(load_split(source, "train", size), load_split(source, "test", size))
+    for kind, data in {str(each.settings.data): (each.settings.kind, each.settings.data) for each in runs}.values():
+        kind.load_test(data, kind.load(data))
     divisions: dict[str, Division] = {}
     for planned in runs:
         if run_folder.is_free(planned.folder) or not (
@@ -119,9 +116,8 @@ def check_data(runs: Sequence[Run]) -> None:
         ):
             continue
         settings = planned.settings
-        key = str(
-            (settings.data, getattr(recipe.objective(settings), "supervision", None))
-        )  # what `build.data` depends on
+        supervision = objectives.make(settings.objective).supervision
+        key = str((settings.data, supervision))  # what `build.data` depends on
         if key not in divisions:
             divisions[key] = build.data(settings).division or Division()
         run.check_division(settings, planned.folder, divisions[key], "choose another folder for this comparison")

@@ -50,7 +50,7 @@ def create_trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Train
             devices=chosen.devices,
             num_nodes=chosen.nodes,
             strategy="ddp" if processes > 1 else "auto",
-            precision=chosen.precision,  # type: ignore[arg-type]
+            precision=chosen.precision,
             gradient_clip_val=settings.optimizer.clip,
             max_epochs=1,  # ours are counted from the steps
             callbacks=list(callbacks),

@@ -1,23 +1,20 @@
-"""Judging runs: on the data they were trained on, or carried over to others."""
+"""Evaluating runs: on the data they were trained on, or transferred to others."""
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hardneg.division import Division, difference
-from hardneg.evaluation import METRICS, Accuracies, judge
-from hardneg.images import ImageSet, StreamedImages, load_split
-from hardneg.images.features import extract_set
-from hardneg.images.splits import comparable
-from hardneg.training import build, graphs, run_folder
+from hardneg.evaluation.metrics import Accuracies
+from hardneg.modality import EvaluationRequest
+from hardneg.training import build, run_folder
 from hardneg.training.recipe import Recipe
-from hardneg.training.run import Loaded, load_run
+from hardneg.training.saved_run import load_run
 
 TRANSFER = "transfer.json"
 
@@ -26,126 +23,83 @@ def evaluate(
     folder: str | Path,
     source: str | None = None,
     size: int | None = None,
-    metrics: Sequence[str] = tuple(METRICS),
+    metrics: Sequence[str] | None = None,
     *,
     trust: bool = False,
+    data: Any = None,
+    views: Any = None,
+    encoder: nn.Module | None = None,
 ) -> Accuracies:
-    """The accuracies of a run's encoder, written with their notes to its ``evaluation.json``.
+    """The metrics of a run's encoder, written with their notes to its ``evaluation.json``.
 
-    folder: of the run · source: other data to carry the frozen encoder over to, written to ``transfer.json`` instead;
-    images that the run held out remain the test images of a copy of its data ·
-    size: side of its pictures (default: as in training) · metrics: see `hardneg.evaluation.METRICS` ·
-    trust: allow an encoder that the folder names as ``module:callable``
+    folder: of the run · source: other data to transfer the frozen encoder to, written to ``transfer.json`` instead;
+    images that the run held out remain the test images of a copy of its data · size: side of the images of another
+    source (default: as in training) · metrics: names, or None for those of the recipe · trust: allow code that the
+    folder names as ``module:callable`` · data, views, encoder: what was given to `train` as an object
     """
-    run = load_run(folder, trust=trust)
+    run = load_run(folder, trust=trust, data=data, views=views, encoder=encoder)
     run_folder.check_links(run.folder)
+    settings = run.settings
+    own = settings.data.source
     if source is None:
-        build.check_source(run.settings, run.folder)
-    if len(run.shape) == 1:
-        found = _of_graphs(run, source)
+        build.check_source(settings, run.folder)
+    request = EvaluationRequest(
+        data=settings.data if source is None else settings.kind.Data(source=source),
+        shape=run.shape,
+        division=run.division,
+        views=run.views,
+        named=source is not None,
+        own=source is None or source == own or Path(source).resolve() == Path(own).resolve(),
+        size=size,
+        metrics=settings.evaluation.metrics if metrics is None else metrics,
+        seed=settings.seed,
+        given=data,
+    )
+    network = run.encoder.to(_device(settings))
+    found = settings.kind.evaluate(network, request, getattr(settings.data, "workers", 0))
+    if source is None:
         _save(run.folder, run_folder.EVALUATION, found.to_json())
         return found
-    own = run.settings.data.source
-    same = source is None
-    source = own if source is None else source
-    division = run.division if source == own or Path(source).resolve() == Path(own).resolve() else None
-    side = size if size is not None else run.settings.data.size if same else run.shape[-1]
-    known, asked = _parts(source, side, run.shape[0], division)
-    if division is None and _holds_copies(run, known, asked):
-        known, asked = _parts(source, side, run.shape[0], run.division)
-    encoder = run.encoder.to(_device(run.settings))
-    found = of_encoder(encoder, known, asked, run.prepare, metrics, run.settings.data.workers)
-    if same:
-        _save(run.folder, run_folder.EVALUATION, found.to_json())
-        return found
-    with _transfer_held(run.folder):
+    with _locked_transfer(run.folder):
         file = run.folder / TRANSFER
         before: dict[str, Any] = run_folder.read_json(file) if file.exists() else {}
         _save(run.folder, TRANSFER, {**before, source: found.to_json()})
     return found
 
 
-def _parts(
-    source: str, side: int | None, channels: int, division: Division | None
-) -> tuple[ImageSet | StreamedImages, ImageSet | StreamedImages]:
-    """The train and the test part of a source."""
-    train = load_split(source, "train", side, labels=True, channels=channels, division=division)
-    return train, load_split(source, "test", side, labels=True, channels=channels, division=division)
-
-
-def _holds_copies(run: Loaded, known: ImageSet | StreamedImages, asked: ImageSet | StreamedImages) -> bool:
-    """Whether what would be divided holds images that the run held out: the rest of it may have been trained on.
-
-    A source that has these images in a test part of its own keeps it; a warning says if others are among them.
-    """
-    held_out = torch.tensor(run.division.held_out, dtype=torch.int64)
-    inside = [
-        torch.isin(part.ids, held_out)
-        if isinstance(part, ImageSet) and part.ids is not None
-        else torch.zeros(0, dtype=torch.bool)
-        for part in (known, asked)
-    ]
-    found = int(inside[1].sum())
-    if bool(inside[0].any()) or (found and (known.division or Division()).test == Division.HELD_OUT):
-        return True
-    if 0 < found < len(asked):
-        warnings.warn(
-            f"{len(asked) - found} of the {len(asked)} images of {asked.name} were not held out by the run, and it may "
-            "have been trained on them",
-            stacklevel=3,
-        )
-    return False
-
-
-def _transfer_held(folder: Path) -> AbstractContextManager[None]:
-    """Makes other processes wait that add to the transfer file, where there is one to write."""
+def _locked_transfer(folder: Path) -> AbstractContextManager[None]:
+    """Makes other processes that add to the transfer file wait, if the file can be written."""
     writes = (folder / run_folder.ENCODER).exists() and os.access(folder, os.W_OK)
     return run_folder.locked(folder / "transfer.lock") if writes else nullcontext()
 
 
-def _of_graphs(run: Loaded, source: str | None) -> Accuracies:
-    if source is not None:
-        raise ValueError(f"{source}: a graph encoder knows the node features of its own set only")
-    found = graphs.load(run.settings)
-    if told := difference(run.division, found.division):
-        warnings.warn(f"{run.settings.data.source} {told}", stacklevel=3)
-    return graphs.judge(run.encoder, found, run.settings.seed)
-
-
 def _save(folder: Path, name: str, found: dict[str, Any]) -> None:
-    """Write figures into the folder of a finished run, if that can be."""
+    """Write results into the folder of a finished run, if that is possible."""
     if not (folder / run_folder.ENCODER).exists():
-        warnings.warn(f"{folder} is unfinished: judged as it was at its last checkpoint, not saved", stacklevel=3)
+        warnings.warn(f"{folder} is unfinished: evaluated at its last checkpoint, not saved", stacklevel=3)
         return
     try:
         run_folder.write_json(folder / name, found)
     except OSError as error:
-        warnings.warn(f"the figures could not be saved: {error}", stacklevel=3)
+        warnings.warn(f"the results could not be saved: {error}", stacklevel=3)
 
 
-def of_encoder(
-    encoder: nn.Module,
-    known: ImageSet | StreamedImages,
-    asked: ImageSet | StreamedImages,
-    prepare: Callable[[Tensor], Tensor] | None = None,
-    metrics: Sequence[str] = tuple(METRICS),
-    workers: int = 0,
-) -> Accuracies:
-    """The accuracies of an encoder that knows the labels of one set and is asked for those of another."""
-    asked = comparable(known, asked)
-    features = [extract_set(encoder, part, prepare=prepare, workers=workers) for part in (known, asked)]
-    return judge(*features[0], *features[1], metrics)
+def untrained(settings: Recipe) -> Accuracies:
+    """The metrics of the recipe's encoder before its first step."""
+    train_set = build.data(settings)
+    module = build.method(settings, train_set)
+    return _of_module(settings, module.encoder, train_set, module.views)
 
 
-def untrained(settings: Recipe, known: ImageSet, asked: ImageSet) -> Accuracies:
-    """The accuracies of the recipe's encoder before its first step."""
-    module = build.method(settings, known)
-    return of_encoder(module.encoder, known, asked, build.views_of(settings, known.shape[-1]).plain)
+def raw(settings: Recipe) -> Accuracies:
+    """The metrics of the samples themselves, flattened."""
+    return _of_module(settings, nn.Flatten(), build.data(settings), None)
 
 
-def raw(known: ImageSet, asked: ImageSet) -> Accuracies:
-    """The accuracies of the pixels themselves."""
-    return of_encoder(nn.Flatten(), known, asked)
+def _of_module(settings: Recipe, encoder: nn.Module, train_set: Any, views: Any) -> Accuracies:
+    kind, division = settings.kind, train_set.division
+    request = EvaluationRequest(settings.data, kind.shape(train_set), division, views)
+    return kind.evaluate(encoder, request)
 
 
 def _device(settings: Recipe) -> str:

@@ -100,7 +100,7 @@ class Recipe(Section):
     data: DataSection
     views: Section
     encoder: EncoderSection
-    objective: Objective = {"preset": "simclr"}
+    objective: Objective = Field(default_factory=lambda: {"preset": "simclr"})
     """The loss: a preset's name under ``preset``, and its arguments."""
     batches: Batches = Batches()
     memory: Section
@@ -146,7 +146,7 @@ def models() -> dict[tuple[str, str], type[Recipe]]:
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a recipe file, from which editors complete keys and values."""
     each = tuple(Annotated[made, Tag(f"{name} {kind}")] for (name, kind), made in models().items())
-    return TypeAdapter(Union[each]).json_schema()  # noqa: UP007  # a tuple of types
+    return TypeAdapter(Union[each]).json_schema()  # type: ignore[arg-type]  # noqa: UP007  # a tuple of types
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
@@ -303,5 +303,3 @@ def differences(tree: Mapping[str, Any], recipe: Recipe) -> list[str]:
         else:
             found += [f"{key}.{name}" for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
     return found
-
-

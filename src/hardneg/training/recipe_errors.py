@@ -67,9 +67,7 @@ def _path(loc: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
     return path
 
 
-def _unknown(
-    path: list[str], chosen: tuple[str, str], models: Mapping[tuple[str, str], type[BaseModel]]
-) -> str:
+def _unknown(path: list[str], chosen: tuple[str, str], models: Mapping[tuple[str, str], type[BaseModel]]) -> str:
     """Why a key is not part of the recipe: it belongs to another method or modality, or is misspelt."""
     key = ".".join(path)
     users = [names for names, model in models.items() if key in _keys(model)]

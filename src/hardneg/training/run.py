@@ -6,7 +6,7 @@ taken; our epochs are counted from the steps.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hardneg.division import Division, difference, read_division
-from hardneg.graphs.data import GraphSet
 from hardneg.losses.infonce import InfoNCE
-from hardneg.training import build, engine, graphs, recipe, run_folder, validation
+from hardneg.methods.method import Method
+from hardneg.training import build, engine, recipe, run_folder, validation
 from hardneg.training.batches import Batches, sampler
 from hardneg.training.callbacks.keeper import Keeper
 from hardneg.training.recipe import Recipe
@@ -34,22 +34,6 @@ class Result:
     metrics: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A run read from its folder: its recipe, its encoder, and what makes pictures (uint8) into the encoder's input.
-
-    shape: (C, H, W) of a picture, or (features,) of a node of a graph, which needs no preparing · division: what it was
-    trained on, and what was held out
-    """
-
-    folder: Path
-    settings: Recipe
-    encoder: nn.Module
-    prepare: Callable[[Tensor], Tensor] | None
-    shape: tuple[int, ...]
-    division: Division
-
-
 def train(
     settings: Recipe,
     folder: str | Path,
@@ -57,19 +41,27 @@ def train(
     callbacks: Sequence[L.Callback] = (),
     *,
     trust: bool = False,
+    data: Any = None,
+    views: Any = None,
+    encoder: nn.Module | None = None,
 ) -> Result:
-    """Run a recipe in a folder, or take up again what was begun there.
+    """Run a recipe in a folder, or resume the run there.
 
-    Nothing is written before recipe, data and device have proved sound, and what fails before its first checkpoint
-    leaves nothing.
+    Nothing is written before a forward pass of a few samples has succeeded, and a run that fails before its first
+    checkpoint leaves no folder.
 
     Args:
         settings: the recipe; ignored when resuming
         folder: of the run; nothing is written elsewhere
         resume: go on from the folder's last checkpoint
         callbacks: of Lightning's, beside our own
-        trust: when resuming, allow an encoder that the folder names as ``module:callable``; ``settings`` are trusted
+        trust: when resuming, allow code that the folder names as ``module:callable``; ``settings`` are trusted
+        data: samples to train on instead of ``data.source``: a set, a mapping from split to set, or a function of the
+            split
+        views: makes views of a batch instead of ``views``, as `ImageViews` does
+        encoder: a module to train instead of ``encoder.name``
     """
+    given = build.Given(data, views, encoder)
     folder = Path(folder)
     if resume and not run_folder.is_run(folder):
         missing = run_folder.ENVIRONMENT if (folder / run_folder.RECIPE).exists() else run_folder.RECIPE
@@ -83,31 +75,33 @@ def train(
         build.check_source(settings, folder)
         engine.use_recorded_threads(folder)
     else:
-        settings = build.resolved(settings)
+        settings = build.resolved(given.recorded(settings))
     trainer = engine.create_trainer(settings, callbacks)
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
         engine.check_free(folder)
-    whole = build.data(settings)
+    whole = build.data(settings, given)
     division = whole.division or Division()
     if resume:
         check_division(settings, folder, division)
     train_set, held_out = validation.divide(settings, whole)
-    if not isinstance(train_set, GraphSet):
-        _check_memory(settings, train_set.shape, trainer)
+    shape = settings.kind.shape(train_set)
     try:
-        module = build.method(settings, train_set, trainer.world_size)
+        module = build.method(settings, train_set, trainer.world_size, given)
     except (RuntimeError, MemoryError, OverflowError) as error:
         raise ValueError(f"the networks and the memory of this recipe cannot be made: {error}") from error
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
     batches = Batches(chosen, settings.trainer.epochs)
-    refresh = build.refresh(batches, module, train_set, settings, trainer.world_size)
+    _check_memory(settings, module, shape, trainer)
+    dim = build.dry_run(settings, module, train_set)
+    refresh = build.refresh(batches, module, train_set, settings, trainer.world_size, dim)
+    build.compile_networks(settings, module)
     # Weights and two moments of them, in the old checkpoint and in the new one; and room for the rest.
     weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     run_folder.check_space(folder, 6 * weights + (16 << 20))
     module._optimizer(module)  # bad settings are refused now
     if isinstance(module.objective, InfoNCE):
         module.objective.check_device(trainer.strategy.root_device)
-    keeper = Keeper(settings, folder, batches, train_set, refresh, held_out)
+    keeper = Keeper(settings, folder, batches, train_set, refresh, held_out, data)
     stated = validation.stated(settings, train_set, held_out)
     if resume:
         engine.check_begun(folder, stated)
@@ -128,25 +122,24 @@ def train(
                 engine.explain(error, folder)
             raise
         if trainer.is_global_zero:
-            shape = (train_set.node_features,) if isinstance(train_set, GraphSet) else train_set.shape
             engine.write_encoder(module.encoder, folder, shape)
     return Result(folder, module.encoder, keeper.last)
 
 
-def _check_memory(settings: Recipe, shape: tuple[int, int, int], trainer: L.Trainer) -> None:
+def _check_memory(settings: Recipe, module: Method, shape: tuple[int, ...], trainer: L.Trainer) -> None:
     """Raise if the views of one batch are larger than the memory of the device."""
-    device, side = trainer.strategy.root_device, build.views_of(settings, shape[-1]).size
+    device, batch_size = trainer.strategy.root_device, settings.trainer.batch_size
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     else:
         return
-    needed = 2 * settings.trainer.batch_size // trainer.world_size * 4 * shape[0] * side * side  # float32
+    needed = settings.kind.view_bytes(module.views, shape, batch_size // trainer.world_size)
     if needed > memory:
         raise ValueError(
-            f"the views of trainer.batch_size={settings.trainer.batch_size} images of {side}x{side} need "
-            f"{needed / 1e9:,.0f} GB, and {device} has {memory / 1e9:,.0f} GB: lower it, or the size of the images"
+            f"the views of trainer.batch_size={batch_size} samples need {needed / 1e9:,.0f} GB, and {device} has "
+            f"{memory / 1e9:,.0f} GB: lower it, or the size of the views"
         )
 
 
@@ -158,55 +151,3 @@ def check_division(settings: Recipe, folder: Path, division: Division, remedy: s
         raise ValueError(f"{source} {told} in {folder}: restore it, or {remedy}")
     if recorded.test == Division.UNKNOWN and division.test == Division.HELD_OUT:
         raise ValueError(f"{folder} does not record which images of {source} it held out: {remedy}")
-
-
-def load_run(folder: str | Path, *, trust: bool = False) -> Loaded:
-    """The recipe and the encoder of a run: the finished one, or as it was at the last checkpoint.
-
-    trust: allow an encoder that the folder names as ``module:callable``, which is code to run
-    """
-    folder = Path(folder)
-    if not (folder / run_folder.RECIPE).exists():
-        raise ValueError(f"{folder} is no run: {run_folder.RECIPE} is missing")
-    run_folder.check_regular(folder)
-    settings = recipe.load(folder / run_folder.RECIPE)
-    recipe.check_trust(settings, folder, trust)
-    origin = folder / (run_folder.ENCODER if (folder / run_folder.ENCODER).exists() else run_folder.CHECKPOINT)
-    if (folder / run_folder.ENCODER).exists():
-        from safetensors import safe_open
-
-        try:
-            with safe_open(folder / run_folder.ENCODER, "pt") as file:
-                shape = tuple(int(side) for side in file.metadata()["shape"].split(","))
-                if len(shape) not in (1, 3) or min(shape) < 1 or max(shape) >= 1 << 31:
-                    raise ValueError(f"shape {shape}")
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        except Exception as error:  # of safetensors' own, or of metadata that are not ours
-            raise ValueError(
-                f"{folder / run_folder.ENCODER} cannot be read as the encoder of a run ({error!r}): remove it and "
-                "resume the run, which writes it again"
-            ) from error
-    elif (folder / run_folder.CHECKPOINT).exists():
-        saved = run_folder.checkpoint(folder)["state_dict"]
-        weights = {name[8:]: tensor for name, tensor in saved.items() if name.startswith("encoder.")}
-        build.check_source(settings, folder)
-        train_set = build.data(settings)
-        shape = (train_set.node_features,) if isinstance(train_set, GraphSet) else train_set.shape
-    else:
-        raise ValueError(f"{folder} holds no weights yet: resume it until its first epoch is done")
-    pictures = len(shape) == 3
-
-    def encoder_of() -> nn.Module:
-        return build.encoder_of(settings, shape[0], shape[-1]) if pictures else graphs.encoder_of(settings, shape[0])
-
-    try:
-        if ":" not in settings.encoder.name:
-            with torch.device("meta"):  # a shape that does not fit the weights must not take memory
-                encoder_of().load_state_dict(weights, assign=True)
-        encoder = encoder_of()
-        encoder.load_state_dict(weights)
-    except (RuntimeError, MemoryError, OverflowError, ZeroDivisionError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{origin}: the weights do not fit encoder {settings.encoder.name!r}: {reason}") from error
-    prepare = build.views_of(settings, shape[-1]).plain if pictures else None
-    return Loaded(folder, settings, encoder.eval(), prepare, shape, read_division(folder / run_folder.SPLIT))

@@ -2,33 +2,30 @@
 
 import math
 import warnings
+from typing import Any
 
 import torch
 
 from hardneg.evaluation.features import random_ranks
-from hardneg.graphs.data import GraphSet
-from hardneg.images import ImageSet, StreamedImages
-from hardneg.training import recipe
+from hardneg.training import objectives
 from hardneg.training.recipe import Recipe
 
 SHARE = 0.1  # of every class of the training set
 DRAW = 4  # the counter of the draw that chooses them
 
-Samples = ImageSet | StreamedImages | GraphSet
 
-
-def divide(settings: Recipe, train_set: Samples) -> tuple[Samples, ImageSet | StreamedImages | None]:
+def divide(settings: Recipe, train_set: Any) -> tuple[Any, Any]:
     """What to train on, and what to validate on if the objective adapts to accuracy; else all of it and None.
 
     A tenth of every class, at least one sample of a class of two or more, drawn by the recipe's seed. Samples without a
     label stay in the first part. Raises if an adaptive schedule could not move before the last step.
     """
-    schedules = recipe.objective(settings).accuracy_schedules
+    schedules = objectives.make(settings.objective).accuracy_schedules
     if not schedules:
         return train_set, None
     needs = "objective.anneal=accuracy needs"
-    if isinstance(train_set, GraphSet):
-        raise ValueError(f"{needs} online kNN, which graphs do not have: use anneal=linear, step or loss")
+    if not settings.kind.has_test_set:
+        raise ValueError(f"{needs} online kNN, which {settings.modality} do not have: use anneal=linear, step or loss")
     if train_set.labels is None:
         raise ValueError(f"{needs} labels, and {train_set.name} has none: use anneal=linear, step or loss")
     chosen = settings.trainer
@@ -64,7 +61,7 @@ def divide(settings: Recipe, train_set: Samples) -> tuple[Samples, ImageSet | St
     return rest, held_out
 
 
-def stated(settings: Recipe, train_set: Samples, held_out: ImageSet | StreamedImages | None) -> dict[str, int] | None:
+def stated(settings: Recipe, train_set: Any, held_out: Any) -> dict[str, int] | None:
     """What the run folder says about the validation part; ``train_set`` is the rest."""
     if held_out is None:
         return None

@@ -1,6 +1,5 @@
 """The keeper of a run's books: random state, metrics, online kNN and checkpoints."""
 
-import dataclasses
 import json
 import math
 import os
@@ -14,17 +13,13 @@ from torch import Tensor
 
 from hardneg import checks, randomness
 from hardneg.evaluation import knn_accuracy
-from hardneg.graphs.data import GraphSet
-from hardneg.images import ImageSet, StreamedImages, load_split
-from hardneg.images.features import extract_set
-from hardneg.images.splits import comparable
 from hardneg.matmul import precise_dtype
 from hardneg.methods.method import Method
 from hardneg.samplers import cosine_histogram, false_negative_share, mean_cosine
 from hardneg.training import run_folder
 from hardneg.training.batches import Batches
 from hardneg.training.callbacks.sampler_refresh import Refresh
-from hardneg.training.recipe import Recipe
+from hardneg.training.recipe import Recipe, tree_of
 
 
 class Keeper(L.Callback):
@@ -44,13 +39,14 @@ class Keeper(L.Callback):
         settings: Recipe,
         folder: Path,
         batches: Batches,
-        train_set: ImageSet | StreamedImages | GraphSet,
+        train_set: Any,
         refresh: Refresh | None = None,
-        validation: ImageSet | StreamedImages | None = None,
+        validation: Any = None,
+        given: Any = None,
     ) -> None:
         self.settings, self.folder, self.batches, self.train_set = settings, folder, batches, train_set
-        self.refresh, self.validation = refresh, validation
-        self.test_set: ImageSet | StreamedImages | None = None
+        self.refresh, self.validation, self.given = refresh, validation, given
+        self.test_set: Any = None
         self.last: dict[str, Any] = {}
         self.last_knn: float | None = None
         self.losses: Tensor | None = None  # (): sum of this epoch's losses
@@ -65,7 +61,7 @@ class Keeper(L.Callback):
         assert isinstance(pl_module, Method)
         pl_module.clock.on_gpu = pl_module.device.type == "cuda"
         self.observes_loss = pl_module.objective.observes_loss
-        if not isinstance(self.train_set, StreamedImages):  # whose workers want indices on the host
+        if self.settings.kind.resident(self.train_set) is not None:  # a loader's workers need indices on the host
             self.batches.device = pl_module.device
         if trainer.is_global_zero:
             self.run = run_folder.read_json(self.folder / run_folder.ENVIRONMENT).get("run")
@@ -120,7 +116,7 @@ class Keeper(L.Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["batches"] = self.batches.place(trainer.global_step)
         checkpoint["run"] = self.run
-        checkpoint["recipe"] = json.dumps(dataclasses.asdict(self.settings), default=str)
+        checkpoint["recipe"] = json.dumps(tree_of(self.settings))
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self.batches.go_on_from(checkpoint["batches"])
@@ -176,31 +172,29 @@ class Keeper(L.Callback):
         shares = [false_negative_share(labels[batch]) for batch in used]
         return self.false_negatives + sum(share for share in shares if not math.isnan(share))
 
-    def _test_set(self) -> ImageSet | StreamedImages | None:
+    def _test_set(self) -> Any:
         """What the metrics report the accuracy on, if there are labels."""
-        if self.train_set.labels is None or isinstance(self.train_set, GraphSet):
+        kind = self.settings.kind
+        if self.train_set.labels is None or not kind.has_test_set:
             return None
-        data = self.settings.data
         if self.test_set is None:
             try:
-                shape, division = self.train_set.shape, self.train_set.division
-                found = load_split(data.source, "test", data.size, channels=shape[0], division=division)
-                self.test_set = comparable(self.train_set, found)
+                self.test_set = kind.load_test(self.settings.data, self.train_set, given=self.given)
             except (ValueError, FileNotFoundError) as error:
                 warnings.warn(f"no online kNN: {error}", stacklevel=2)
         return self.test_set
 
-    def _knn(self, module: Method, asked_set: ImageSet | StreamedImages | None) -> float | None:
+    def _knn(self, module: Method, test_set: Any) -> float | None:
         """Weighted kNN accuracy on a set, with the labels of the training set."""
-        if asked_set is None or isinstance(self.train_set, GraphSet):
+        if test_set is None:
             return None
-        prepare, workers = getattr(module.views, "plain", None), self.settings.data.workers
+        kind, workers = self.settings.kind, getattr(self.settings.data, "workers", 0)
         with torch.autocast(module.device.type, torch.bfloat16, enabled="bf16" in self.settings.trainer.precision):
-            known, asked = (
-                extract_set(module.encoder, part, prepare=prepare, workers=workers)
-                for part in (self.train_set, asked_set)
+            train, test = (
+                kind.labelled(kind.embed(module.encoder, part, module.views, workers), part)
+                for part in (self.train_set, test_set)
             )
-        return knn_accuracy(*known, *asked) if len(known[1]) and len(asked[1]) else None
+        return knn_accuracy(*train, *test) if len(train[1]) and len(test[1]) else None
 
     def _save(self, trainer: L.Trainer) -> None:
         """Write the checkpoint beside the old one, then put it in its place: a half-written one is never seen."""

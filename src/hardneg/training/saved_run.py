@@ -1,0 +1,91 @@
+"""Reading a run from its folder: the recipe, the trained encoder and how the data were divided."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg import methods
+from hardneg.division import Division, read_division
+from hardneg.training import build, recipe, run_folder
+from hardneg.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A run read from its folder.
+
+    settings: the recipe · encoder: in evaluation mode · views: the views of training, which also prepare a sample for
+    the encoder; None if the method makes none · shape: of one sample · division: what the run was trained on, and what
+    was held out
+    """
+
+    folder: Path
+    settings: Recipe
+    encoder: nn.Module
+    views: Any
+    shape: tuple[int, ...]
+    division: Division
+
+    @property
+    def prepare(self) -> Callable[[Tensor], Tensor] | None:
+        """What turns samples into the encoder's input, if anything does."""
+        return getattr(self.views, "plain", None)
+
+
+def load_run(
+    folder: str | Path, *, trust: bool = False, data: Any = None, views: Any = None, encoder: nn.Module | None = None
+) -> Loaded:
+    """The recipe and the encoder of a run: the finished one, or as it was at the last checkpoint.
+
+    trust: allow code that the folder names as ``module:callable`` · data, views, encoder: what was given to `train` as
+    an object; the encoder takes the weights of the run
+    """
+    folder = Path(folder)
+    if not (folder / run_folder.RECIPE).exists():
+        raise ValueError(f"{folder} is no run: {run_folder.RECIPE} is missing")
+    run_folder.check_regular(folder)
+    settings = recipe.load(folder / run_folder.RECIPE)
+    recipe.check_trust(settings, folder, trust)
+    origin = folder / (run_folder.ENCODER if (folder / run_folder.ENCODER).exists() else run_folder.CHECKPOINT)
+    if (folder / run_folder.ENCODER).exists():
+        from safetensors import safe_open
+
+        try:
+            with safe_open(folder / run_folder.ENCODER, "pt") as file:
+                shape = tuple(int(side) for side in file.metadata()["shape"].split(","))
+                settings.kind.check_shape(shape)
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        except Exception as error:  # of safetensors' own, or of metadata that are not ours
+            raise ValueError(
+                f"{folder / run_folder.ENCODER} cannot be read as the encoder of a run ({error!r}): remove it and "
+                "resume the run, which writes it again"
+            ) from error
+    elif (folder / run_folder.CHECKPOINT).exists():
+        saved = run_folder.checkpoint(folder)["state_dict"]
+        weights = {name[8:]: tensor for name, tensor in saved.items() if name.startswith("encoder.")}
+        build.check_source(settings, folder)
+        shape = settings.kind.shape(build.data(settings, build.Given(data)))
+    else:
+        raise ValueError(f"{folder} holds no weights yet: resume it until its first epoch is done")
+    owner = methods.get(settings.method)
+
+    def make_encoder() -> nn.Module:
+        return owner.make_encoder(settings.kind, settings.encoder, shape)
+
+    try:
+        if encoder is None:
+            if ":" not in settings.encoder.name:
+                with torch.device("meta"):  # a shape that does not fit the weights must not take memory
+                    make_encoder().load_state_dict(weights, assign=True)
+            encoder = make_encoder()
+        encoder.load_state_dict(weights)
+    except (RuntimeError, MemoryError, OverflowError, ZeroDivisionError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{origin}: the weights do not fit encoder {settings.encoder.name!r}: {reason}") from error
+    if views is None and owner.uses_views:
+        views = settings.kind.views(settings.views, shape)
+    return Loaded(folder, settings, encoder.eval(), views, shape, read_division(folder / run_folder.SPLIT))
