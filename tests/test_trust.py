@@ -21,7 +21,7 @@ from hardneg import cli
 from hardneg.export import export, export_run, read_info
 from hardneg.images import encoders
 from hardneg.insight.report import write_report
-from hardneg.training import recipe, run
+from hardneg.training import recipe, run, saved_run
 from hardneg.training.compare import carry_out, grid, plan
 from hardneg.training.evaluate import evaluate
 
@@ -116,7 +116,7 @@ def test_a_report_leaves_out_what_it_would_have_to_run(capsys: pytest.CaptureFix
 
 def test_python_functions_do_not_trust_a_folder_either(tmp_path: Path) -> None:
     folder = hostile(tmp_path / "theirs", "os:system", {"command": f"touch {tmp_path / 'mark'}"})
-    for read in (run.load_run, evaluate, export_run, lambda f: run.train(recipe.Recipe(), f, resume=True)):
+    for read in (saved_run.load_run, evaluate, export_run, lambda f: run.train(recipe.load({}), f, resume=True)):
         with pytest.raises(ValueError, match=r"encoder\.name='os:system' .*trust=True"):
             read(folder)
     with pytest.warns(UserWarning, match="encoder.name='os:system'"):

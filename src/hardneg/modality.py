@@ -76,8 +76,8 @@ class EvaluationRequest:
 
     data: the section of the recipe, or of another source · shape: of a training sample · division: that the run
     recorded, or None · views: the run's, which prepare samples · named: whether the user named the source · own:
-    whether it is the run's own · size: of its samples, if the user named one · metrics: names, or None for all that fit ·
-    seed: of what an evaluation draws · given: data passed as an object
+    whether it is the run's own · size: of its samples, if the user named one · metrics: names, or None for all that
+    fit · seed: of what an evaluation draws · given: data passed as an object
     """
 
     data: Any

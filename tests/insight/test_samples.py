@@ -19,7 +19,7 @@ from hardneg.insight import samples
 from hardneg.insight.report import write_report
 from hardneg.insight.runs import Group, read_run
 from hardneg.insight.samples import Evidence, data_uri, gather, look_at_test_set
-from hardneg.training import recipe, run
+from hardneg.training import recipe, run, saved_run
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, source: str, channels: int = 1) -> None:
@@ -42,7 +42,7 @@ def test_a_trained_run_is_looked_at_with_its_own_encoder(tmp_path: Path) -> None
     assert images.shape == (500, 1, 8, 8)
     assert labels is not None
     assert len(classes) == 10
-    expected = extract(trained.encoder.cpu(), images, prepare=run.load_run(tmp_path / "run").prepare)
+    expected = extract(trained.encoder.cpu(), images, prepare=saved_run.load_run(tmp_path / "run").prepare)
     torch.testing.assert_close(features, expected)
     page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<img") == 6 * 9

@@ -54,3 +54,9 @@ def step(module: Method, index: Tensor, rate: float = 0.1) -> float:
     module._trainer.global_step += 1
     module.remember()
     return value.item()
+
+
+def look(module: Method, index: torch.Tensor) -> torch.Tensor:
+    """The views of these samples at step 0."""
+    views: torch.Tensor = module.make_views(module.look_up(index), len(index), index.device, 0)
+    return views

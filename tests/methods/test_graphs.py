@@ -124,10 +124,10 @@ def test_infograph_compares_twins_once_to_the_same_gradient(objective: JSD) -> N
 
 def test_an_encoder_that_does_not_say_how_far_it_sees_is_asked_for_every_node() -> None:
     graphs, module = paths_and_stars(), placed(made("infograph"))
-    module.graphs = graphs
-    assert module.looked_up(graphs, torch.arange(4)).twin_index is not None
+    module.samples = graphs
+    assert module.look_up(torch.arange(4)).equivalent_index is not None
     module.encoder = Forgetful()
-    assert getattr(module.looked_up(graphs, torch.arange(4)), "twin_index", None) is None
+    assert getattr(module.look_up(torch.arange(4)), "equivalent_index", None) is None
     assert module.training_step(torch.arange(4), 0).isfinite()
 
 
@@ -138,7 +138,7 @@ def test_indices_and_batches_are_one_training(kind: str) -> None:
         # Twins are added up in another order, and Adam makes steps of any gradient that should be 0 and is not.
         module, sampler = made(kind).double(), UniformBatchSampler(len(graphs), 8, seed=1)
         if indexed:
-            module.graphs = graphs
+            module.samples = graphs
             trainer().fit(module, Batches(sampler, epochs=2))
         else:
             trainer(max_epochs=2).fit(module, DataLoader(graphs, batch_sampler=sampler))
@@ -164,7 +164,7 @@ def test_training_lowers_the_loss(kind: str) -> None:
 def test_the_proximity_sampler_is_refreshed_as_training_goes() -> None:
     graphs, module = paths_and_stars(), made("graphcl", hn.hcl(temperature=0.2, in_batch="other"))
     sampler = hn.ProximityBatchSampler(24, 8, candidates=10, neighbors=4, restart=hn.Linear(0.2, 0.05), refresh_every=2)
-    module.graphs = graphs
+    module.samples = graphs
     trainer(callbacks=[Refresh(sampler, lambda: module.embeddings(graphs))]).fit(module, Batches(sampler, epochs=2))
     assert sampler.refreshes == 3
 
@@ -237,7 +237,7 @@ def test_odd_graphs_are_trained_on_like_others(kind: str, odd: list[int]) -> Non
         + [Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))]
     )
     module = placed(made(kind))
-    module.graphs = graphs
+    module.samples = graphs
     for step, index in enumerate([torch.arange(len(graphs)), torch.arange(len(graphs)).flip(0)]):
         module._trainer.global_step = step  # type: ignore[misc]
         module.zero_grad()
@@ -254,7 +254,7 @@ def test_odd_graphs_are_trained_on_like_others(kind: str, odd: list[int]) -> Non
 def test_a_batch_without_any_node_is_refused(kind: str) -> None:
     empty = Data(x=torch.ones(0, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64))
     module = placed(made(kind))
-    module.graphs = GraphSet.of([empty, empty])
+    module.samples = GraphSet.of([empty, empty])
     with pytest.raises(ValueError, match="batch has 0 nodes"):
         module.training_step(torch.arange(2), 0)
 
@@ -278,6 +278,6 @@ def test_mutag_is_classified_well_above_its_larger_class(kind: str) -> None:
         module: GraphMethod = GraphCL(encoder, graph_projection(96), hn.graphcl(), GraphViews(), adam)
     else:
         module = InfoGraph(encoder, Discriminator(96), Discriminator(96), JSD(1.0), adam)
-    module.graphs = graphs
+    module.samples = graphs
     trainer().fit(module, Batches(UniformBatchSampler(len(graphs), 64, seed=0), epochs=20))
     assert svm_accuracy(module.embeddings(graphs), graphs.labels).mean > 0.8  # the larger class is 0.665

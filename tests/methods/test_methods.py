@@ -32,7 +32,7 @@ def unit(vectors: Tensor) -> Tensor:
 def test_moco_v3_is_both_directions_times_twice_the_temperature() -> None:
     module = steps.made("mocov3", "objective.temperature=0.3")
     assert isinstance(module, MoCoV3)
-    seen = module.look(module._resident()[BATCHES[0]], 0)
+    seen = steps.look(module, BATCHES[0])
     queries = unit(module.predictor(module.head(module.encoder(seen)))).chunk(2)
     keys = unit(module.key_head(module.key_encoder(seen))).chunk(2)
     expected = 0.0
@@ -53,7 +53,7 @@ def test_the_momentum_of_moco_v3_rises_to_one_along_a_cosine() -> None:
 def test_instance_discrimination_is_a_softmax_over_the_bank() -> None:
     module = steps.made("ir")
     assert isinstance(module, InstanceDiscrimination)
-    seen = module.look(module._resident()[BATCHES[1]], 0)
+    seen = steps.look(module, BATCHES[1])
     assert len(seen) == 16  # one view
     z = unit(module.head(module.encoder(seen)))
     expected = nn.functional.cross_entropy(z @ module.past.bank.rows.T / 0.2, BATCHES[1])
@@ -214,9 +214,9 @@ def test_ddp_sends_no_memory_from_process_to_process() -> None:
 def test_the_presets_are_what_the_papers_are_called() -> None:
     """MoCoRing is MoCo with ring_nce: nothing but the objective differs."""
     moco, ring = (recipe.load(recipe.find("digits-moco"), [f"objective.preset={p}"]) for p in ("moco", "ring_nce"))
-    assert isinstance(build.objective_of(moco).hardening[0], hn.Uniform)
-    assert isinstance(build.objective_of(ring).hardening[0], hn.Ring)
-    hard = build.objective_of(recipe.load(recipe.find("cifar10-moco-hcl")))
+    assert isinstance(build.loss(moco).hardening[0], hn.Uniform)
+    assert isinstance(build.loss(ring).hardening[0], hn.Ring)
+    hard = build.loss(recipe.load(recipe.find("cifar10-moco-hcl")))
     assert (hard.in_batch, hard.class_prior, hard.hardening[0].at(0.0).tilt()) == (None, 0.0, 0.2)
 
 
@@ -232,5 +232,5 @@ def test_the_papers_recipes_take_steps_on_pictures_with_colours(name: str) -> No
     module._trainer, module.total_steps = steps.Place(), 100  # type: ignore[assignment]
     for batch in torch.arange(32).view(2, 16).repeat(2, 1):
         assert math.isfinite(steps.step(module.train(), batch))
-    made = build.views_of(settings, 32).plain(pictures[:2])
+    made = settings.kind.views(settings.views, (3, 32, 32)).plain(pictures[:2])
     assert module.encoder.eval()(made).shape == (2, 256 if name == "cifar10-cmc" else 128)

@@ -152,7 +152,7 @@ def test_own_bank_instead_of_the_other_views(monkeypatch: pytest.MonkeyPatch) ->
 def test_batch_norm_betrays_the_key() -> None:
     """Keys are shuffled over the parts of a batch: those who share a query's statistics do not share its key's."""
     module = moco()
-    images = module.look(module._resident()[BATCHES[0]], 0)[:16]
+    images = steps.look(module, BATCHES[0])[:16]
     other = images.clone()
     other[3] = 0.0  # in part 3 of 0 … 3, with 7, 11 and 15
     queries, keys = (

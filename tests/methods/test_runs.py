@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hardneg.evaluation import extract, few_label_accuracy
 from hardneg.images import ImageSet, load_split
-from hardneg.training import build, recipe, run
+from hardneg.training import build, recipe, run, saved_run
 
 SHORT = ["trainer.epochs=3", "trainer.save_every=2", "trainer.knn_every=0"]
 RING = "objective={preset: ring_nce, temperature: 0.2, lower: 0.5, upper: 0.9}"
@@ -54,7 +54,7 @@ def test_a_method_learns_more_than_its_untrained_encoder_knows(learner: str, tmp
     assert isinstance(asked, ImageSet)
 
     def accuracy(encoder: torch.nn.Module) -> float:
-        prepare = build.views_of(settings, 8).plain
+        prepare = settings.kind.views(settings.views, (1, 8, 8)).plain
         features = [extract(encoder, part.images, prepare=prepare) for part in (known, asked)]
         assert known.labels is not None
         assert asked.labels is not None
@@ -159,11 +159,11 @@ def test_two_processes_have_the_memory_gradients_and_weights_of_one(name: str, t
 
 def test_a_run_of_two_views_is_loaded_like_any_other(tmp_path: Path) -> None:
     trained = run.train(recipe.load(recipe.find("digits-cmc"), SHORT), tmp_path / "run").encoder.eval()
-    loaded = run.load_run(tmp_path / "run")
+    loaded = saved_run.load_run(tmp_path / "run")
     pictures = loaded.prepare(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8))
     assert torch.equal(loaded.encoder(pictures), trained(pictures))
 
 
 def test_a_run_with_split_norms_is_loaded_as_a_plain_encoder(tmp_path: Path) -> None:
     run.train(recipe.load(recipe.find("digits-moco"), SHORT), tmp_path / "run")
-    assert any(type(layer) is torch.nn.BatchNorm1d for layer in run.load_run(tmp_path / "run").encoder.modules())
+    assert any(type(layer) is torch.nn.BatchNorm1d for layer in saved_run.load_run(tmp_path / "run").encoder.modules())

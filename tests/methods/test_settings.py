@@ -24,16 +24,16 @@ def test_ring_settings_are_those_of_its_section_five(name: str, batch: int) -> N
 @pytest.mark.parametrize("name", ["ir", "moco", "cmc"])
 def test_the_ring_closes_over_the_first_hundred_epochs(name: str) -> None:
     # Appendix E: "slowly reducing … from 100% to 10% in 100 epochs and maintaining it constant at 10%"
-    loss = build.objective_of(recipe.load(recipe.find(f"cifar10-{name}"), ["objective.preset=ring_nce"]))
+    loss = build.loss(recipe.load(recipe.find(f"cifar10-{name}"), ["objective.preset=ring_nce"]))
     for epoch, (lower, upper) in {0: (0.0, 0.9), 50: (0.45, 0.945), 100: (0.9, 0.99), 300: (0.9, 0.99)}.items():
         assert loss.hardening[0].at(epoch / 300).percentiles() == pytest.approx((lower, upper))
 
 
 def test_the_lesions_of_table_two_are_one_override_each() -> None:
     ring = ["objective.preset=ring_nce"]
-    still = build.objective_of(recipe.load(recipe.find("cifar10-ir"), [*ring, "objective.anneal=none"]))
+    still = build.loss(recipe.load(recipe.find("cifar10-ir"), [*ring, "objective.anneal=none"]))
     assert still.hardening[0].at(0.0).percentiles() == pytest.approx((0.9, 0.99))
-    ball = build.objective_of(recipe.load(recipe.find("cifar10-ir"), [*ring, "objective.upper=1"]))
+    ball = build.loss(recipe.load(recipe.find("cifar10-ir"), [*ring, "objective.upper=1"]))
     assert ball.hardening[0].at(1.0).percentiles() == pytest.approx((0.9, 1.0))
 
 
@@ -52,4 +52,4 @@ def test_moco_v3_settings_are_those_of_prosamplers_appendix() -> None:
     assert settings.trainer.batch_size == 4096
     assert (settings.optimizer.name, settings.optimizer.lr) == ("lars", pytest.approx(0.3 * 4096 / 256))
     assert settings.objective["temperature"] == 0.1
-    assert build.objective_of(settings).in_batch == "other"
+    assert build.loss(settings).in_batch == "other"

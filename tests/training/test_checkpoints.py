@@ -249,7 +249,7 @@ def test_a_broken_encoder_gives_one_line(
 ) -> None:
     place = tmp_path / "run"
     shutil.copytree(begun, place)
-    run.train(recipe.Recipe(), place, resume=True)
+    run.train(recipe.load({}), place, resume=True)
     if fault == "weights of something else":
         from safetensors.torch import save_file
 
@@ -320,7 +320,7 @@ def test_an_encoder_of_an_impossible_shape_gives_one_line(
 
     place = tmp_path / "run"
     shutil.copytree(begun, place)
-    run.train(recipe.Recipe(), place, resume=True)
+    run.train(recipe.load({}), place, resume=True)
     file = place / "encoder.safetensors"
     save_file(load_file(file), file, {"shape": shape})
     before = tree(place)
@@ -335,7 +335,7 @@ def test_a_transfer_file_of_deep_brackets_gives_one_line(
 ) -> None:
     place = tmp_path / "run"
     shutil.copytree(begun, place)
-    run.train(recipe.Recipe(), place, resume=True)
+    run.train(recipe.load({}), place, resume=True)
     (place / "transfer.json").write_text(DEEP)
     code, _, err = hardneg(capsys, "evaluate", str(place), "--data", "digits")
     assert (code, len(err.strip().splitlines())) == (2, 1), err

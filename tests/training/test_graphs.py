@@ -10,7 +10,7 @@ import torch
 
 from hardneg.evaluation import svm
 from hardneg.graphs.features import extract_graphs
-from hardneg.training import build, compare, evaluate, recipe, run
+from hardneg.training import build, compare, evaluate, recipe, run, saved_run
 
 pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
 
@@ -92,7 +92,7 @@ def test_a_graph_run_is_trained_judged_and_resumed_bit_by_bit(
     figures = evaluate.evaluate(tmp_path / "whole")
     assert figures == json.loads((tmp_path / "whole" / "evaluation.json").read_text())
     assert figures["svm"] > 0.9  # a star has a node of high degree
-    loaded = run.load_run(tmp_path / "whole")
+    loaded = saved_run.load_run(tmp_path / "whole")
     assert torch.equal(extract_graphs(loaded.encoder, build.data(loaded.settings)),  # type: ignore[arg-type]
                        extract_graphs(whole.encoder, build.data(loaded.settings)))  # type: ignore[arg-type]  # fmt: skip
 

@@ -146,7 +146,7 @@ def test_a_recipe_survives_being_written_and_read(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(recipe.dump(made))
     assert recipe.load(file) == made
-    loss = recipe.objective(made)
+    loss = made.make_loss()
     loss.set_progress(0.5)
     assert loss.hardening[0].at(loss.progress).tilt() == 1.0
     assert made.optimizer.clip == 1.0
@@ -180,7 +180,7 @@ def test_unreadable_yaml_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_objective_of_a_recipe_is_the_preset() -> None:
-    loss = recipe.objective(recipe.load({"objective": {"preset": "hscl", "beta": 2, "temperature": 0.2}}))
+    loss = recipe.load({"objective": {"preset": "hscl", "beta": 2, "temperature": 0.2}}).make_loss()
     assert isinstance(loss, hn.InfoNCE)
     assert loss.supervision == "full"
     assert loss.temperature == 0.2
@@ -242,7 +242,7 @@ def test_a_bar_moves_no_more_often_than_is_seen(monkeypatch: pytest.MonkeyPatch)
     ("linear", [1.0, 0.55, 0.1, 0.1]), ("step", [1.0, 0.7, 0.1, 0.1]), ("none", [0.1] * 4),
 ])  # fmt: skip
 def test_the_ring_closes_as_its_policy_says(anneal: str, shares: list[float]) -> None:
-    loss = recipe.objective(recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}))
+    loss = recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}).make_loss()
     for progress, share in zip((0.0, 1 / 6, 1 / 3, 1.0), shares, strict=True):
         loss.set_progress(progress)
         lower, upper = loss.hardening[0].at(progress).percentiles() or (0, 0)
@@ -251,12 +251,12 @@ def test_the_ring_closes_as_its_policy_says(anneal: str, shares: list[float]) ->
 
 def test_the_ring_closes_while_what_it_watches_improves() -> None:
     for anneal, readings, step in (("accuracy", (0.5, 0.6, 0.7), 0.05), ("loss", (3.0, 2.0, 1.0), 0.01)):
-        loss = recipe.objective(recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}))
+        loss = recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}).make_loss()
         assert loss.observes_loss == (anneal == "loss")
         for reading in readings:
             loss.observe(**{anneal: reading})
             loss.observe(**{"loss" if anneal == "accuracy" else "accuracy": 1e9})  # what it does not watch
         assert (loss.hardening[0].at(0.0).percentiles() or (0, 0))[0] == pytest.approx(2 * step)
-        other = recipe.objective(recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}))
+        other = recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}).make_loss()
         other.load_state_dict(loss.state_dict())
         assert other.hardening[0].at(0.0).percentiles() == loss.hardening[0].at(0.0).percentiles()

@@ -42,10 +42,10 @@ def test_a_recipe_for_graphs_loads_and_its_method_can_be_built(file: Path) -> No
 @pytest.mark.parametrize("file", [file for file in FILES if file not in GRAPHS], ids=stem)
 def test_a_recipe_loads_and_each_of_its_parts_can_be_built(file: Path) -> None:
     settings = recipe.load(file)
-    assert isinstance(recipe.objective(settings), InfoNCE)
+    assert isinstance(settings.make_loss(), InfoNCE)
     assert recipe.load(recipe_text_as_mapping(settings)) == settings
     side = settings.data.size or (8 if settings.data.source == "digits" else 96 if "stl10" in file.stem else 32)
-    views = build.views_of(settings, side)
+    views = settings.kind.views(settings.views, (3, side, side))
     pictures = torch.randint(0, 256, (2, 1 if side == 8 else 3, side, side), dtype=torch.uint8)
     made = views(pictures, generator("cpu", 0), views=2)
     assert made.shape[2:] == (settings.views.options.get("size", side),) * 2
@@ -118,12 +118,12 @@ def test_hcl_settings_are_those_of_its_appendix(name: str) -> None:
 
 def test_hcls_rows_are_the_overrides_that_its_recipes_name() -> None:
     # Table 1: "Class prior is set to τ+ = 0.01", "Hard (β = 1)"
-    hard = recipe.objective(load("tinyimagenet-simclr", "objective.preset=hcl", "objective.tau_plus=0.01"))
+    hard = load("tinyimagenet-simclr", "objective.preset=hcl", "objective.tau_plus=0.01").make_loss()
     assert hard.class_prior == 0.01
     assert hard.hardening[0].at(0.0).tilt() == 1.0
     # Figure 4: "once every e/ℓ epochs we reduce β_i by β/ℓ"
     anneal = "objective.beta={schedule: hardness_anneal, beta: 1, changes: 4}"
-    annealed = recipe.objective(load("cifar100-simclr", "objective.preset=hcl", anneal))
+    annealed = load("cifar100-simclr", "objective.preset=hcl", anneal).make_loss()
     tilts = [annealed.hardening[0].at(progress).tilt() for progress in (0.0, 0.25, 0.5, 0.75)]
     assert tilts == [1.0, 0.75, 0.5, 0.25]
 
@@ -136,14 +136,14 @@ def test_hscl_settings_are_those_of_its_section_five(name: str) -> None:
     assert (settings.trainer.epochs, settings.trainer.batch_size) == (200, 512)
     assert (settings.optimizer.name, settings.optimizer.lr, settings.optimizer.weight_decay) == ("adam", 1e-3, 1e-6)
     assert (settings.encoder.name, settings.encoder.outputs) == ("resnet50", 128)
-    loss = recipe.objective(settings)
+    loss = settings.make_loss()
     assert (loss.temperature, loss.supervision) == (0.5, "full")
 
 
 def test_hscls_threshold_moves_as_its_equation_four() -> None:
     # "τ = e^{l(start, end, epoch)/γ}", l linear from start to end over the 200 epochs
     override = ["objective.preset=hscl_threshold", "objective.start=-0.5", "objective.end=0.1"]
-    loss = recipe.objective(load("cifar100-hscl", *override))
+    loss = load("cifar100-hscl", *override).make_loss()
     for epoch in (1, 100, 200):
         progress = (epoch - 1) / 199
         lower, upper = loss.hardening[0].at(progress).in_scores(loss.temperature).bounds(None)
@@ -208,10 +208,10 @@ def test_hscls_four_losses_on_graphs_are_overrides_of_one_recipe() -> None:
     for supervision in ("none", "negatives"):
         for beta in (0, 1, 2, 10):
             overrides = f"objective.supervision={supervision}", f"objective.beta={beta}"
-            loss = recipe.objective(load("mutag-infograph-hscl", *overrides))
+            loss = load("mutag-infograph-hscl", *overrides).make_loss()
             assert isinstance(loss, JSD)
             assert (loss.supervision, loss.beta, loss.class_prior) == (supervision, beta, 0)
-    assert recipe.objective(load("mutag-infograph-hscl")).supervision == "negatives"
+    assert load("mutag-infograph-hscl").make_loss().supervision == "negatives"
 
 
 # ProSampler, appendix E.2: "We apply Adam optimizer … with a learning rate of 0.01, and 3-layer GIN with a fixed hidden
@@ -237,11 +237,11 @@ def test_prosampler_settings_of_graphs_are_those_of_its_appendix(
     assert (settings.optimizer.name, settings.optimizer.lr) == ("adam", 1e-2)
     assert settings.objective["temperature"] == 0.2
     for preset, prior in (("graphcl", 0.0), ("debiased", 0.1), ("hcl", 0.1)):
-        loss = recipe.objective(load(name, f"objective.preset={preset}", "objective.in_batch=other"))
+        loss = load(name, f"objective.preset={preset}", "objective.in_batch=other").make_loss()
         assert isinstance(loss, InfoNCE)
         assert (loss.temperature, loss.in_batch, loss.class_prior) == (0.2, "other", prior)
 
 
 def test_only_presets_are_presets() -> None:
     with pytest.raises(ValueError, match=r"objective.preset='_with' is not known"):
-        recipe.objective(recipe.load({"objective": {"preset": "_with"}}))
+        recipe.load({"objective": {"preset": "_with"}}).make_loss()

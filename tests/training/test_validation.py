@@ -1,6 +1,5 @@
 """What training adapts to comes from a validation part of the training set, never from the test set."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def test_the_validation_part_is_a_tenth_of_every_class_and_follows_the_seed() ->
         (int(label), image.numpy().tobytes()) for label, image in zip(train_set.labels, train_set.images, strict=True)
     )
     again = validation.divide(settings, train_set)[1]
-    other = validation.divide(dataclasses.replace(settings, seed=1), train_set)[1]
+    other = validation.divide(settings.model_copy(update={"seed": 1}), train_set)[1]
     assert again is not None
     assert other is not None
     assert torch.equal(again.images, held.images)

@@ -38,8 +38,7 @@ def from_npz(path: Path, split: str, in_memory: int) -> ImageSet:
             raise unknown_split(path, split, splits)
         prefix = f"{called}_" if splits else ""
         if f"{prefix}images" not in arrays.files:
-            packed = ": it is packed, unpack it with python scripts/unpack_data.py" if "blob" in arrays.files else ""
-            raise ValueError(f"{path} needs 'images' or '{split}_images', got {', '.join(arrays.files)}{packed}")
+            raise ValueError(f"{path} needs 'images' or '{split}_images', got {', '.join(arrays.files)}")
         if not splits:
             warn_if_whole(path, split)
         size_in_bytes = arrays.zip.getinfo(f"{prefix}images.npy").file_size
@@ -55,7 +54,7 @@ def from_npz(path: Path, split: str, in_memory: int) -> ImageSet:
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({error}): write plain arrays with numpy.savez") from error
 
-    images = _channels_first(read[f"{prefix}images"], path)  # (N, C, H, W)
+    images = channels_first(read[f"{prefix}images"], path)  # (N, C, H, W)
     name = f"{path.stem}-{split}"
     if f"{prefix}labels" not in read:
         for key in read.keys() - {f"{name}_labels" for name in splits}:
@@ -72,7 +71,8 @@ def from_npz(path: Path, split: str, in_memory: int) -> ImageSet:
     return ImageSet(images, torch.from_numpy(labels.astype(np.int64).reshape(-1)), classes, name)
 
 
-def _channels_first(pixels: npt.NDArray[Any], path: Path) -> Tensor:
+def channels_first(pixels: npt.NDArray[Any], path: Path | str) -> Tensor:
+    """Images (N, C, H, W) from an array of one of three layouts; C is the shorter of second and last axis."""
     if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or pixels.size == 0:
         given = f"{pixels.dtype} of shape {pixels.shape}"
         raise ValueError(

@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,8 @@ import torch
 from hardneg import checks
 from hardneg.images import arrays, folders, tables
 from hardneg.images.image_set import Broken, ImageSet, StreamedImages, content_id, decode_all, fit, survey
-from hardneg.images.sources import Found, warn_if_whole
+from hardneg.images.objects import from_object
+from hardneg.images.sources import Found, described, warn_if_whole
 
 _KINDS = (
     "'digits', 'hf:NAME', an .npz, .parquet or .arrow file, an image folder, a folder of parquet or a saved dataset"
@@ -20,7 +22,7 @@ IN_MEMORY = 4 * 2**30  # bytes of decoded images
 
 
 def load_images(
-    source: str | Path,
+    source: Any,
     split: str = "train",
     size: int | None = None,
     labels: bool = False,
@@ -37,7 +39,9 @@ def load_images(
             - a folder of images, or of one folder per class, or of one such folder per split; links to files and
               folders elsewhere are followed, links back into the folder are not, and each file is read once;
             - a ``.parquet`` or ``.arrow`` file, a folder of parquet files, or what ``datasets`` saved to disk;
-            - ``"hf:NAME"`` or ``"hf:NAME:CONFIG"``: a dataset of the Hugging Face hub.
+            - ``"hf:NAME"`` or ``"hf:NAME:CONFIG"``: a dataset of the Hugging Face hub;
+            - an object: an `ImageSet`, a ``datasets.Dataset``, an array of images or a tuple (images, labels), a
+              mapping from split to one of these, or a function of the split that returns one of these.
         split: which part; a source without parts is read whole, with a warning unless this is ``"train"``.
         size: bring the shorter side to this length and cut out the centre; needed where images differ in size.
         labels: whether labels are needed: if none is known, this is an error.
@@ -56,23 +60,27 @@ def load_images(
     images = _load(source, split, size, in_memory)
     if labels and (images.labels is None or not bool((images.labels >= 0).any())):
         raise ValueError(
-            f"labels=True, but {str(source)!r} has no labels for split={split!r}: use one folder per class, "
+            f"labels=True, but {described(source)} has no labels for split={split!r}: use one folder per class, "
             "an array 'labels' in an .npz, or a column 'label' of numbers or names in parquet; "
             "or choose a method without labels"
         )
     return images
 
 
-def _load(source: str | Path, split: str, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
+def _load(source: Any, split: str, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
     found = find(source, split, in_memory)
     if isinstance(found, Found):
         return _decoded(found, size, in_memory)
+    if isinstance(found, StreamedImages) or found.ids is not None:
+        return found if isinstance(found, StreamedImages) else _resized(found, size)
     ids = torch.tensor([content_id(image) for image in found.images.numpy()])  # (N,)
     return _resized(replace(found, ids=ids), size)
 
 
-def find(source: str | Path, split: str, in_memory: int = IN_MEMORY) -> "ImageSet | Found":
+def find(source: Any, split: str, in_memory: int = IN_MEMORY) -> ImageSet | StreamedImages | Found:
     """What a source holds of a split: arrays, or images still to be decoded; arguments as for `load_images`."""
+    if not isinstance(source, str | Path):
+        return from_object(source, split)
     if source == "digits":
         return arrays.digits(split)
     if isinstance(source, str) and source.startswith("hf:"):

@@ -69,3 +69,8 @@ def number_names(highest: int) -> tuple[str, ...]:
     if highest >= _MOST_CLASSES:
         raise ValueError(f"labels go up to {highest}: number the classes from 0, or store their names as labels")
     return tuple(str(number) for number in range(highest + 1))
+
+
+def described(source: object) -> str:
+    """A source in an error message: its name in quotes, or the kind of an object."""
+    return repr(str(source)) if isinstance(source, str | Path) else f"the {type(source).__name__} that was given"

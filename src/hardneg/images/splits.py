@@ -3,6 +3,7 @@
 import copy
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +11,14 @@ from torch import Tensor
 from hardneg.division import TEST_PARTS, Division, difference, fingerprint
 from hardneg.images.data import find, load_images
 from hardneg.images.image_set import ImageSet, StreamedImages
-from hardneg.images.sources import UndividedWarning, UnknownSplitError
+from hardneg.images.sources import UndividedWarning, UnknownSplitError, described
 
 HELD_OUT = 0.2  # of each class of a source that has no labelled test part
 _NO_SPLIT = "?"  # a split that no source has
 
 
 def load_split(
-    source: str,
+    source: Any,
     split: str,
     size: int | None = None,
     labels: bool = False,
@@ -40,6 +41,7 @@ def load_split(
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     wants_labels = labels or split == "test"
+    name = source if isinstance(source, str) else described(source)
     recorded = division if division is not None and division.test != Division.UNKNOWN else None
     part = _test_part(source) if recorded is None else recorded.test
     images: ImageSet | StreamedImages
@@ -48,16 +50,16 @@ def load_split(
         whole = load_images(source, "train", size, wants_labels)
         held_out = _held_out(whole) if recorded is None else torch.tensor(recorded.held_out, dtype=torch.int64)
         if division is not None and recorded is None and len(held_out):
-            raise ValueError(f"the run does not record which images of {source} it held out: train it again")
+            raise ValueError(f"the run does not record which images of {name} it held out: train it again")
         if recorded is not None and split == "test" and len(held_out) == 0:
-            raise ValueError(f"the run was trained on all images of {source}, and none is left to test on: train again")
-        images, made = _divided(whole, held_out, split, source)
+            raise ValueError(f"the run was trained on all images of {name}, and none is left to test on: train again")
+        images, made = _divided(whole, held_out, split, name)
     else:
         images = load_images(source, "train" if split == "train" else part, size, wants_labels)
         if split == "train":
             made = _division(part, images)
     if recorded is not None and made is not None and (told := difference(recorded, made)):
-        warnings.warn(f"{source} {told}", stacklevel=2)
+        warnings.warn(f"{name} {told}", stacklevel=2)
     images = _with_channels(images, channels)
     if isinstance(images, ImageSet):
         return replace(images, division=made)
@@ -66,27 +68,27 @@ def load_split(
 
 
 def _divided(
-    whole: ImageSet | StreamedImages, held_out: Tensor, split: str, source: str
+    whole: ImageSet | StreamedImages, held_out: Tensor, split: str, name: str
 ) -> tuple[ImageSet | StreamedImages, Division]:
     """One part of a source whose images of these ids are held out, and the division."""
     if len(held_out) == 0:
         if split == "test":
             large = isinstance(whole, StreamedImages)
             raise ValueError(
-                f"{source} has no part to test on, and is too {'large' if large else 'small'} to be divided: "
+                f"{name} has no part to test on, and is too {'large' if large else 'small'} to be divided: "
                 "put images into folders train/ and test/"
             )
         return whole, _division(Division.NO_TEST, whole)
     if not isinstance(whole, ImageSet) or whole.ids is None:
-        raise ValueError(f"{source} has become too large to find the images that the run held out: restore it")
+        raise ValueError(f"{name} has become too large to find the images that the run held out: restore it")
     kept = torch.isin(whole.ids, held_out)  # (N,)
     left = int(torch.isin(held_out, whole.ids).sum())
     if left == 0:
         raise ValueError(
-            f"none of the {len(held_out)} images that the run held out is in {source}: restore them, or train again"
+            f"none of the {len(held_out)} images that the run held out is in {name}: restore them, or train again"
         )
     if left < len(held_out) and split == "test":
-        warnings.warn(f"{source}: {left} of the {len(held_out)} images that were held out are left", stacklevel=3)
+        warnings.warn(f"{name}: {left} of the {len(held_out)} images that were held out are left", stacklevel=3)
     train, test = (whole.subset(rows.nonzero()[:, 0]) for rows in (~kept, kept))
     return train if split == "train" else test, _division(Division.HELD_OUT, train, held_out)
 
@@ -136,11 +138,12 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:5]) + f" and {len(names) - 5} more classes" * (len(names) > 5)
 
 
-def _test_part(source: str) -> str:
+def _test_part(source: Any) -> str:
     """What the source calls its first test part with labels, or that a part of the rest is to be held out."""
-    if source == "digits":
+    if isinstance(source, str) and source == "digits":
         return "test"
-    names = TEST_PARTS if source.startswith("hf:") else (_NO_SPLIT, *TEST_PARTS)
+    by_hub = isinstance(source, str) and source.startswith("hf:")
+    names = TEST_PARTS if by_hub or callable(source) else (_NO_SPLIT, *TEST_PARTS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to say is said when the part is loaded
         warnings.simplefilter("error", UndividedWarning)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.extras import required
+from hardneg.images.arrays import channels_first
+from hardneg.images.image_set import ImageSet
 from hardneg.images.sources import (
     Found,
     UnknownSplitError,
@@ -99,10 +101,14 @@ def _folder_of(index: int, folders: Sequence[tuple[int, Path]]) -> Path:
     return folders[bisect.bisect_right(folders, index, key=itemgetter(0))][1]
 
 
-def from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: Sequence[Path]) -> Found:
+def from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: Sequence[Path]) -> Found | ImageSet:
     """The rows of some parquet files; of_all_splits: the files whose labels are numbered together."""
     try:
-        column, label_column, classes = _columns(_parquet().read_schema(files[0]), path)
+        schema = _parquet().read_schema(files[0])
+        if any(note.get("_type") == "Array3D" for note in _notes(schema).values()):
+            parts = [_loaded(some) for some in (files, of_all_splits)]
+            return from_dataset(parts[0], path, split, [path], lambda: parts[1:])
+        column, label_column, classes = _columns(schema, path)
         for file in files[1:]:
             if (others := _columns(_parquet().read_schema(file), path)) != (column, label_column, classes):
                 raise ValueError(
@@ -126,17 +132,22 @@ def from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: S
     return Found(encoded, *labels, f"{path.stem}-{split}")
 
 
+def _loaded(files: Sequence[Path]) -> Any:
+    """Parquet files as one ``datasets.Dataset``."""
+    return required("datasets", "data").load_dataset("parquet", data_files=[*map(str, files)], split="train")
+
+
 def from_dataset(
     rows: Any, path: Path, split: str, roots: Sequence[Path], of_all_splits: Callable[[], Iterable[Any]] = tuple
-) -> Found:
-    """The rows of a ``datasets.Dataset``.
+) -> Found | ImageSet:
+    """The rows of a ``datasets.Dataset``: encoded images, or an Array3D column of pixels.
 
     roots: folders below which a row may name a file · of_all_splits: gives the sets whose labels are numbered together
     """
-    column, label_column, classes = _columns(rows.features.arrow_schema, path)
-    encoded = DatasetImages(rows, column, roots)
-    if label_column is None:
-        return Found(encoded, None, (), f"{path.stem}-{split}")
+    array_column = _array_column(rows.features)
+    column, label_column, classes = _columns(rows.features.arrow_schema, path, array_column)
+    name = f"{path.stem}-{split}"
+    labels: tuple[Tensor | None, tuple[str, ...]] = (None, ())
 
     def column_of(some: Any) -> Any:
         return some.select_columns([label_column]).with_format("arrow")[:].column(0)
@@ -144,17 +155,28 @@ def from_dataset(
     def everywhere() -> Iterable[Any]:
         return (column_of(part) for part in of_all_splits() if label_column in part.column_names)
 
-    labels = _cell_labels(column_of(rows), classes, everywhere, f"column {label_column!r} of {path}")
-    return Found(encoded, *labels, f"{path.stem}-{split}")
+    if label_column is not None:
+        labels = _cell_labels(column_of(rows), classes, everywhere, f"column {label_column!r} of {path}")
+    if array_column is None:
+        return Found(DatasetImages(rows, column, roots), *labels, name)
+    pixels = rows.select_columns([column]).with_format("numpy")[:][column]
+    return ImageSet(channels_first(np.asarray(pixels), path), *labels, name)
 
 
-def from_arrow(path: Path, split: str) -> Found:
+def _array_column(features: Any) -> str | None:
+    """The column of pixels as Array3D, if there is no column of encoded images."""
+    kinds = {name: type(feature).__name__ for name, feature in features.items()}
+    arrays = [name for name, kind in kinds.items() if kind == "Array3D"]
+    return arrays[0] if arrays and "Image" not in kinds.values() else None
+
+
+def from_arrow(path: Path, split: str) -> Found | ImageSet:
     """The images of one arrow file."""
     warn_if_whole(path, split)
     return from_dataset(required("datasets", "data").Dataset.from_file(str(path)), path, split, [path.parent])
 
 
-def from_saved(path: Path, split: str) -> Found:
+def from_saved(path: Path, split: str) -> Found | ImageSet:
     """A folder that ``datasets`` has written with ``save_to_disk``."""
     for file in path.rglob("*"):
         if file.exists() and not file.is_dir():
@@ -168,7 +190,7 @@ def from_saved(path: Path, split: str) -> Found:
     return from_dataset(rows[called], path, split, [path], rows.values)
 
 
-def from_hub(source: str, split: str) -> Found:
+def from_hub(source: str, split: str) -> Found | ImageSet:
     """A dataset of the Hugging Face hub; a script that comes with it is never run."""
     name, _, config = source.removeprefix("hf:").partition(":")
     datasets = required("datasets", "data")
@@ -211,8 +233,8 @@ def files_of_split(root: Path, files: Sequence[Path], split: str) -> list[Path]:
     return told.get(split, list(files))
 
 
-def _columns(schema: Any, path: Path) -> tuple[str, str | None, tuple[str, ...]]:
-    """The column of images, that of labels if any, and the names of the classes."""
+def _columns(schema: Any, path: Path, images_in: str | None = None) -> tuple[str, str | None, tuple[str, ...]]:
+    """The column of images (``images_in``, if known), that of labels if any, and the names of the classes."""
     types = required("pyarrow.types", "data")
     notes = _notes(schema)
     images = [
@@ -223,6 +245,7 @@ def _columns(schema: Any, path: Path) -> tuple[str, str | None, tuple[str, ...]]
     ]
     told = [name for name, note in notes.items() if note.get("_type") == "Image"]
     named = [name for name in (*told, *_IMAGE_COLUMNS) if name in images] or images
+    named = named if images_in is None else [images_in]
     if not named:
         raise ValueError(
             f"{path} has no column of images, only {', '.join(schema.names)}: "

@@ -52,7 +52,7 @@ class CMC(Method):
         views = plan.make_views()
         if getattr(views, "mean", None) is not None:
             raise ValueError("method=cmc splits images in [0, 1]: leave mean and std out of views.options")
-        return head, plan.infonce(**cls.loss_defaults(plan)), views
+        return head, plan.make_infonce(), views
 
     @classmethod
     def make_encoder(cls, modality: Modality, section: EncoderSection, shape: tuple[int, ...]) -> nn.Module:
@@ -61,8 +61,8 @@ class CMC(Method):
         return TwoViews(first, second, split)
 
     @classmethod
-    def loss_defaults(cls, plan: Plan) -> dict[str, Any]:
-        return bank_loss_defaults(plan)
+    def loss_defaults(cls, settings: Any) -> dict[str, Any]:
+        return bank_loss_defaults(settings)
 
     @classmethod
     def memory_arguments(cls, plan: Plan) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class GraphCL(GraphBatches, SimCLR):
 
     @classmethod
     def parts(cls, plan: Plan, encoder: nn.Module) -> Any:
-        objective = plan.infonce(**cls.loss_defaults(plan))
-        check_in_batch(objective, plan)
+        objective = plan.make_infonce()
+        check_in_batch(objective)
         head = graph_projection(plan.modality.feature_size(encoder, plan.shape))
         return head, objective, plan.make_views()
 

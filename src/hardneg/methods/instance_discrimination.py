@@ -57,8 +57,8 @@ class InstanceDiscrimination(Method):
         self.past = past
 
     @classmethod
-    def loss_defaults(cls, plan: Plan) -> dict[str, Any]:
-        return bank_loss_defaults(plan)
+    def loss_defaults(cls, settings: Any) -> dict[str, Any]:
+        return bank_loss_defaults(settings)
 
     @classmethod
     def memory_arguments(cls, plan: Plan) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def make_bank(plan: Plan, view: int = 0) -> Past:
     return Past(bank, clusters, close, settings.cluster_after * steps, settings.cluster_every * steps, seed)
 
 
-def bank_loss_defaults(plan: Plan) -> dict[str, Any]:
+def bank_loss_defaults(settings: Any) -> dict[str, Any]:
     """Negatives are the bank's; several positives are combined as Ring(+C_i) does."""
-    several = getattr(plan.settings, "close", "ignored") == "positives"
+    several = getattr(settings, "close", "ignored") == "positives"
     return {"in_batch": None, **({"combine_positives": "log_of_mean"} if several else {})}

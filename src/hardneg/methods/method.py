@@ -28,7 +28,7 @@ class Plan:
     """What `Method.build` makes a method from.
 
     modality, shape, count: kind, size and number of the training samples · encoder: its section of the recipe ·
-    settings: the section of the method · make_loss: makes the loss, given defaults for what the recipe leaves open ·
+    settings: the section of the method · make_loss: makes the loss ·
     make_views: makes what augments a batch · optimizer, rate, seed, channels_last: as for `Method` · batch_size,
     processes, drop_last: of the run · given_encoder: a module to take instead of the section's
     """
@@ -38,7 +38,7 @@ class Plan:
     count: int
     encoder: Any
     settings: Any
-    make_loss: Callable[..., InfoNCE | JSD]
+    make_loss: Callable[[], InfoNCE | JSD]
     make_views: Callable[[], Any]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     rate: Callable[[float], float]
@@ -54,9 +54,9 @@ class Plan:
         width = self.modality.feature_size(encoder, self.shape if shape is None else shape)
         return heads.head(width, self.encoder.hidden, self.encoder.outputs, self.encoder.norm)
 
-    def infonce(self, **defaults: Any) -> InfoNCE:
+    def make_infonce(self) -> InfoNCE:
         """The loss, which must be an `InfoNCE`."""
-        made = self.make_loss(**defaults)
+        made = self.make_loss()
         if not isinstance(made, InfoNCE):
             raise ValueError("objective.preset=infograph compares nodes with graphs: use it with method=infograph")
         return made
@@ -129,11 +129,11 @@ class Method(L.LightningModule, ABC):
     @classmethod
     def parts(cls, plan: Plan, encoder: nn.Module) -> tuple[nn.Module, InfoNCE, Views | None]:
         """Head, loss and views; drawn from the generator in this order."""
-        return plan.make_head(encoder), plan.infonce(**cls.loss_defaults(plan)), plan.make_views()
+        return plan.make_head(encoder), plan.make_infonce(), plan.make_views()
 
     @classmethod
-    def loss_defaults(cls, plan: Plan) -> dict[str, Any]:
-        """Arguments of the loss that suit the method, where the recipe does not set them."""
+    def loss_defaults(cls, settings: Any) -> dict[str, Any]:
+        """Arguments of the loss that suit the method with these settings, where the recipe does not set them."""
         return {}
 
     @classmethod

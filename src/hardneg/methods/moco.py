@@ -55,7 +55,7 @@ class MoCo(Method):
         self._new_keys: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     @classmethod
-    def loss_defaults(cls, plan: Plan) -> dict[str, Any]:
+    def loss_defaults(cls, settings: Any) -> dict[str, Any]:
         return {"in_batch": None}
 
     @classmethod

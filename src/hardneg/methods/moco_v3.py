@@ -48,7 +48,7 @@ class MoCoV3(Method):
         self.key_encoder, self.key_head = momentum_copy(self.encoder), momentum_copy(self.head)
 
     @classmethod
-    def loss_defaults(cls, plan: Plan) -> dict[str, Any]:
+    def loss_defaults(cls, settings: Any) -> dict[str, Any]:
         return {"in_batch": "other"}
 
     @classmethod

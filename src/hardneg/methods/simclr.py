@@ -20,16 +20,14 @@ class SimCLR(Method):
     @classmethod
     def parts(cls, plan: Plan, encoder: Any) -> Any:
         head, objective, views = super().parts(plan, encoder)
-        check_in_batch(objective, plan)
+        check_in_batch(objective)
         return head, objective, views
 
 
-def check_in_batch(objective: InfoNCE, plan: Plan) -> None:
-    """Raise unless the loss takes negatives from the batch, and the batch has some."""
+def check_in_batch(objective: InfoNCE) -> None:
+    """Raise unless the loss takes negatives from the batch."""
     if objective.in_batch is None:
         raise ValueError(
             "this method has no negatives but those of the batch, and the objective takes none of them: set "
             "objective.in_batch, or use method=moco or instance_discrimination"
         )
-    if plan.batch_size < 2:
-        raise ValueError("trainer.batch_size=1 leaves no negatives in the batch: use at least 2")

@@ -18,7 +18,7 @@ from hardneg.memory import MemoryBank
 from hardneg.methods.method import Method, Plan
 from hardneg.modality import GIVEN
 from hardneg.samplers.proximity import RefreshedBatchSampler
-from hardneg.training import objectives, optimizers, run_folder
+from hardneg.training import optimizers, run_folder
 from hardneg.training.batches import Batches
 from hardneg.training.callbacks.sampler_refresh import Refresh
 from hardneg.training.recipe import Recipe
@@ -69,7 +69,7 @@ def check_source(settings: Recipe, folder: Path) -> None:
 
 def data(settings: Recipe, given: Given = NOTHING) -> Any:
     """The training set."""
-    labels = objectives.make(settings.objective).supervision != "none"
+    labels = settings.make_loss().supervision != "none"
     return settings.kind.load(settings.data, labels=labels, given=given.data)
 
 
@@ -80,24 +80,13 @@ def method(settings: Recipe, train_set: Any, processes: int = 1, given: Given = 
     optimizer, rate = optimizers.of_recipe(settings)
     channels_last = getattr(trainer, "channels_last", False)
 
-    def make_loss(**defaults: Any) -> InfoNCE | JSD:
-        unset = {key: value for key, value in defaults.items() if key not in settings.objective}
-        made = objectives.make(settings.objective, **unset)
-        if isinstance(made, InfoNCE):
-            made.gather = processes > 1
-            if made.in_batch is not None and trainer.batch_size < 2:
-                raise ValueError("trainer.batch_size=1 leaves no negatives in the batch: use at least 2")
-        if made.reduction == "none":
-            raise ValueError("objective.reduction=none gives no single loss to train on: use mean or sum")
-        return made
-
     plan = Plan(
         modality=kind,
         shape=shape,
         count=len(train_set),
         encoder=settings.encoder,
         settings=settings.memory,
-        make_loss=make_loss,
+        make_loss=lambda: loss(settings, processes),
         make_views=lambda: kind.views(settings.views, shape) if given.views is None else given.views,
         optimizer=optimizer,
         rate=rate,
@@ -115,6 +104,19 @@ def method(settings: Recipe, train_set: Any, processes: int = 1, given: Given = 
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     module.samples, module.labels = kind.resident(train_set), train_set.labels
     return module
+
+
+def loss(settings: Recipe, processes: int = 1) -> InfoNCE | JSD:
+    """The loss of the recipe, with what suits its method where the recipe does not say."""
+    defaults = methods.get(settings.method).loss_defaults(settings.memory)
+    made = settings.make_loss(**{key: value for key, value in defaults.items() if key not in settings.objective})
+    if isinstance(made, InfoNCE):
+        made.gather = processes > 1
+        if made.in_batch is not None and settings.trainer.batch_size < 2:
+            raise ValueError("trainer.batch_size=1 leaves no negatives in the batch: use at least 2")
+    if made.reduction == "none":
+        raise ValueError("objective.reduction=none gives no single loss to train on: use mean or sum")
+    return made
 
 
 def compile_networks(settings: Recipe, module: Method) -> None:

@@ -11,7 +11,7 @@ import lightning as L
 
 from hardneg.division import Division
 from hardneg.evaluation.metrics import NOTES, notes_of_seeds
-from hardneg.training import build, evaluate, objectives, recipe, run, run_folder
+from hardneg.training import build, evaluate, recipe, run, run_folder
 from hardneg.training.recipe import Recipe
 
 
@@ -116,7 +116,7 @@ def check_data(runs: Sequence[Run]) -> None:
         ):
             continue
         settings = planned.settings
-        supervision = objectives.make(settings.objective).supervision
+        supervision = settings.make_loss().supervision
         key = str((settings.data, supervision))  # what `build.data` depends on
         if key not in divisions:
             divisions[key] = build.data(settings).division or Division()

@@ -15,6 +15,8 @@ from pydantic import Field, Tag, TypeAdapter, ValidationError, WithJsonSchema, c
 
 from hardneg import callables, checks, methods
 from hardneg import modality as modalities
+from hardneg.losses.infonce import InfoNCE
+from hardneg.losses.jsd import JSD
 from hardneg.modality import DataSection, EncoderSection
 from hardneg.section import Count, CountOrZero, Counts, Names, NotNegative, Positive, Section
 from hardneg.training import objectives, yaml_files
@@ -114,6 +116,10 @@ class Recipe(Section):
         """The modality."""
         return modalities.get(self.modality)
 
+    def make_loss(self, **more: Any) -> InfoNCE | JSD:
+        """The loss that the section ``objective`` describes; ``more`` replaces its settings."""
+        return objectives.make(self.objective, **more)
+
     def with_source(self, source: str) -> "Recipe":
         """The same recipe with another ``data.source``."""
         return self.model_copy(update={"data": self.data.model_copy(update={"source": source})})
@@ -154,7 +160,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
 
     Examples:
         >>> recipe = load({"seed": 3}, ["trainer.epochs=5", "objective.preset=hcl", "objective.beta=0.5"])
-        >>> recipe.trainer.epochs, objectives.make(recipe.objective).hardening
+        >>> recipe.trainer.epochs, recipe.make_loss().hardening
         (5, (Exponential(beta=0.5),))
         >>> load({}, ["trainer.epoch=5"])
         Traceback (most recent call last):
@@ -177,7 +183,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         recipe = model(method, kind).model_validate({**tree, "method": method, "modality": kind})
     except ValidationError as error:
         raise ValueError(explained(error, tree, (method, kind), models())) from error
-    objectives.make(recipe.objective)  # a bad loss is an error now
+    recipe.make_loss()  # a bad loss is an error now
     return recipe
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from hardneg.evaluation.features import random_ranks
-from hardneg.training import objectives
 from hardneg.training.recipe import Recipe
 
 SHARE = 0.1  # of every class of the training set
@@ -20,7 +19,7 @@ def divide(settings: Recipe, train_set: Any) -> tuple[Any, Any]:
     A tenth of every class, at least one sample of a class of two or more, drawn by the recipe's seed. Samples without a
     label stay in the first part. Raises if an adaptive schedule could not move before the last step.
     """
-    schedules = objectives.make(settings.objective).accuracy_schedules
+    schedules = settings.make_loss().accuracy_schedules
     if not schedules:
         return train_set, None
     needs = "objective.anneal=accuracy needs"
