@@ -106,7 +106,7 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
 
 
 def check_data(runs: Sequence[Run]) -> None:
-    """Raise if the runs could be trained but not evaluated, or if one was started on other data, before any is trained."""
+    """Raise if runs could be trained but not evaluated, or one was started on other data, before any is trained."""
     for kind, data in {str(each.settings.data): (each.settings.kind, each.settings.data) for each in runs}.values():
         kind.load_test(data, kind.load(data))
     divisions: dict[str, Division] = {}
