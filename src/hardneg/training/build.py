@@ -27,7 +27,7 @@ from hardneg.methods.method import Method
 from hardneg.methods.moco import MoCo
 from hardneg.methods.moco_v3 import MoCoV3
 from hardneg.methods.simclr import SimCLR
-from hardneg.samplers.proximity import RefreshedBatchSampler
+from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import graphs, optimizers, recipe, run_folder
 from hardneg.training.batches import Batches
 from hardneg.training.callbacks.sampler_refresh import Refresh
