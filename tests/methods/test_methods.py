@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import hardneg as hn
 from hardneg.images import ImageSet
 from hardneg.memory import Clusters, MemoryBank
-from hardneg.memory.clustered_bank import Past
+from hardneg.memory.clustered_bank import ClusteredBank
 from hardneg.methods.instance_discrimination import InstanceDiscrimination
 from hardneg.methods.local_aggregation import LocalAggregationMethod
 from hardneg.methods.moco import MoCo
@@ -94,7 +94,7 @@ def test_cave_takes_negatives_from_the_own_cluster_only() -> None:
     module = steps.made("ir", "memory={clusters: 3, close: negatives, cluster_after: 0}")
     assert isinstance(module, InstanceDiscrimination)
     steps.loss(module, BATCHES[0])
-    terms, clusters = module.past.terms(BATCHES[0], 0), module.past.clusters
+    terms, clusters = module.past.loss_arguments(BATCHES[0], 0), module.past.clusters
     assert clusters is not None
     for anchor in range(16):
         for row in range(steps.SIZE):
@@ -125,11 +125,11 @@ def test_ring_with_close_positives_is_the_log_of_their_mean() -> None:
 def test_close_positives_are_the_own_row_and_members_drawn_once(k: int, repeats: int, most: int, step: int) -> None:
     from hardneg.memory import clustered_bank
 
-    past = Past(MemoryBank(30, 4, seed=step), Clusters(k, repeats, backend="torch"), "positives")
+    past = ClusteredBank(MemoryBank(30, 4, seed=step), Clusters(k, repeats, backend="torch"), "positives")
     past.refresh(0)
     idx = torch.tensor([0, 7, 29, 7])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clustered_bank, "MOST", most)
+        patch.setattr(clustered_bank, "MAX_CLUSTER_POSITIVES", most)
         chosen = past.positives(idx, step)
         again = past.positives(idx[:2], step)
     assert past.clusters is not None
@@ -205,10 +205,11 @@ def test_what_cannot_be_is_refused_with_a_reason(name: str, overrides: list[str]
 
 
 def test_ddp_sends_no_memory_from_process_to_process() -> None:
-    module = steps.made("la")
-    assert set(module._ddp_params_and_buffers_to_ignore) == {"past.bank.rows", "past.clusters.assignments"}
-    stores = {"queue.key_store", "queue.label_store", "queue.id_store"}
-    assert set(steps.made("moco")._ddp_params_and_buffers_to_ignore) == stores
+    for name in ("la", "moco"):
+        module = steps.made(name)
+        memory = {"past.bank.rows", "past.clusters.assignments", "queue.key_store", "queue.label_store"}
+        assert memory & module.state_dict().keys()
+        assert not memory & dict(module.named_buffers()).keys()  # DDP broadcasts buffers
 
 
 def test_the_presets_are_what_the_papers_are_called() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hardneg.images.two_views import TwoHeads, TwoViews
-from hardneg.memory.clustered_bank import Past
+from hardneg.memory.clustered_bank import ClusteredBank
 from hardneg.methods.method import Method
 
 
@@ -26,7 +26,7 @@ class CMC(Method):
     encoder: TwoViews
     head: TwoHeads
 
-    def __init__(self, *parts: Any, pasts: tuple[Past, Past], **options: Any) -> None:
+    def __init__(self, *parts: Any, pasts: tuple[ClusteredBank, ClusteredBank], **options: Any) -> None:
         super().__init__(*parts, **options)
         if not isinstance(self.encoder, TwoViews) or not isinstance(self.head, TwoHeads):
             kinds = type(self.encoder).__name__, type(self.head).__name__
@@ -47,7 +47,7 @@ class CMC(Method):
         loss: Tensor = seen.new_zeros(())
         for z, past in ((first, second_past), (second, first_past)):  # swapped
             past.refresh(self.step)
-            loss = loss + self.objective(z, **past.terms(index, self.step), **terms)
+            loss = loss + self.objective(z, **past.loss_arguments(index, self.step), **terms)
         return loss
 
     def remember(self) -> None:
@@ -61,8 +61,8 @@ class CMC(Method):
     def networks(self) -> list[nn.Module]:
         return [self.encoder.first, self.encoder.second, self.head.first, self.head.second]
 
-    def _pasts(self) -> tuple[Past, Past]:
+    def _pasts(self) -> tuple[ClusteredBank, ClusteredBank]:
         first, second = self.pasts
-        assert isinstance(first, Past)
-        assert isinstance(second, Past)
+        assert isinstance(first, ClusteredBank)
+        assert isinstance(second, ClusteredBank)
         return first, second

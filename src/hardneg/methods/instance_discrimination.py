@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hardneg.memory.clustered_bank import Past
+from hardneg.memory.clustered_bank import ClusteredBank
 from hardneg.methods.method import Method
 
 
@@ -22,7 +22,7 @@ class InstanceDiscrimination(Method):
 
     views_per_image = 1
 
-    def __init__(self, *parts: Any, past: Past, **options: Any) -> None:
+    def __init__(self, *parts: Any, past: ClusteredBank, **options: Any) -> None:
         super().__init__(*parts, **options)
         if self.objective.in_batch is not None:
             raise ValueError(
@@ -39,7 +39,8 @@ class InstanceDiscrimination(Method):
     def compared(self, z: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         """The objective of embeddings (B, d) against the bank."""
         everyones = None if labels is None else self.known_labels()
-        loss: Tensor = self.objective(z, **self.past.terms(index, self.step), **self.label_terms(labels, everyones))
+        arguments = self.past.loss_arguments(index, self.step)
+        loss: Tensor = self.objective(z, **arguments, **self.label_terms(labels, everyones))
         return loss
 
     def remember(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hardneg import randomness
 from hardneg.losses.infonce import InfoNCE
-from hardneg.memory import Clusters, MemoryBank, Queue
+from hardneg.memory import MemoryBank
 from hardneg.methods.step_timer import Clock
 
 # (images, generator, views=2) → all first views and then all second ones; in several processes also first= and total=,
@@ -171,14 +171,3 @@ class Method(L.LightningModule):
         if self.images is None:
             raise ValueError("the batch holds indices only: set module.images, or let the loader yield (index, images)")
         return self.images
-
-    @property
-    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        # Asked by DDP. Memory is the same on all processes by its own gathering: sending it anew before every step
-        # would cost more than the step, and rows on the host cannot be sent between GPUs.
-        return [
-            f"{name}.{buffer}"
-            for name, module in self.named_modules()
-            if isinstance(module, Queue | MemoryBank | Clusters)
-            for buffer, _ in module.named_buffers(recurse=False)
-        ]

@@ -18,7 +18,7 @@ from hardneg.images.two_views import TwoHeads, TwoViews, channels_of, split_of
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.inputs import normalized
 from hardneg.memory import Clusters, MemoryBank, Queue
-from hardneg.memory.clustered_bank import Past
+from hardneg.memory.clustered_bank import ClusteredBank
 from hardneg.methods.cmc import CMC
 from hardneg.methods.graphcl import GraphMethod
 from hardneg.methods.instance_discrimination import InstanceDiscrimination
@@ -168,13 +168,13 @@ def _memory_of(settings: Recipe, size: int, processes: int) -> dict[str, Any]:
     return {}
 
 
-def _past(settings: Recipe, size: int, processes: int, view: int = 0) -> Past:
+def _past(settings: Recipe, size: int, processes: int, view: int = 0) -> ClusteredBank:
     """The bank of one of a picture's views, and its clusters."""
     chosen, seed = settings.memory, randomness.mix(settings.seed, view)
     bank = MemoryBank(size, settings.encoder.outputs, chosen.bank, gather=processes > 1, seed=seed)
     clusters = Clusters(chosen.clusters, chosen.repeats, seed) if chosen.clusters > 0 else None
     steps = size // settings.trainer.batch_size  # of an epoch
-    return Past(bank, clusters, chosen.close, chosen.cluster_after * steps, chosen.cluster_every * steps, seed)
+    return ClusteredBank(bank, clusters, chosen.close, chosen.cluster_after * steps, chosen.cluster_every * steps, seed)
 
 
 def encoder_of(settings: Recipe, channels: int, side: int) -> nn.Module:
