@@ -127,25 +127,25 @@ def test_own_bank_row_as_negative(close: str, monkeypatch: pytest.MonkeyPatch) -
 def test_positive_read_after_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive is the row as it was before this step, not the view that is being compared."""
     module = ir("memory.bank=0.0")
-    before = module.past.bank.rows.clone()
+    before = module.memory.bank.rows.clone()
     calls = watched(module, monkeypatch)
     steps.step(module, BATCHES[0])
     assert torch.equal(calls[0]["z2"], before[:16])
-    assert_close(module.past.bank.rows[:16], unit(calls[0]["z1"]))
-    assert torch.equal(module.past.bank.rows[16:], before[16:])
+    assert_close(module.memory.bank.rows[:16], unit(calls[0]["z1"]))
+    assert torch.equal(module.memory.bank.rows[16:], before[16:])
 
 
 def test_own_bank_instead_of_the_other_views(monkeypatch: pytest.MonkeyPatch) -> None:
     """CMC swaps the banks: each view is compared with what the other one left."""
     module = steps.made("cmc", "memory.bank=0.0")
     assert isinstance(module, CMC)
-    first, second = (past.bank.rows.clone() for past in module._pasts())
+    first, second = (memory.bank.rows.clone() for memory in module._memories())
     calls = watched(module, monkeypatch)
     steps.step(module, BATCHES[0])
     assert torch.equal(calls[0]["negatives"], second)
     assert torch.equal(calls[1]["negatives"], first)
-    for past, call in zip(module._pasts(), calls, strict=True):
-        assert_close(past.bank.rows[:16], unit(call["z1"]))
+    for memory, call in zip(module._memories(), calls, strict=True):
+        assert_close(memory.bank.rows[:16], unit(call["z1"]))
 
 
 @torch.no_grad()

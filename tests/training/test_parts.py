@@ -13,7 +13,7 @@ from torch import nn
 
 import hardneg as hn
 from hardneg.methods.step_timer import Clock
-from hardneg.samplers.proximity import RefreshedBatchSampler
+from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import optimizers, recipe
 from hardneg.training.batches import Batches, sampler
 from hardneg.training.callbacks.progress_bar import Bar

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg.samplers import KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
-from hardneg.samplers.proximity import RefreshedBatchSampler
+from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import objectives
 from hardneg.training.recipe import Recipe
 
