@@ -1,6 +1,6 @@
 """The main job in small: which negatives? Several answers side by side on scikit-learn's digits, on a CPU."""
 
-from hardneg.evaluation.metrics import notes_of_seeds
+from hardneg.evaluation.results import notes_of_seeds
 from hardneg.images import ImageSet, load_split
 from hardneg.training import evaluate, recipe
 from hardneg.training.compare import Cell

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.division import Division, difference
-from hardneg.evaluation import METRICS, Accuracies, judge
+from hardneg.evaluation import DEFAULT_METRICS, EvaluationResult, evaluate_features
 from hardneg.images import ImageSet, StreamedImages, load_split
 from hardneg.images.features import extract_set
 from hardneg.images.splits import comparable
@@ -26,15 +26,15 @@ def evaluate(
     folder: str | Path,
     source: str | None = None,
     size: int | None = None,
-    metrics: Sequence[str] = tuple(METRICS),
+    metrics: Sequence[str] = DEFAULT_METRICS,
     *,
     trust: bool = False,
-) -> Accuracies:
+) -> EvaluationResult:
     """The accuracies of a run's encoder, written with their notes to its ``evaluation.json``.
 
     folder: of the run · source: other data to carry the frozen encoder over to, written to ``transfer.json`` instead;
     images that the run held out remain the test images of a copy of its data ·
-    size: side of its pictures (default: as in training) · metrics: see `hardneg.evaluation.METRICS` ·
+    size: side of its pictures (default: as in training) · metrics: see `hardneg.evaluation.DEFAULT_METRICS` ·
     trust: allow an encoder that the folder names as ``module:callable``
     """
     run = load_run(folder, trust=trust)
@@ -103,7 +103,7 @@ def _transfer_held(folder: Path) -> AbstractContextManager[None]:
     return run_folder.locked(folder / "transfer.lock") if writes else nullcontext()
 
 
-def _of_graphs(run: Loaded, source: str | None) -> Accuracies:
+def _of_graphs(run: Loaded, source: str | None) -> EvaluationResult:
     if source is not None:
         raise ValueError(f"{source}: a graph encoder knows the node features of its own set only")
     found = graphs.load(run.settings)
@@ -128,22 +128,22 @@ def of_encoder(
     known: ImageSet | StreamedImages,
     asked: ImageSet | StreamedImages,
     prepare: Callable[[Tensor], Tensor] | None = None,
-    metrics: Sequence[str] = tuple(METRICS),
+    metrics: Sequence[str] = DEFAULT_METRICS,
     workers: int = 0,
-) -> Accuracies:
+) -> EvaluationResult:
     """The accuracies of an encoder that knows the labels of one set and is asked for those of another."""
     asked = comparable(known, asked)
     features = [extract_set(encoder, part, prepare=prepare, workers=workers) for part in (known, asked)]
-    return judge(*features[0], *features[1], metrics)
+    return evaluate_features(*features[0], *features[1], metrics)
 
 
-def untrained(settings: Recipe, known: ImageSet, asked: ImageSet) -> Accuracies:
+def untrained(settings: Recipe, known: ImageSet, asked: ImageSet) -> EvaluationResult:
     """The accuracies of the recipe's encoder before its first step."""
     module = build.method(settings, known)
     return of_encoder(module.encoder, known, asked, build.views_of(settings, known.shape[-1]).plain)
 
 
-def raw(known: ImageSet, asked: ImageSet) -> Accuracies:
+def raw(known: ImageSet, asked: ImageSet) -> EvaluationResult:
     """The accuracies of the pixels themselves."""
     return of_encoder(nn.Flatten(), known, asked)
 

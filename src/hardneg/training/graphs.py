@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from hardneg import checks, randomness
-from hardneg.evaluation.metrics import Accuracies
-from hardneg.evaluation.svm import svm_accuracy
+from hardneg.evaluation import EvaluationResult, evaluate_set
 from hardneg.graphs.data import GraphSet, load_graphs
 from hardneg.graphs.features import extract_graphs
 from hardneg.graphs.gin import GIN, Discriminator
@@ -76,10 +75,8 @@ def encoder_of(settings: Recipe, node_features: int) -> nn.Module:
         raise ValueError(f"options of encoder='gin': {error}") from error
 
 
-def judge(encoder: nn.Module, graphs: GraphSet, seed: int = 0) -> Accuracies:
+def judge(encoder: nn.Module, graphs: GraphSet, seed: int = 0) -> EvaluationResult:
     """Accuracy of a support vector machine on frozen embeddings, by ten folds; its penalty chosen within each."""
     if graphs.labels is None:
         raise ValueError(f"{graphs.name} has no labels, and an evaluation needs them")
-    features = extract_graphs(encoder, graphs)
-    result = svm_accuracy(features, graphs.labels, seed=seed)
-    return Accuracies({"svm": result.mean}, {"svm": result.note})
+    return evaluate_set(extract_graphs(encoder, graphs), graphs.labels, seed=seed)
