@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hardneg.printable import printable
-from hardneg.terminal import MARK, METRIC_TITLES, cell, err, fail, note, out, print_json, remark, say, show_table
+from hardneg.terminal import MARK, cell, err, fail, note, out, print_json, remark, say, show_table
 
 if TYPE_CHECKING:
     from hardneg.training.compare import Run
@@ -115,7 +115,8 @@ def train(
         noted = {name: f" ({note})" for name, note in figures.notes.items()}
         say(
             " · ".join(
-                f"{METRIC_TITLES[name]} {100 * figure:.1f} %{noted.get(name, '')}" for name, figure in figures.items()
+                f"{(shown := figures.format(name)).title} {shown.text(figure)}{noted.get(name, '')}"
+                for name, figure in figures.items()
             )
         )
     say(f"next: hardneg report {_named(folder)}", style="dim")
@@ -158,7 +159,8 @@ def compare(
     comparing.check_data(runs)
     failed = _carry_out(runs, quiet=as_json)
     more = {"run": str(run), "failed": failed}
-    show_table(comparing.results(runs), comparing.notes(runs), baseline or rows[0], as_json, more)
+    formats = comparing.formats(runs)
+    show_table(comparing.results(runs), comparing.notes(runs), baseline or rows[0], as_json, more, formats)
     if not as_json:
         trusted = " --trust" * any(needs_trust(planned.settings) for planned in cells)
         say(f"next: hardneg report {shlex.quote(str(run))}{trusted}", style="dim")
@@ -221,7 +223,7 @@ def evaluate(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Evaluate the frozen encoder of a run: kNN, 1-NN, a few labels per class, linear readout."""
+    """Evaluate the frozen encoder of a run: kNN, 1-NN, a few labels per class, linear probe."""
     from hardneg.training.evaluate import evaluate as evaluate_run
 
     if trust:
@@ -230,12 +232,13 @@ def evaluate(
     if as_json:
         print_json(figures.to_json())
         return
-    table = Table("figure", "accuracy", title=cell(f"{run}" + (f" on {data}" if data else "")))
+    table = Table("metric", "value", title=cell(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
-        table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %{MARK * (name in figures.notes)}")
+        shown = figures.format(name)
+        table.add_row(cell(shown.heading), f"{shown.text(figure)}{MARK * (name in figures.notes)}")
     out.print(table)
     for name, note_text in figures.notes.items():
-        say(f"{MARK} {METRIC_TITLES[name]}: {note_text}")
+        say(f"{MARK} {figures.format(name).title}: {note_text}")
 
 
 @app.command(epilog="Examples:\n\n    hardneg report runs/compare\n\n    hardneg report runs/a runs/b --to report.html")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from hardneg.insight.samples import look_at_test_set
+from hardneg.insight.samples import load_test_samples
 from hardneg.training import compare, evaluate, recipe, run
 
 BRIEF = ["encoder.name=tiny", "encoder.hidden=16", "encoder.outputs=8", "trainer.epochs=1", "trainer.batch_size=16",
@@ -92,7 +92,7 @@ def test_a_changed_folder_does_not_move_trained_images_into_the_test(
         evaluate.evaluate(tmp_path / "run", str(photos.parent / "." / "photos"), metrics=["nearest"])
     assert evaluated[5] == held_out - {min(held_out)}
     with pytest.warns(UserWarning, match="has changed"):
-        assert numbers(look_at_test_set(tmp_path / "run").images) == held_out - {min(held_out)}  # type: ignore[arg-type]
+        assert numbers(load_test_samples(tmp_path / "run").images) == held_out - {min(held_out)}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("layout", ["undivided", "train and test"])
