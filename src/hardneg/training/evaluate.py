@@ -36,8 +36,8 @@ def evaluate(
     folder: of the run · source: other data to transfer the frozen encoder to, written to ``transfer.json`` instead;
     images that the run held out remain the test images of a copy of its data · size: side of the images of another
     source (default: as in training) · metrics: names, ``package.module:callable`` or `Metric` objects, by default those
-    of the recipe · trust: allow code that the folder names as ``module:callable`` · data, views, encoder: what was given
-    to `train` as an object
+    of the recipe · trust: allow code that the folder names as ``module:callable`` · data, views, encoder: what was
+    given to `train` as an object
     """
     run = load_run(folder, trust=trust, data=data, views=views, encoder=encoder)
     run_folder.check_links(run.folder)
