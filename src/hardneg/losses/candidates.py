@@ -174,7 +174,7 @@ class _Crowd:
 
     def _friends(self, anchor_views: Sequence[int], pool_views: Sequence[int], layout: RowLayout) -> Eligibility:
         """Positives by group: same known label or same instance, but not the anchor itself."""
-        whole, anchors = layout.whole, layout.batch * layout.views
+        whole, anchors = layout.global_batch, layout.batch * layout.views
         instances = layout.instances(slice(0, anchors))  # (A,)
         everyone = torch.arange(whole, device=layout.device)
         assert self.labels is not None
@@ -191,7 +191,7 @@ class _Crowd:
             excluded=itself,
             anchor_groups=groups[instances],
             candidate_groups=groups.repeat(len(pool_views)),
-            same=True,
+            same_group=True,
         )
 
 
@@ -202,7 +202,7 @@ def _met(
 
     views: of the pool · given: negatives given, of which ``exclude`` (B, E) are not met, or only ``allowed`` (B, n) are
     """
-    met = torch.full((layout.batch,), (layout.whole - 1) * views, dtype=dtype, device=layout.device)
+    met = torch.full((layout.batch,), (layout.global_batch - 1) * views, dtype=dtype, device=layout.device)
     met += given if allowed is None else allowed.sum(dim=1)
     if exclude is not None:
         ordered = exclude.sort(dim=1).values

@@ -38,7 +38,7 @@ def loss_of(
         for number, meeting in enumerate(arranged)
     ]
     record = Diagnostics(answers, scale.detach())
-    weights.half_copies.forget()
+    weights.half_copies.clear()
     loss = _reduced(
         settings,
         _joined([answer.losses for answer in answers]),
@@ -127,7 +127,7 @@ def _combined(settings: Settings, positives: Positives, log_total: Tensor, half_
         if settings.positive_in_denominator:
             return positives.mean_softplus(log_total)
         return log_total - positives.mean()
-    plain = positives.sums(Rule(largest=settings.largest_score, half_copies=half_copies))
+    plain = positives.sums(Rule(max_abs_score=settings.largest_score, half_copies=half_copies))
     some = plain.count > 0
     log_sum = torch.where(some, plain.tilted, 0.0)  # log Σ e^p
     if settings.combine_positives == "in_denominator":

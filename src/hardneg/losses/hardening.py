@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
+from hardneg.losses.kernels.interface import Bound
 from hardneg.losses.schedules import Schedule, Setting, value
 from hardneg.losses.temperature import Learnable
-
-Bound = float | Tensor | None  # a score for all anchors, one per anchor (A,), or no bound
 
 
 def tighter(one: Bound, other: Bound, pick: Callable[[float, float], float]) -> Bound:

@@ -15,8 +15,8 @@ from hardneg.losses.diagnostics import Diagnostics, answer_of_pairs
 from hardneg.losses.hardening import Hardening, Uniform
 from hardneg.losses.inputs import check_negatives, check_use, check_views, half, read
 from hardneg.losses.kernels import PLAIN, Eligibility, Kernel, PairLoss, choose
+from hardneg.losses.kernels.interface import GuardedLoss
 from hardneg.losses.schedules import Adaptive, Setting, value
-from hardneg.losses.second_order import Traced
 from hardneg.losses.settings import Adjustable, Settings
 from hardneg.losses.temperature import Learnable
 
@@ -166,7 +166,7 @@ class InfoNCE(Adjustable):
             self._warn_if_floored(**{name: float(count) for name, count in record.floored().items()}, stacklevel=5)
         if loss.requires_grad and not compiling and not torch._C._are_functorch_transforms_active():
             plain = None if kernel is PLAIN else partial(combine.plain_loss, now, key)
-            loss = Traced.apply(loss, plain, scale, *tensors)  # type: ignore[no-untyped-call]
+            loss = GuardedLoss.apply(loss, plain, scale, *tensors)  # type: ignore[no-untyped-call]
         return loss
 
     def check_device(self, device: torch.device) -> None:
@@ -297,7 +297,7 @@ class InfoNCE(Adjustable):
         scale = rules.scale_of(now, z1, torch.float32)
         rule = rules.banded(now, rules.weights_of(now, [], scale, half(z1, z2)), None, None, scale)
         if isinstance(now.negative_count, str):  # of one pair there are none, whatever their number is said to be
-            log_number = None if now.negative_count == "support" else math.log(max(eligibility.number, 1))
+            log_number = None if now.negative_count == "support" else math.log(max(eligibility.count_per_anchor, 1))
         else:
             log_number = math.log(now.negative_count)
         loss, seen = pair_loss(

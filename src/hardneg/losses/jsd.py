@@ -9,10 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from hardneg import checks
 from hardneg.losses import node_graph
-from hardneg.losses.kernels.interface import EXACT_SOFTPLUS
+from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, GuardedLoss
 from hardneg.losses.node_graph import Encounter, Rule
 from hardneg.losses.schedules import Adaptive, Schedule, Setting, value
-from hardneg.losses.second_order import Traced
 from hardneg.losses.settings import Adjustable
 
 LOG_2 = 0.6931471805599453
@@ -97,7 +96,7 @@ class JSD(Adjustable):
             self._last = encounter.detached()
             loss = self._reduced(encounter)
         if loss.requires_grad and not torch.compiler.is_compiling():
-            loss = Traced.apply(loss, None, *given)  # type: ignore[no-untyped-call]
+            loss = GuardedLoss.apply(loss, None, *given)  # type: ignore[no-untyped-call]
         return loss
 
     def set_progress(self, fraction: float) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from hardneg import checks
 from hardneg.checks import whole
 from hardneg.evaluation.knn import _nearest
-from hardneg.losses import second_order
 from hardneg.losses.inputs import normalized
+from hardneg.losses.kernels import interface
 from hardneg.losses.schedules import Adaptive, Schedule, Setting, value
 from hardneg.losses.settings import Adjustable
 from hardneg.losses.temperature import Learnable
@@ -246,7 +246,7 @@ class _Attach(torch.autograd.Function):
         pull, unit, scale, rows = ctx.saved_tensors  # unpacking compares the versions
         if torch.is_grad_enabled():  # a graph of the gradient is asked for
             plain = partial(ctx.sets.losses, rows.detach())
-            found = second_order.gradients(plain, (unit, scale), ctx.needs_input_grad[3:5], grad)
+            found = interface.gradients(plain, (unit, scale), ctx.needs_input_grad[3:5], grad)
             return None, None, None, *found, None
         along = (unit * pull).sum(dim=1)  # (B,)
         return None, None, None, grad[:, None] * scale * pull, (grad * along).sum(), None

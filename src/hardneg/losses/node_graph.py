@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hardneg.losses import second_order
+from hardneg.losses.kernels import interface
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS
 from hardneg.matmul import TILE, row_blocks
 
@@ -169,7 +169,7 @@ class _Divergence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # a graph of the gradient is asked for
             plain = partial(_plain, ctx.encounter, ctx.rule)
-            return *second_order.gradients(plain, ctx.saved_tensors, ctx.needs_input_grad[:2], grad), None, None
+            return *interface.gradients(plain, ctx.saved_tensors, ctx.needs_input_grad[:2], grad), None, None
         slope = _Gradient(*ctx.saved_tensors)
         with torch.autocast(grad.device.type, enabled=False):
             for block in ctx.encounter:
@@ -198,7 +198,7 @@ class _Total(torch.autograd.Function):
         inputs = ctx.saved_tensors
         if torch.is_grad_enabled():
             plain, needed = partial(_plain, ctx.encounter, ctx.rule), ctx.needs_input_grad[:2]
-            return *second_order.gradients(plain, inputs, needed, grad * ctx.shares), None, None, None
+            return *interface.gradients(plain, inputs, needed, grad * ctx.shares), None, None, None
         return ctx.slope.of_nodes * grad, ctx.slope.of_graphs * grad, None, None, None
 
 

@@ -47,7 +47,7 @@ def weights_of(settings: Settings, arranged: list[Meeting], scale: Tensor, preci
         tilt=tilt * stretch if tilt > 0 else 0.0,
         log_weight=log_weight,
         grad_through_weights=settings.grad_through_weights,
-        largest=settings.largest_score,
+        max_abs_score=settings.largest_score,
         half_copies=HalfCopies(precision),
     )
 
@@ -94,6 +94,6 @@ def draws_of(settings: Settings, meeting: Meeting, number: int, key: Tensor | No
     """
     if settings.num_negatives is None or key is None:
         return None
-    anchors = meeting.layout.whole * meeting.layout.views
-    layout = meeting.layout.order() + number * anchors  # (A,)
+    anchors = meeting.layout.global_batch * meeting.layout.views
+    layout = meeting.layout.global_rows() + number * anchors  # (A,)
     return randomness.integers(key.to(layout.device), layout, settings.num_negatives)

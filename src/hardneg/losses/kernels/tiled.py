@@ -223,7 +223,7 @@ class _NegativeSums:
         self.peak, self.heavy, self.light = (anchors.new_zeros(len(anchors)) for _ in range(3))
         self.ring: dict[int, percentiles.Edges] = {}  # by strip: the edges of the band
         self.picked: dict[int, Tensor] = {}  # by strip: the negatives drawn, (R, k)
-        tilt, largest = rule.tilt, rule.largest
+        tilt, largest = rule.tilt, rule.max_abs_score
         self.bounded = largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
         # With β = 0 or 1 one exponential x = e^s serves both sums and both their derivatives.
         self.shares = self.bounded and rule.draws is None and tilt in (0, 1)
