@@ -12,7 +12,7 @@ from hardneg import checks
 from hardneg.checks import whole
 from hardneg.evaluation.features import check_sets, class_indices, random_ranks, share_equal
 from hardneg.losses.inputs import normalized
-from hardneg.matmul import exact_products, row_blocks, where_precise
+from hardneg.matmul import exact_products, largest_columns, row_blocks, where_precise
 
 
 def knn_accuracy(
@@ -130,7 +130,7 @@ def _vote(
     winners = torch.empty(len(test), dtype=torch.int64, device=test.device)
     for block in row_blocks(len(test), len(train), chunk):
         cosines = test[block] @ train.T  # (R, N)
-        nearest = _nearest(cosines, k)  # (R, k)
+        nearest = largest_columns(cosines, k)  # (R, k)
         near = where_precise(cosines.gather(1, nearest)).double()
         # Relative to the nearest neighbour's weight: no temperature overflows.
         weights = ((near - near.amax(dim=1, keepdim=True)) / temperature).exp()
@@ -138,20 +138,3 @@ def _vote(
         votes.scatter_add_(1, targets[nearest], (weights * whole_vote).round().long().to(votes.device))
         winners[block] = votes.argmax(dim=1)  # the first of equals
     return classes[winners]
-
-
-def _nearest(cosines: Tensor, k: int) -> Tensor:
-    """Columns of the k largest of each row of cosines (R, N), in no order; of equal ones, those that come first."""
-    if k == cosines.shape[1]:
-        return torch.arange(k, device=cosines.device).expand(len(cosines), k)
-    largest, columns = cosines.topk(k + 1, dim=1)
-    columns = columns[:, :k].contiguous()
-    # topk picks freely among equals, which matters only where the last one in equals the first one out.
-    torn = (largest[:, k - 1] == largest[:, k]).nonzero()[:, 0]
-    if len(torn):
-        cosines, edge = cosines[torn], largest[torn, k - 1, None]
-        inside, tied = cosines > edge, cosines == edge
-        room = k - inside.sum(dim=1, keepdim=True)
-        inside |= tied & (tied.cumsum(dim=1, dtype=torch.int32) <= room)
-        columns[torn] = inside.nonzero()[:, 1].view(-1, k)
-    return columns

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hardneg import distributed
-from hardneg.losses.local_aggregation import LocalAggregation
+from hardneg.losses.local_aggregation import Form, LocalAggregation
 from hardneg.methods.instance_discrimination import InstanceDiscrimination
 
 
@@ -21,7 +21,7 @@ class LocalAggregationMethod(InstanceDiscrimination):
         form: see `hardneg.losses.local_aggregation.LocalAggregation`
     """
 
-    def __init__(self, *parts: Any, background: int = 4096, form: str = "paper", **options: Any) -> None:
+    def __init__(self, *parts: Any, background: int = 4096, form: Form = "paper", **options: Any) -> None:
         super().__init__(*parts, **options)
         if self.past.clusters is None or self.past.close != "ignored":
             raise ValueError(
@@ -30,7 +30,7 @@ class LocalAggregationMethod(InstanceDiscrimination):
             )
         if self.objective.supervision != "none":
             raise ValueError(f"Local Aggregation uses no labels, got supervision={self.objective.supervision!r}")
-        self.aggregation = LocalAggregation(self.objective.temperature, background, form)
+        self.aggregation = LocalAggregation(self.objective.temperature, background, form=form)
 
     def compared(self, z: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         clusters = self.past.clusters
