@@ -93,7 +93,7 @@ def test_a_learnt_temperature_has_its_gradient(form: str) -> None:
     assert isinstance(loss.temperature, hn.Learnable)
     found = loss.temperature.log_value.grad
     step = 1e-5
-    values = [LocalAggregation(0.2 * math.exp(e), 12, form)(z, rows, idx, clusters) for e in (-step, step)]
+    values = [LocalAggregation(0.2 * math.exp(e), 12, form=form)(z, rows, idx, clusters) for e in (-step, step)]
     assert found is not None
     assert found.item() == pytest.approx(float(values[1] - values[0]) / (2 * step), rel=1e-5)
 
