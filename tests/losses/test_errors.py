@@ -70,7 +70,7 @@ def test_settings_are_refused_at_construction(options: dict[str, Any], message: 
         (lambda: hn.Linear(0, 1, until=0), r"until must be > 0"),
         (lambda: hn.Steps([1.0], [0.5]), r"one more than boundaries"),
         (lambda: hn.Steps([1.0, 2.0, 3.0], [0.5, 0.5]), r"boundaries must increase"),
-        (lambda: hn.HardnessAnneal(1.0, 0), r"changes must be ≥ 1"),
+        (lambda: hn.HardnessAnneal(1.0, 0), r"changes must be a whole number ≥ 1"),
         (lambda: hn.HardnessAnneal(1.0, 2, "sideways"), r"'down' or 'up'"),
         (lambda: hn.Adaptive(start=2.0), r"start must be in"),
         (lambda: hn.Adaptive(step=0.0), r"step must be > 0"),

@@ -18,7 +18,7 @@ from hardneg.evaluation.features import (
     share_equal,
 )
 from hardneg.losses.inputs import normalized
-from hardneg.matmul import exact_products, row_blocks, where_precise
+from hardneg.matmul import exact_products, largest_columns, row_blocks, where_precise
 
 
 def knn_accuracy(
@@ -135,7 +135,7 @@ def _vote(
     predicted = torch.empty(len(test), dtype=torch.int64, device=test.device)
     for block in row_blocks(len(test), len(train), chunk):
         cosines = test[block] @ train.T  # (R, N)
-        nearest = _nearest(cosines, k)  # (R, k)
+        nearest = largest_columns(cosines, k)  # (R, k)
         near = where_precise(cosines.gather(1, nearest)).double()
         # Relative to the weight of the nearest neighbor, so that no temperature overflows.
         weights = ((near - near.amax(dim=1, keepdim=True)) / temperature).exp()
@@ -143,20 +143,3 @@ def _vote(
         votes.scatter_add_(1, targets[nearest], (weights * vote_scale).round().long().to(votes.device))
         predicted[block] = votes.argmax(dim=1)  # the first of equal votes
     return classes[predicted]
-
-
-def _nearest(cosines: Tensor, k: int) -> Tensor:
-    """Columns of the k largest cosines of each row (R, N), in any order; of equal cosines, the first columns."""
-    if k == cosines.shape[1]:
-        return torch.arange(k, device=cosines.device).expand(len(cosines), k)
-    largest, columns = cosines.topk(k + 1, dim=1)
-    columns = columns[:, :k].contiguous()
-    # The order of topk among equal values is undefined. It matters only if the k-th and the next value are equal.
-    tied_rows = (largest[:, k - 1] == largest[:, k]).nonzero()[:, 0]
-    if len(tied_rows):
-        cosines, bound = cosines[tied_rows], largest[tied_rows, k - 1, None]
-        inside, tied = cosines > bound, cosines == bound
-        free = k - inside.sum(dim=1, keepdim=True)
-        inside |= tied & (tied.cumsum(dim=1, dtype=torch.int32) <= free)
-        columns[tied_rows] = inside.nonzero()[:, 1].view(-1, k)
-    return columns

@@ -1,12 +1,12 @@
 """Local Aggregation (LA): instance discrimination at first, then clusters against the nearest neighbors."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hardneg import distributed
-from hardneg.losses.local_aggregation import LocalAggregation
+from hardneg.losses.local_aggregation import Form, LocalAggregation
 from hardneg.methods.instance_discrimination import BankSettings, InstanceDiscrimination, make_bank
 from hardneg.methods.method import Plan
 from hardneg.section import Count
@@ -17,7 +17,7 @@ class LocalAggregationSettings(BankSettings):
 
     background: Count = 4096
     """Number of nearest rows that a sample is compared with."""
-    form: Literal["paper", "published"] = "paper"
+    form: Form = "paper"
     """The formula of the paper, or that of its authors' code."""
 
 
@@ -34,7 +34,7 @@ class LocalAggregationMethod(InstanceDiscrimination):
 
     Settings = LocalAggregationSettings
 
-    def __init__(self, *parts: Any, background: int = 4096, form: str = "paper", **options: Any) -> None:
+    def __init__(self, *parts: Any, background: int = 4096, form: Form = "paper", **options: Any) -> None:
         super().__init__(*parts, **options)
         if self.memory.clusters is None or self.memory.close != "ignored":
             raise ValueError(
@@ -43,7 +43,7 @@ class LocalAggregationMethod(InstanceDiscrimination):
             )
         if self.objective.supervision != "none":
             raise ValueError(f"Local Aggregation uses no labels, got supervision={self.objective.supervision!r}")
-        self.aggregation = LocalAggregation(self.objective.temperature, background, form)
+        self.aggregation = LocalAggregation(self.objective.temperature, background, form=form)
 
     @classmethod
     def memory_arguments(cls, plan: Plan) -> dict[str, Any]:

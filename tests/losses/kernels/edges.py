@@ -77,7 +77,7 @@ def find_edges(
     """
     from hardneg.losses.kernels.triton import blocks, percentile_bands, percentile_lists, row_sums, tile_sizes
 
-    rule, scale = Rule(rings=rings, tilt=tilt or 0.0, largest=8.0), torch.full((), 2.0, device=anchors.device)
+    rule, scale = Rule(rings=rings, tilt=tilt or 0.0, max_abs_score=8.0), torch.full((), 2.0, device=anchors.device)
     walk = blocks.Walk(row_sums.Negatives(eligibility, rule), scale, anchors, candidates, 0, blocks.Band(), False)
     launch, missed, looks = tile_sizes.launch, [], []
 

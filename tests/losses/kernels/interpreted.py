@@ -202,7 +202,7 @@ def hidden(places: RowLayout, pool_views: int) -> Tensor:
     """Which candidates of a pool (N,) the tiles of scores hide from each anchor, (A, N)."""
     from hardneg.losses.kernels.triton import blocks, row_sums
 
-    anchors, pool = torch.randn(places.batch * places.views, 2), torch.randn(places.whole * pool_views, 2)
+    anchors, pool = torch.randn(places.batch * places.views, 2), torch.randn(places.global_batch * pool_views, 2)
     question = row_sums.Negatives(Eligibility(len(pool), own=places, pool_views=pool_views), Rule())
     return blocks.Walk(question, torch.ones(()), anchors, pool, 0, blocks.Band(), False).scores() == -torch.inf
 

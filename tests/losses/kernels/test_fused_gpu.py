@@ -218,12 +218,12 @@ def test_memory_grows_with_rows_and_not_with_their_square() -> None:
 
 
 def test_auto_takes_the_fused_kernel_and_waits_for_nothing() -> None:
-    from hardneg.losses.kernels import choose, reference
+    from hardneg.losses.kernels import reference
     from hardneg.losses.kernels.triton import operators
 
     device = torch.device("cuda", 0)
-    assert choose("auto", general_weights=False, device=device) is operators
-    assert choose("auto", general_weights=True, device=device) is reference
+    assert hn.simclr()._kernel(device) is operators
+    assert hn.InfoNCE(hardening=hn.Custom(torch.exp))._kernel(device) is reference
     arguments = {name: t.requires_grad_() for name, t in views(256, 128, torch.bfloat16).items()}
     losses = [
         (hn.hcl(), arguments),

@@ -145,13 +145,13 @@ class Walk:
             "columns": eligibility.columns,
             "batch": layout.batch,
             "offset": layout.offset,
-            "whole": layout.whole,
+            "whole": layout.global_batch,
             "named": 0 if eligibility.excluded is None else eligibility.excluded.shape[1],
             "allowed_rows": 1 if allowed is None else allowed.shape[0],
             "allowed_columns": 1 if allowed is None else allowed.shape[1],
             "OWN": own is not None,
             "EXCLUDED": eligibility.excluded is not None,
-            "GROUPS": (2 if eligibility.same else 1) if groups else 0,
+            "GROUPS": (2 if eligibility.same_group else 1) if groups else 0,
             "ALLOWED": allowed is not None,
         }
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hardneg.losses import second_order
+from hardneg.losses.kernels import interface
 from hardneg.losses.kernels.triton import blocks as walks
 from hardneg.losses.kernels.triton import forward, rowwise
 from hardneg.losses.kernels.triton.launch import launch
@@ -143,7 +143,7 @@ class Whole(torch.autograd.Function):
             numbers = numbers.sum()
             result = result.sum() / numbers.clamp(min=1) if form.mean else result.sum()
         # As they were given: autograd then refuses a backward pass if one was overwritten meanwhile.
-        watched = map(second_order.saveable, (question.eligibility.excluded, question.eligibility.allowed))
+        watched = interface.saveable(question.eligibility.excluded, question.eligibility.allowed)
         ctx.save_for_backward(*given, scale, low, block, numbers, kept, *watched)
         ctx.question, ctx.form, ctx.band, ctx.plain = question, form, band, plain
         seen += (low, block, similarity, kept)
@@ -155,7 +155,7 @@ class Whole(torch.autograd.Function):
         z1, z2, negatives, scale, low, block, numbers, kept, *_watched = ctx.saved_tensors
         if torch.is_grad_enabled():  # a graph of the gradient is asked for
             inputs = (z1, z2, negatives, scale)
-            return *second_order.gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None, None
+            return *interface.gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None, None
         z1, z2 = rowwise.by_rows(z1), rowwise.by_rows(z2)
         question, form = ctx.question, ctx.form
         top, factors, made = kept[3], kept[4:6].view(-1, 2), kept[6:].unbind()

@@ -217,7 +217,7 @@ def _strip(
     tile_sizes.launch(
         percentile_lists.deal, common | lists | summing | dealing, rows, plan.parts, width, walk.whole, "deal"
     )
-    known = 0 if counted else walk.question.eligibility.number
+    known = 0 if counted else walk.question.eligibility.count_per_anchor
     eligible = tally[percentile_lists.ELIGIBLE.value].sum(dim=1) if counted else None
     first, stop = known_ranks(known, rule.rings) if eligible is None else rule.ranks(eligible)
     missed = empty(2, rows)

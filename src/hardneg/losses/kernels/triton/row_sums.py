@@ -38,7 +38,7 @@ class Negatives:
     @property
     def bounded(self) -> bool:
         """Can no exponential leave the range of float32, so that no row needs its maximum?"""
-        tilt, largest = self.rule.tilt, self.rule.largest
+        tilt, largest = self.rule.tilt, self.rule.max_abs_score
         return largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
 
     @property
@@ -59,8 +59,8 @@ class Negatives:
     def known_count(self) -> int:
         """The number of negatives of every anchor, where they need not be counted."""
         if not self.rule.rings:
-            return self.eligibility.number
-        first, end = known_ranks(self.eligibility.number, self.rule.rings)
+            return self.eligibility.count_per_anchor
+        first, end = known_ranks(self.eligibility.count_per_anchor, self.rule.rings)
         return max(0, end - first)
 
 
@@ -89,7 +89,7 @@ def numbered(eligibility: Eligibility, rule: Rule) -> tuple[Eligibility, Tensor 
         anchor_groups=torch.where(found, first, -1).int(),
         candidate_groups=torch.searchsorted(ordered, eligibility.candidate_groups, out_int32=True),
     )
-    if eligibility.same or rule.is_banded or eligibility.allowed is not None or eligibility.excluded is not None:
+    if eligibility.same_group or rule.is_banded or eligibility.allowed is not None or eligibility.excluded is not None:
         return numbered, None
     # An anchor's own instance is of its group, unless that is unknown.
     alone = 0 if eligibility.own is None else eligibility.pool_views
