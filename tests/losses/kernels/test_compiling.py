@@ -128,15 +128,42 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("dtype", "dim"), [(torch.bfloat16, 128), (torch.float32, 64), (torch.bfloat16, 384)], ids=str)
-def test_programs_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int) -> None:
+NARROW, FLOAT32, WIDE = (torch.bfloat16, 128), (torch.float32, 64), (torch.bfloat16, 384)
+# In the quick run every mask, band and layout is compiled once, in one of the three forms.
+QUICK = {
+    ("pairs", NARROW), ("cold", FLOAT32), ("labels", WIDE), ("towers, whole loss", NARROW), ("towers", FLOAT32),
+    ("queue, some excluded", WIDE), ("queue, masked", FLOAT32), ("ring", NARROW),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "dim"),
+    [
+        pytest.param(name, *form, marks=[] if (name, form) in QUICK else [pytest.mark.slow])
+        for form in (NARROW, FLOAT32, WIDE)
+        for name in CASES
+    ],
+    ids=str,
+)
+def test_kernels_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int) -> None:
     check(*CASES[name], dtype, dim)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("hardening", [hn.Exponential(1.3), (hn.Exponential(1.0), hn.Threshold(0.5))], ids=str)
-def test_programs_that_make_every_score_once_compile(
+TILTED = hn.Exponential(1.3)
+
+
+@pytest.mark.parametrize(
+    ("hardening", "dtype"),
+    [
+        pytest.param(
+            hardening, dtype, marks=[] if (hardening, dtype) == (TILTED, torch.bfloat16) else [pytest.mark.slow]
+        )
+        for hardening in (TILTED, (hn.Exponential(1.0), hn.Threshold(0.5)))
+        for dtype in (torch.bfloat16, torch.float32)
+    ],
+    ids=str,
+)
+def test_kernels_that_use_the_symmetry_of_scores_compile(
     hardening: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hardneg.losses.kernels.triton import wide_rows

@@ -27,9 +27,14 @@ Call = Callable[..., Any]
 Arguments = dict[str, Tensor]
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 # Constants of the kernel under which small problems take the ways of large ones.
-IN_STRETCHES = {"tile_sizes.SMALL": 0}
+IN_PARTS = {"tile_sizes.SMALL": 0, "tile_sizes.UNIT": 64}
 IN_STRIPS = {"blocks.WIDEST": 16, "wide_rows.STRIP": 0}
 MIRRORED = IN_STRIPS | {"wide_rows.MIRRORED": 32, "wide_rows.WORTH_MIRRORING": 2, "tile_sizes.SMALL": 0}
+
+
+def slow(*values: Any) -> Any:
+    """Cases of the full grid, of which the quick run takes a few."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +109,20 @@ def against_the_loops(call: Call, case: Case) -> set[str]:
     return case.matters(truth)
 
 
+@pytest.mark.parametrize("examples", [12, slow(40)])
 @pytest.mark.parametrize("integer", [False, True], ids=["any", "ties"])
-def test_any_settings_agree_with_the_loops(call: Call, integer: bool) -> None:
+def test_any_settings_agree_with_the_loops(call: Call, integer: bool, examples: int) -> None:
     reached: Counter[str] = Counter()
 
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
     @given(case=cases(custom=False, integer=integer))  # exact scores that tie: ties go by index
     def agrees(case: Case) -> None:
         reached.update(against_the_loops(call, case))
 
     agrees()
+    if examples == 12:
+        check_reached(reached, {"valid": 8, "negatives": 3})
+        return
     few = dict.fromkeys(["weight_range", "exclude", "negative_mask", "negative_labels", "below", "tau_threshold"], 2)
     some = dict.fromkeys(["beta", "rings", "labels", "negative_count"], 6)
     check_reached(reached, {"valid": 35, "negatives": 12, **some, **few} | ({} if integer else {"unfloored": 6}))
@@ -191,10 +200,14 @@ SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("options", "names"), SETTINGS.values(), ids=SETTINGS.keys())
-def test_every_setting_has_the_gradient_of_float64(call: Call, options: dict[str, Any], names: list[str]) -> None:
+IN_SLOW_RUN = {"both directions, ring", "other view, ring"}  # rings take seconds, and others have them
+
+
+@pytest.mark.parametrize("name", [slow(name) if name in IN_SLOW_RUN else name for name in SETTINGS])
+def test_every_setting_has_the_gradient_of_float64(call: Call, name: str) -> None:
+    options, names = SETTINGS[name]
     everything = full()
-    arguments = {name: everything[name] for name in ("z1", "z2", *names)}
+    arguments = {key: everything[key] for key in ("z1", "z2", *names)}
     check(call(interpreted.run, options, arguments), options, arguments)
 
 
@@ -255,12 +268,12 @@ def test_gradients_leave_out_the_own_instance_wherever_tiles_begin(call: Call, h
         {"in_batch": None, "hardening": hn.Exponential(1.0), "class_prior": 0.02},
     ],
 )
-def test_sums_of_several_stretches_are_added(call: Call, options: dict[str, Any]) -> None:
-    # Stretches are of 256 candidates.
-    everything = full(rows=7, dim=4, keys=300)
+def test_sums_of_several_parts_are_added(call: Call, options: dict[str, Any]) -> None:
+    # Parts are of 64 candidates.
+    everything = full(rows=7, dim=4, keys=76)
     names = ["labels", "negative_labels"] if "supervision" in options else []
     arguments = {key: everything[key] for key in ("z1", "z2", "negatives", *names)}
-    check(call(interpreted.guarded, options, arguments, IN_STRETCHES), options, arguments)
+    check(call(interpreted.guarded, options, arguments, IN_PARTS), options, arguments)
 
 
 @pytest.mark.parametrize("constants", [{}, IN_STRIPS], ids=["whole", "strips"])
@@ -272,13 +285,14 @@ def test_two_towers_may_have_bounds_of_each_anchor(
     check(call(interpreted.guarded, options, arguments, constants), options, arguments)
 
 
+@pytest.mark.parametrize(("constants", "rows"), [(IN_PARTS, 78), slow({"tile_sizes.SMALL": 0}, 270)])
 @pytest.mark.parametrize("options", [{}, {"hardening": hn.Exponential(1.3), "normalize": False}, {"temperature": 0.01}])
-def test_two_towers_meet_in_both_directions_wherever_tiles_and_stretches_begin(
-    call: Call, options: dict[str, Any]
+def test_both_directions_of_two_towers_are_right_wherever_tiles_and_parts_begin(
+    call: Call, options: dict[str, Any], constants: dict[str, Any], rows: int
 ) -> None:
-    # Halves of 270 rows: neither tiles nor stretches end where they do.
-    arguments, options = views(270, 3), TOWERS | options
-    check(call(interpreted.guarded, options, arguments, IN_STRETCHES), options, arguments)
+    # Neither tiles nor parts of the candidates end where a half of the rows does.
+    arguments, options = views(rows, 3), TOWERS | options
+    check(call(interpreted.guarded, options, arguments, constants), options, arguments)
 
 
 @pytest.mark.parametrize(
@@ -309,25 +323,34 @@ def test_wide_rows_are_taken_strip_by_strip(call: Call, name: str) -> None:
         (TOWERS | {"temperature": 0.01}, False),
     ],
 )
-@pytest.mark.parametrize("rows", [72, 65])
+@pytest.mark.parametrize("rows", [None, slow(72), slow(65)])  # None: the fewest that fill two strips
 def test_wide_rows_among_themselves_make_every_score_once(
-    call: Call, rows: int, options: dict[str, Any], mirrored: bool
+    call: Call, rows: int | None, options: dict[str, Any], mirrored: bool
 ) -> None:
-    everything = full(rows=rows, dim=18)
+    everything = full(rows=rows or (65 if options.get("symmetric") else 33), dim=18)
     arguments = {key: everything[key] for key in ("z1", "z2", *(["labels"] if "supervision" in options else []))}
     check(call(interpreted.guarded, options, arguments, MIRRORED), options, arguments)
     work: Work = call(interpreted.work, options, arguments, MIRRORED)
     assert (work.launches.count("sums") >= 3) == mirrored  # strips of 32 rows
 
 
-@pytest.mark.parametrize("constants", [{}, IN_STRIPS, MIRRORED], ids=["whole", "strips", "mirrored"])
 @pytest.mark.parametrize(
-    "options",
-    [{}, TOWERS, {"in_batch": "other"}, pytest.param({"hardening": hn.Ring(0.3, 0.9)}, marks=pytest.mark.slow)],
-    ids=str,
+    ("options", "constants", "rows"),
+    [
+        ({}, MIRRORED, 33),
+        (TOWERS, {}, 33),
+        ({"in_batch": "other"}, IN_STRIPS, 33),
+        *(
+            slow(options, constants, 65)
+            for options in ({}, TOWERS, {"in_batch": "other"}, {"hardening": hn.Ring(0.3, 0.9)})
+            for constants in ({}, IN_STRIPS, MIRRORED)
+        ),
+    ],
 )
-def test_measuring_tiles_changes_no_result(call: Call, options: dict[str, Any], constants: dict[str, Any]) -> None:
-    options, arguments = {"hardening": hn.Exponential(1.0), "class_prior": 0.02} | options, views(65, 18)
+def test_measuring_tiles_changes_no_result(
+    call: Call, options: dict[str, Any], constants: dict[str, Any], rows: int
+) -> None:
+    options, arguments = {"hardening": hn.Exponential(1.0), "class_prior": 0.02} | options, views(rows, 18)
     check(call(interpreted.measuring, options, arguments, constants), options, arguments)
 
 
@@ -382,7 +405,7 @@ def test_the_same_input_gives_the_same_bits(call: Call) -> None:
         options, names = SETTINGS[name]
         everything = full()
         arguments = {key: everything[key] for key in ("z1", "z2", *names)}
-        one, other = call(interpreted.run_many, [(options, arguments, IN_STRETCHES)] * 2)
+        one, other = call(interpreted.run_many, [(options, arguments, IN_PARTS)] * 2)
         assert torch.equal(one.value, other.value)
         assert all(torch.equal(grad, other.grads[key]) for key, grad in one.grads.items())
 

@@ -22,6 +22,11 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is f
 SMALL = {"SHORTEST_ROW": 64, "STEP": 3, "SPREAD": 3.0}
 
 
+def slow(*values: Any) -> Any:
+    """Cases of the full grid, of which the quick run takes a few: the interpreter takes seconds for some."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def find() -> Iterator[Callable[..., Found]]:
     """`find_edges`, interpreted."""
@@ -68,74 +73,115 @@ RINGS: dict[str, Rings] = {
 }
 
 
-@pytest.mark.parametrize("columns", [37, 333])
-@pytest.mark.parametrize("rings", RINGS.values(), ids=RINGS.keys())
-def test_edges_are_those_of_a_stable_sort(find: Callable[..., Found], rings: Rings, columns: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        *((name, 37) for name in RINGS),
+        *((name, 333) if name in ("narrow", "lowest", "two rings") else slow(name, 333) for name in RINGS),
+    ],
+)
+def test_edges_are_those_of_a_stable_sort(find: Callable[..., Found], name: str, columns: int) -> None:
+    rings = RINGS[name]
     check(find(torch.randn(3, 8), torch.randn(columns, 8), Eligibility(columns), rings, SMALL), rings)
 
 
-@pytest.mark.parametrize("rings", RINGS.values(), ids=RINGS.keys())
-def test_of_equal_scores_those_with_lower_indices_rank_lower(find: Callable[..., Found], rings: Rings) -> None:
-    check(find(integers(4), integers(333), Eligibility(333), rings, SMALL), rings)
-    check(find(integers(2), torch.ones(333, 8), Eligibility(333), rings, SMALL), rings)  # all equal
-    twins = torch.randn(167, 8).repeat(2, 1)
-    check(find(torch.randn(3, 8), twins, Eligibility(334), rings, SMALL), rings)
+TIES: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
+    "many": lambda anchors: (integers(anchors), integers(333)),
+    "all": lambda anchors: (integers(anchors), torch.ones(333, 8)),
+    "pairs": lambda anchors: (torch.randn(anchors, 8), torch.randn(167, 8).repeat(2, 1)),
+}
+SOME_TIES = [("many", "wide"), ("all", "one candidate"), ("all", "two rings"), ("pairs", "narrow")]
 
 
-def test_equal_scores_need_no_more_than_two_walks(find: Callable[..., Found]) -> None:
+@pytest.mark.parametrize(
+    ("ties", "name", "anchors"),
+    [*((*case, 2) for case in SOME_TIES), *(slow(ties, name, 4) for ties in TIES for name in RINGS)],
+)
+def test_of_equal_scores_those_with_lower_indices_rank_lower(
+    find: Callable[..., Found], ties: str, name: str, anchors: int
+) -> None:
+    rows, candidates = TIES[ties](anchors)
+    check(find(rows, candidates, Eligibility(len(candidates)), RINGS[name], SMALL), RINGS[name])
+
+
+@pytest.mark.parametrize("columns", [1500, slow(6000)])
+def test_equal_scores_need_no_more_than_two_passes(find: Callable[..., Found], columns: int) -> None:
     rings = ((0.3, 0.6),)
     constants = {"SHORTEST_ROW": 64, "STEP": 4, "SPREAD": 5.0}
     anchors = torch.stack([torch.zeros(8), torch.ones(8), -torch.ones(8)])
-    candidates = torch.ones(6000, 8)
-    candidates[torch.randperm(6000)[:2000]] = 0.0  # of the second anchor 2000 score 0, of the third they score highest
-    found = find(anchors, candidates, Eligibility(6000), rings, constants)
+    candidates = torch.ones(columns, 8)
+    # Of the second anchor a third scores 0, of the third anchor these score highest.
+    candidates[torch.randperm(columns)[: columns // 3]] = 0.0
+    found = find(anchors, candidates, Eligibility(columns), rings, constants)
     assert found.missed == 0
     assert found.again > 0
     check(found, rings)
 
 
-def test_wherever_the_similar_are_one_walk_is_enough(find: Callable[..., Found]) -> None:
-    rings, constants = ((0.6, 0.9),), {"SHORTEST_ROW": 64, "STEP": 4, "SPREAD": 4.0}
-    for similar in (
-        torch.arange(6000) // 200 % 4,  # together
-        torch.arange(6000) % 4,  # in step
-        torch.arange(6000) % 32,
-        torch.arange(6000) // 64 % 5,
-    ):
-        candidates = torch.randn(6000, 8) * 0.3
-        candidates[:, 0] += similar == 0
-        found = find(torch.eye(8)[:3] + 0.1, candidates, Eligibility(6000), rings, constants)
-        assert found.missed == found.again == 0
-        check(found, rings)
+SIMILAR: dict[str, Callable[[Tensor], Tensor]] = {
+    "together": lambda index: index // 200 % 4,
+    "every fourth": lambda index: index % 4,
+    "every thirty-second": lambda index: index % 32,
+    "in blocks": lambda index: index // 64 % 5,
+}
 
 
 @pytest.mark.parametrize(
-    ("tilt", "dtype"),
-    [(1.3, torch.float32), *((tilt, torch.float16) for tilt in (0.0, 0.5, 1.0, 2.0, 1.3))],
+    ("name", "columns"),
+    [("together", 3000), ("every thirty-second", 3000), *(slow(name, 6000) for name in SIMILAR)],
+)
+def test_one_pass_is_enough_wherever_similar_candidates_are(
+    find: Callable[..., Found], name: str, columns: int
+) -> None:
+    rings, constants = ((0.6, 0.9),), {"SHORTEST_ROW": 64, "STEP": 4, "SPREAD": 4.0}
+    candidates = torch.randn(columns, 8) * 0.3
+    candidates[:, 0] += SIMILAR[name](torch.arange(columns)) == 0
+    found = find(torch.eye(8)[:3] + 0.1, candidates, Eligibility(columns), rings, constants)
+    assert found.missed == found.again == 0
+    check(found, rings)
+
+
+# Candidates, constants, and which of the rare cases they reach.
+SUMMED: dict[str, tuple[Callable[[], Tensor], dict[str, float], str]] = {
+    "sampled": (lambda: torch.randn(333, 8), {}, "none"),
+    "all listed": (lambda: torch.randn(50, 8), {}, "none"),
+    "tied": (lambda: integers(333), {}, "tied"),
+    "tied pairs": (lambda: torch.randn(167, 8).repeat(2, 1), {}, "none"),
+    "no room": (lambda: torch.ones(600, 8), {}, "again"),
+    "missed": (lambda: torch.randn(100, 8), {"SPREAD": 0.0}, "missed"),
+}
+SOME_SUMS = [
+    (1.3, torch.float32, "sampled"),
+    (0.0, torch.float16, "tied"),
+    (0.5, torch.float16, "all listed"),
+    (1.0, torch.float16, "missed"),
+    (2.0, torch.float16, "no room"),
+    (1.3, torch.float16, "tied pairs"),
+]
+
+
+@pytest.mark.parametrize(
+    ("tilt", "dtype", "name", "anchors"),
+    [*((*case, 2) for case in SOME_SUMS), *(slow(*case[:2], name, 5) for case in SOME_SUMS for name in SUMMED)],
     ids=str,
 )
-def test_sums_over_the_band_come_with_its_edges(find: Callable[..., Found], tilt: float, dtype: torch.dtype) -> None:
-    for few, candidates, constants in (
-        ("none", torch.randn(333, 8) / 4, {}),
-        ("none", torch.randn(50, 8) / 4, {}),  # all listed
-        ("tied", integers(333) / 4, {}),
-        ("none", torch.randn(167, 8).repeat(2, 1) / 4, {}),  # twins
-        ("again", torch.ones(600, 8) / 4, {}),
-        ("missed", torch.randn(333, 8) / 4, {"SPREAD": 0.0}),
-    ):
-        anchors, rings = (integers(5) / 4).to(dtype), ((0.4, 0.8),)
-        columns = len(candidates)
-        found = find(anchors, candidates.to(dtype), Eligibility(columns), rings, SMALL | constants, tilt)
-        assert (found.again > 0) == (few == "again"), few
-        assert (found.tied > 0) == (few == "tied"), few
-        assert (found.missed > 0) == (few == "missed"), few
-        assert found.sums is not None
-        check(found, rings)
-        scores = found.scores.double()
-        kept = within(found.scores, *found.edges)
-        for total, power in zip(found.sums, (tilt + 1, tilt), strict=True):
-            if power > 0:
-                assert_close(total.double(), torch.where(kept, 2 ** (power * scores), 0).sum(dim=1), rtol=2e-6, atol=0)
+def test_sums_over_the_band_come_with_its_edges(
+    find: Callable[..., Found], tilt: float, dtype: torch.dtype, name: str, anchors: int
+) -> None:
+    make, constants, rare = SUMMED[name]
+    candidates, rings = (make() / 4).to(dtype), ((0.4, 0.8),)
+    given = (integers(anchors) / 4).to(dtype), candidates, Eligibility(len(candidates))
+    found = find(*given, rings, SMALL | constants, tilt)
+    assert (found.again > 0) == (rare == "again")
+    assert (found.tied > 0) == (rare == "tied")
+    assert (found.missed > 0) == (rare == "missed")
+    assert found.sums is not None
+    check(found, rings)
+    scores = found.scores.double()
+    kept = within(found.scores, *found.edges)
+    for total, power in zip(found.sums, (tilt + 1, tilt), strict=True):
+        if power > 0:
+            assert_close(total.double(), torch.where(kept, 2 ** (power * scores), 0).sum(dim=1), rtol=2e-6, atol=0)
 
 
 def test_zeros_of_both_signs_are_equal(find: Callable[..., Found]) -> None:
@@ -168,32 +214,37 @@ def eligibilities(columns: int) -> dict[str, Eligibility]:
     }
 
 
+@pytest.mark.parametrize("vectors", [torch.randn, slow(integers)], ids=["any scores", "ties"])
 @pytest.mark.parametrize("case", eligibilities(330))
-def test_ranks_are_among_the_candidates_an_anchor_may_meet(find: Callable[..., Found], case: str) -> None:
+def test_ranks_are_among_the_eligible_candidates(
+    find: Callable[..., Found], case: str, vectors: Callable[[int, int], Tensor]
+) -> None:
     columns = 330
     eligibility, rings = eligibilities(columns)[case], ((0.3, 0.8),)
-    found = find(integers(8), integers(columns), eligibility, rings, SMALL)
+    found = find(vectors(8, 8), vectors(columns, 8), eligibility, rings, SMALL)
     hidden = torch.zeros(8, columns)
     eligibility.mask_(hidden, slice(0, 8), -math.inf)
     assert torch.equal(hidden == -math.inf, found.scores == -math.inf)
     check(found, rings)
 
 
+OUTSIDE = {"SPREAD": 0.0}  # edges lie outside of what is listed
+TOO_SHORT = {"LONGEST_LIST": 64}  # lists are too short
+
+
 @pytest.mark.parametrize(
-    "constants",
+    ("constants", "masked", "anchors"),
     [
-        {"SPREAD": 0.0},  # edges lie outside of what is listed
-        {"LONGEST_LIST": 64},  # lists are too short
+        *((OUTSIDE, False, 2), (TOO_SHORT, True, 2)),
+        *(slow(constants, masked, 4) for constants in (OUTSIDE, TOO_SHORT) for masked in (False, True)),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_missed_edge_is_found_by_more_walks(
-    find: Callable[..., Found], constants: dict[str, Any], masked: bool
+def test_a_missed_edge_is_found_by_more_passes(
+    find: Callable[..., Found], constants: dict[str, Any], masked: bool, anchors: int
 ) -> None:
-    eligibility = Eligibility(150, allowed=torch.rand(4, 150) < 0.6) if masked else Eligibility(150)
+    eligibility = Eligibility(150, allowed=torch.rand(anchors, 150) < 0.6) if masked else Eligibility(150)
     rings = ((0.4, 0.8),)
-    found = find(integers(4), integers(150), eligibility, rings, SMALL | constants)
+    found = find(integers(anchors), integers(150), eligibility, rings, SMALL | constants)
     assert found.missed > 0
     check(found, rings)
 
