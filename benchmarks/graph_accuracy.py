@@ -114,7 +114,7 @@ def fit(module: GraphMethod, graphs: GraphSet, sampler: UniformBatchSampler, epo
         unit = torch.nn.functional.normalize
         callbacks.append(Refresh(sampler, lambda: unit(module.embeddings(graphs))))
     trainer = L.Trainer(
-        max_epochs=1,  # the batches of all epochs come as one
+        max_epochs=epochs,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
@@ -123,7 +123,7 @@ def fit(module: GraphMethod, graphs: GraphSet, sampler: UniformBatchSampler, epo
         callbacks=callbacks,
     )
     began = time.perf_counter()
-    trainer.fit(module, Batches(sampler, epochs))
+    trainer.fit(module, Batches(sampler))
     return time.perf_counter() - began - look.seconds
 
 

@@ -130,8 +130,8 @@ class Method(L.LightningModule):
 
     @property
     def step(self) -> int:
-        """Steps done."""
-        return self.trainer.global_step
+        """Batches done, which all draws are a function of."""
+        return self.trainer.fit_loop.total_batch_idx
 
     @property
     def progress(self) -> float:

@@ -1,8 +1,7 @@
 """Runs: a folder with a recipe, its metrics and checkpoints, that can be killed at any moment and goes on exactly.
 
 Every draw is a function of (seed, step), so a checkpoint needs no random state: weights, optimiser and the number of
-steps done say it all. To Lightning a run is one long epoch whose loader begins at the step where the checkpoint was
-taken; our epochs are counted from the steps.
+steps done say it all.
 """
 
 import os
@@ -19,9 +18,8 @@ from torch import Tensor, nn
 from hardneg.division import Division, difference, read_division
 from hardneg.graphs.data import GraphSet
 from hardneg.losses.infonce import InfoNCE
-from hardneg.training import build, engine, graphs, recipe, run_folder, validation
+from hardneg.training import build, engine, graphs, recipe, run_folder, run_state, validation
 from hardneg.training.batches import Batches, sampler
-from hardneg.training.callbacks.keeper import Keeper
 from hardneg.training.recipe import Recipe
 
 
@@ -81,12 +79,12 @@ def train(
         recipe.check_trust(settings, folder, trust)
         run_folder.check_links(folder)
         build.check_source(settings, folder)
-        engine.use_recorded_threads(folder)
+        run_state.use_recorded_threads(folder)
     else:
         settings = build.resolved(settings)
     trainer = engine.create_trainer(settings, callbacks)
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
-        engine.check_free(folder)
+        run_state.check_free(folder)
     whole = build.data(settings)
     division = whole.division or Division()
     if resume:
@@ -99,7 +97,7 @@ def train(
     except (RuntimeError, MemoryError, OverflowError) as error:
         raise ValueError(f"the networks and the memory of this recipe cannot be made: {error}") from error
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
-    batches = Batches(chosen, settings.trainer.epochs)
+    batches = Batches(chosen)
     refresh = build.refresh(batches, module, train_set, settings, trainer.world_size)
     # Weights and two moments of them, in the old checkpoint and in the new one; and room for the rest.
     weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
@@ -107,20 +105,25 @@ def train(
     module._optimizer(module)  # bad settings are refused now
     if isinstance(module.objective, InfoNCE):
         module.objective.check_device(trainer.strategy.root_device)
-    keeper = Keeper(settings, folder, batches, train_set, refresh, held_out)
+    ours = engine.create_callbacks(settings, folder, batches, train_set, refresh, held_out)
+    ours.add_to(trainer)
+    loader = build.loader(batches, train_set, settings)
+    if loader is batches:  # the workers of any other loader need indices on the CPU
+        batches.device = trainer.strategy.root_device
     stated = validation.stated(settings, train_set, held_out)
     if resume:
-        engine.check_begun(folder, stated)
-        resume_from = engine.checked_checkpoint(folder, module, keeper, batches)
-    # The keeper comes last: what it saves is then complete.
-    trainer.callbacks += [keeper] if refresh is None else [refresh, keeper]  # type: ignore[attr-defined]
+        run_state.check_recorded(folder, stated)
+        resume_from = run_state.checked_checkpoint(folder, settings, module, ours.stateful, batches)
     with ExitStack() as held:
         if trainer.is_global_zero:
             held.enter_context(run_folder.made(folder))
             held.enter_context(run_folder.alone(folder))
-            engine.begin(settings, folder, resume, trainer.world_size, division, stated)
+            if resume:
+                run_state.record_resume(folder, trainer.world_size, stated)
+            else:
+                run_state.start(settings, folder, trainer.world_size, division, stated)
         try:
-            engine.fit(trainer, module, build.loader(batches, train_set, settings), folder, resume_from)
+            engine.fit(trainer, module, loader, folder, resume_from)
         except Exception as error:
             if trainer.is_global_zero:
                 if not resume:
@@ -129,8 +132,8 @@ def train(
             raise
         if trainer.is_global_zero:
             shape = (train_set.node_features,) if isinstance(train_set, GraphSet) else train_set.shape
-            engine.write_encoder(module.encoder, folder, shape)
-    return Result(folder, module.encoder, keeper.last)
+            run_state.write_encoder(module.encoder, folder, shape)
+    return Result(folder, module.encoder, ours.metrics.last)
 
 
 def _check_memory(settings: Recipe, shape: tuple[int, int, int], trainer: L.Trainer) -> None:
