@@ -5,13 +5,14 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
 
@@ -19,7 +20,7 @@ from hardneg import checks
 from hardneg.graphs.data import GraphSet
 from hardneg.images import ImageSet, StreamedImages
 from hardneg.methods.method import Method
-from hardneg.training import run_folder
+from hardneg.training import loggers, run_folder
 from hardneg.training.batches import Batches
 from hardneg.training.callbacks.checkpoints import Checkpoints
 from hardneg.training.callbacks.diagnostics import Diagnostics
@@ -32,11 +33,18 @@ from hardneg.training.callbacks.step_timing import StepTiming
 from hardneg.training.recipe import Recipe
 
 
-def create_trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Trainer:
-    """The Lightning trainer that the recipe describes; an accelerator that is not there is an error."""
+def create_trainer(
+    settings: Recipe, folder: Path, callbacks: Sequence[L.Callback] = (), user_loggers: Sequence[Logger] = ()
+) -> L.Trainer:
+    """The Lightning trainer that the recipe describes; a missing accelerator or logger package is an error.
+
+    folder: of the run, where callbacks write that have no folder of their own
+    """
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
     chosen = settings.trainer
+    if chosen.logger is not None:
+        loggers.check(chosen.logger)
     processes = chosen.devices * chosen.nodes
     if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) != processes:
         # Each process would otherwise train alone, all in one folder.
@@ -58,7 +66,8 @@ def create_trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Train
             enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
             enable_model_summary=False,
             enable_progress_bar=False,
-            logger=False,
+            logger=list(user_loggers) or False,
+            default_root_dir=folder,
             num_sanity_val_steps=0,
             plugins=[_PlainFiles()],
             profiler=_Untimed(),
@@ -130,6 +139,7 @@ class _PlainFiles(TorchCheckpointIO):
     """Writes a checkpoint directly to its path: Lightning's default writes to the system's temporary folder first."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with Path(path).open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()
@@ -145,8 +155,15 @@ class _Untimed(PassThroughProfiler):
         return self._nothing
 
 
-def fit(trainer: L.Trainer, module: Method, loader: Any, folder: Path, resume_from: Path | None) -> None:
+def fit(
+    trainer: L.Trainer, module: Method, loader: Any, settings: Recipe, folder: Path, resume_from: Path | None
+) -> None:
     """Train from the checkpoint, or from the start; Ctrl-C raises KeyboardInterrupt."""
+    if settings.trainer.logger is not None:
+        trainer.loggers = [*trainer.loggers, loggers.create(settings.trainer.logger, folder)]
+    for logger in trainer.loggers:
+        logger.log_hyperparams(asdict(settings))
+    trainer.log_every_n_steps = min(trainer.log_every_n_steps, len(loader))  # type: ignore[attr-defined]
     with warnings.catch_warnings():
         # The loader continues after the batch of the checkpoint, which Lightning cannot see.
         warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")

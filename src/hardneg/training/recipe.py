@@ -26,6 +26,7 @@ from hardneg.training import optimizers, yaml_files
 
 # Losses and memories are in float32: what holds weights in another precision would not meet them.
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+LOGGERS = ("csv", "tensorboard", "wandb", "mlflow")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -81,7 +82,7 @@ class Trainer:
     nodes: machines of so many devices each, started by torchrun ·
     compile: a mode of torch.compile, ``default`` or ``reduce-overhead`` · channels_last: memory layout ·
     knn_every: epochs between online kNN, 0 for never · save_every: steps between checkpoints, beside those at every
-    epoch's end; 0 for none."""
+    epoch's end; 0 for none · logger: ``csv``, ``tensorboard``, ``wandb`` or ``mlflow``, writing to ``logs``."""
 
     epochs: int = 100
     batch_size: int = 256
@@ -93,6 +94,7 @@ class Trainer:
     channels_last: bool = True
     knn_every: int = 10
     save_every: int = 0
+    logger: str | None = None
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,8 @@ def _check(recipe: Recipe) -> None:
     checks.choice("optimizer.name", optimizer.name, optimizers.OPTIMIZERS)
     checks.choice("optimizer.schedule", optimizer.schedule, optimizers.SCHEDULES)
     checks.choice("trainer.precision", trainer.precision, PRECISIONS)
+    if trainer.logger is not None:
+        checks.choice("trainer.logger", trainer.logger, LOGGERS)
     if trainer.compile is not None:
         checks.choice("trainer.compile", trainer.compile, COMPILE_MODES)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 
 from hardneg.division import Division, difference, read_division
@@ -54,6 +55,7 @@ def train(
     resume: bool = False,
     callbacks: Sequence[L.Callback] = (),
     *,
+    loggers: Sequence[Logger] = (),
     trust: bool = False,
 ) -> Result:
     """Run a recipe in a folder, or take up again what was begun there.
@@ -65,7 +67,8 @@ def train(
         settings: the recipe; ignored when resuming
         folder: of the run; nothing is written elsewhere
         resume: go on from the folder's last checkpoint
-        callbacks: of Lightning's, beside our own
+        callbacks: Lightning callbacks of your own
+        loggers: Lightning loggers of your own; they get the numbers of ``metrics.jsonl``, once per epoch
         trust: when resuming, allow an encoder that the folder names as ``module:callable``; ``settings`` are trusted
     """
     folder = Path(folder)
@@ -82,7 +85,7 @@ def train(
         run_state.use_recorded_threads(folder)
     else:
         settings = build.resolved(settings)
-    trainer = engine.create_trainer(settings, callbacks)
+    trainer = engine.create_trainer(settings, folder, callbacks, loggers)
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
         run_state.check_free(folder)
     whole = build.data(settings)
@@ -123,7 +126,7 @@ def train(
             else:
                 run_state.start(settings, folder, trainer.world_size, division, stated)
         try:
-            engine.fit(trainer, module, loader, folder, resume_from)
+            engine.fit(trainer, module, loader, settings, folder, resume_from)
         except Exception as error:
             if trainer.is_global_zero:
                 if not resume:
