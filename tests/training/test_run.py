@@ -35,6 +35,7 @@ WAYS = {
     "proximity": [*SHORT, *WALKS],
     "each once, from the bank": [*SHORT, *WALKS, "batches.coverage=once", "batches.embeddings=bank"],
     "knn": [*SHORT, "batches.sampler=knn", "batches.refresh_every=4"],
+    "accumulated": [*SHORT, *WALKS, "trainer.accumulate=2"],  # steps of 2, 2 and 1 batches in every epoch
 }
 
 
@@ -79,6 +80,7 @@ def kill_after(hook, unit, number):
             os.kill(os.getpid(), signal.SIGKILL)
     setattr(checkpoints.Checkpoints, hook, deadly)
 kill_after("on_train_batch_end", "step", lambda trainer: trainer.global_step)
+kill_after("on_train_batch_end", "batch", lambda trainer: trainer.fit_loop.total_batch_idx + 1)
 kill_after("on_train_epoch_end", "epoch", lambda trainer: trainer.current_epoch + 1)
 replace = checkpoints.os.replace
 def half_way(source, target):
@@ -96,6 +98,7 @@ run.train(recipe.load(settings, overrides), folder)
     ("uniform", "after step 9"), ("uniform", "after epoch 3"), ("uniform", "while saving"),
     ("proximity", "after step 7"), ("proximity", "after step 10"), ("proximity", "after epoch 2"),
     ("each once, from the bank", "after step 7"), ("knn", "after step 9"),
+    ("accumulated", "after batch 6"), ("accumulated", "after batch 8"),
 ])  # fmt: skip
 def test_a_killed_run_resumes_bit_by_bit(
     finished: Callable[[str], Path], tmp_path: Path, way: str, moment: str

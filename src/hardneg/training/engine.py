@@ -19,7 +19,9 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from hardneg import checks
 from hardneg.graphs.data import GraphSet
 from hardneg.images import ImageSet, StreamedImages
+from hardneg.methods.graphcl import GraphMethod
 from hardneg.methods.method import Method
+from hardneg.methods.split_norm import SplitBatchNorm
 from hardneg.training import loggers, run_folder
 from hardneg.training.batches import Batches
 from hardneg.training.callbacks.checkpoints import Checkpoints
@@ -30,6 +32,7 @@ from hardneg.training.callbacks.online_evaluation import OnlineEvaluation
 from hardneg.training.callbacks.sampler_refresh import Refresh
 from hardneg.training.callbacks.step_seeding import StepSeeding
 from hardneg.training.callbacks.step_timing import StepTiming
+from hardneg.training.chunked_encoders import encoders_of, in_chunks
 from hardneg.training.recipe import Recipe
 
 
@@ -60,6 +63,8 @@ def create_trainer(
             strategy="ddp" if processes > 1 else "auto",
             precision=chosen.precision,  # type: ignore[arg-type]
             gradient_clip_val=settings.optimizer.clip,
+            accumulate_grad_batches=chosen.accumulate,
+            sync_batchnorm=chosen.sync_batchnorm,
             max_epochs=chosen.epochs,
             callbacks=list(callbacks),
             use_distributed_sampler=False,
@@ -76,6 +81,25 @@ def create_trainer(
     except (L.fabric.utilities.exceptions.MisconfigurationException, RuntimeError, ValueError, ImportError) as error:
         asked = f"trainer.accelerator={chosen.accelerator}, devices={chosen.devices}, precision={chosen.precision}"
         raise ValueError(f"{asked} cannot be had here: {str(error).splitlines()[0]}") from error
+
+
+def check_method(settings: Recipe, module: Method, device: torch.device) -> None:
+    """Raise if the method or the device cannot do what the recipe's trainer settings say."""
+    chosen = settings.trainer
+    if chosen.chunk_size is not None and isinstance(module, GraphMethod):
+        raise ValueError(
+            f"trainer.chunk_size={chosen.chunk_size} cuts batches of images, and method={settings.method} trains on "
+            "graphs: leave it out"
+        )
+    if not chosen.sync_batchnorm or chosen.devices * chosen.nodes == 1:
+        return
+    if device.type == "cpu":
+        raise ValueError("trainer.sync_batchnorm=true needs GPUs, and this run is on CPUs: set it to false")
+    if any(isinstance(layer, SplitBatchNorm) for layer in module.modules()):
+        raise ValueError(
+            f"trainer.sync_batchnorm=true would undo memory.split={settings.memory.split}, which normalizes parts of a "
+            "batch separately: set memory.split=1, or sync_batchnorm=false"
+        )
 
 
 @dataclass
@@ -164,7 +188,8 @@ def fit(
     for logger in trainer.loggers:
         logger.log_hyperparams(asdict(settings))
     trainer.log_every_n_steps = min(trainer.log_every_n_steps, len(loader))  # type: ignore[attr-defined]
-    with warnings.catch_warnings():
+    size = settings.trainer.chunk_size
+    with nullcontext() if size is None else in_chunks(encoders_of(module), size), warnings.catch_warnings():
         # The loader continues after the batch of the checkpoint, which Lightning cannot see.
         warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         warnings.filterwarnings("ignore", ".*LeafSpec.*")

@@ -82,7 +82,9 @@ class Trainer:
     nodes: machines of so many devices each, started by torchrun ·
     compile: a mode of torch.compile, ``default`` or ``reduce-overhead`` · channels_last: memory layout ·
     knn_every: epochs between online kNN, 0 for never · save_every: steps between checkpoints, beside those at every
-    epoch's end; 0 for none · logger: ``csv``, ``tensorboard``, ``wandb`` or ``mlflow``, writing to ``logs``."""
+    epoch's end; 0 for none · logger: ``csv``, ``tensorboard``, ``wandb`` or ``mlflow``, writing to ``logs`` ·
+    accumulate: batches per optimizer step · chunk_size: samples that an encoder processes at a time, with the gradient
+    of the whole batch · sync_batchnorm: batch-norm statistics over the batches of all processes."""
 
     epochs: int = 100
     batch_size: int = 256
@@ -95,6 +97,9 @@ class Trainer:
     knn_every: int = 10
     save_every: int = 0
     logger: str | None = None
+    accumulate: int = 1
+    chunk_size: int | None = None
+    sync_batchnorm: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,7 @@ def _check(recipe: Recipe) -> None:
         ("trainer.nodes", trainer.nodes, 1),
         ("trainer.knn_every", trainer.knn_every, 0),
         ("trainer.save_every", trainer.save_every, 0),
+        ("trainer.accumulate", trainer.accumulate, 1),
         ("encoder.hidden", encoder.hidden, 0),
         ("encoder.outputs", encoder.outputs, 1),
         ("data.workers", recipe.data.workers, 0),
@@ -214,6 +220,13 @@ def _check(recipe: Recipe) -> None:
     checks.choice("optimizer.name", optimizer.name, optimizers.OPTIMIZERS)
     checks.choice("optimizer.schedule", optimizer.schedule, optimizers.SCHEDULES)
     checks.choice("trainer.precision", trainer.precision, PRECISIONS)
+    if trainer.chunk_size is not None:
+        checks.whole("trainer.chunk_size", trainer.chunk_size)
+        if trainer.compile is not None:
+            raise ValueError(
+                f"trainer.chunk_size={trainer.chunk_size} runs encoders that are not compiled: leave out "
+                f"trainer.compile={trainer.compile}"
+            )
     if trainer.logger is not None:
         checks.choice("trainer.logger", trainer.logger, LOGGERS)
     if trainer.compile is not None:

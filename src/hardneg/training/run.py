@@ -99,6 +99,7 @@ def train(
         module = build.method(settings, train_set, trainer.world_size)
     except (RuntimeError, MemoryError, OverflowError) as error:
         raise ValueError(f"the networks and the memory of this recipe cannot be made: {error}") from error
+    engine.check_method(settings, module, trainer.strategy.root_device)
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
     batches = Batches(chosen)
     refresh = build.refresh(batches, module, train_set, settings, trainer.world_size)
