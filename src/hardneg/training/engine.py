@@ -29,6 +29,7 @@ from hardneg.training.callbacks.diagnostics import Diagnostics
 from hardneg.training.callbacks.memory_update import MemoryUpdate
 from hardneg.training.callbacks.metrics_writer import MetricsWriter
 from hardneg.training.callbacks.online_evaluation import OnlineEvaluation
+from hardneg.training.callbacks.resumed_learning_rate import ResumedLearningRate
 from hardneg.training.callbacks.sampler_refresh import Refresh
 from hardneg.training.callbacks.step_seeding import StepSeeding
 from hardneg.training.callbacks.step_timing import StepTiming
@@ -130,7 +131,7 @@ class RunCallbacks:
         refresh = [] if self.refresh is None else [self.refresh]
         updates = [*refresh, self.diagnostics, MemoryUpdate(), StepTiming(), self.seeding]
         trainer.callbacks = [  # type: ignore[attr-defined]
-            self.evaluation, self.metrics, *others, *updates, *writers, self.checkpoints
+            ResumedLearningRate(), self.evaluation, self.metrics, *others, *updates, *writers, self.checkpoints
         ]  # fmt: skip
 
 

@@ -50,12 +50,13 @@ class Loaded:
 
 
 def train(
-    settings: Recipe,
+    settings: Recipe | None,
     folder: str | Path,
     resume: bool = False,
     callbacks: Sequence[L.Callback] = (),
     *,
     loggers: Sequence[Logger] = (),
+    epochs: int | None = None,
     trust: bool = False,
 ) -> Result:
     """Run a recipe in a folder, or take up again what was begun there.
@@ -64,25 +65,31 @@ def train(
     leaves nothing.
 
     Args:
-        settings: the recipe; ignored when resuming
+        settings: the recipe; ignored when resuming, and may then be None
         folder: of the run; nothing is written elsewhere
         resume: go on from the folder's last checkpoint
         callbacks: Lightning callbacks of your own
         loggers: Lightning loggers of your own; they get the numbers of ``metrics.jsonl``, once per epoch
+        epochs: when resuming, train to this many epochs instead of the recipe's; schedules and the learning rate follow
+            the new length from then on. A finished run continues
         trust: when resuming, allow an encoder that the folder names as ``module:callable``; ``settings`` are trusted
     """
     folder = Path(folder)
     if resume and not run_folder.is_run(folder):
         missing = run_folder.ENVIRONMENT if (folder / run_folder.RECIPE).exists() else run_folder.RECIPE
         raise ValueError(f"{folder} holds no run to resume: {missing} is missing")
-    resume_from: Path | None = None
+    point = run_state.ResumePoint()
     if resume:
         run_folder.check_regular(folder)
-        settings = recipe.load(folder / run_folder.RECIPE)
+        settings = run_state.with_epochs(recipe.load(folder / run_folder.RECIPE), epochs)
         recipe.check_trust(settings, folder, trust)
         run_folder.check_links(folder)
         build.check_source(settings, folder)
         run_state.use_recorded_threads(folder)
+    elif epochs is not None:
+        raise ValueError(f"epochs={epochs} extends a run: pass resume=True, or set trainer.epochs in the recipe")
+    elif settings is None:
+        raise ValueError("settings=None starts no run: pass a recipe, or resume=True")
     else:
         settings = build.resolved(settings)
     trainer = engine.create_trainer(settings, folder, callbacks, loggers)
@@ -117,17 +124,18 @@ def train(
     stated = validation.stated(settings, train_set, held_out)
     if resume:
         run_state.check_recorded(folder, stated)
-        resume_from = run_state.checked_checkpoint(folder, settings, module, ours.stateful, batches)
+        point = run_state.resume_point(folder, settings, module, ours.stateful, batches, epochs)
     with ExitStack() as held:
         if trainer.is_global_zero:
             held.enter_context(run_folder.made(folder))
             held.enter_context(run_folder.alone(folder))
             if resume:
-                run_state.record_resume(folder, trainer.world_size, stated)
+                processes = trainer.world_size
+                run_state.record_resume(settings, folder, processes, stated, epochs=epochs, finished=point.finished)
             else:
                 run_state.start(settings, folder, trainer.world_size, division, stated)
         try:
-            engine.fit(trainer, module, loader, settings, folder, resume_from)
+            engine.fit(trainer, module, loader, settings, folder, point.checkpoint)
         except Exception as error:
             if trainer.is_global_zero:
                 if not resume:

@@ -4,7 +4,7 @@ import json
 import uuid
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from hardneg import checks
 from hardneg.division import Division
 from hardneg.methods.method import Method
 from hardneg.training import recipe, run_folder
@@ -46,15 +47,39 @@ def start(
     run_folder.write(folder / run_folder.RECIPE, recipe.dump(settings))  # last: it makes the folder a run
 
 
-def record_resume(folder: Path, processes: int, validation: dict[str, int] | None) -> None:
-    """Add to the environment of an unfinished run that it is resumed, and where."""
-    if (folder / run_folder.ENCODER).exists():
+def record_resume(
+    settings: Recipe,
+    folder: Path,
+    processes: int,
+    validation: dict[str, int] | None,
+    *,
+    epochs: int | None,
+    finished: bool,
+) -> None:
+    """Add to the environment of a run that it is resumed, where, and with how many epochs if that was given.
+
+    epochs: the new number of epochs, written to the recipe, too · finished: whether no step is left, so that a run with
+    an encoder is left as it is
+    """
+    if finished and (folder / run_folder.ENCODER).exists():
         return
-    # Otherwise the evaluation of an unfinished run would pass for that of the finished one.
-    (folder / run_folder.EVALUATION).unlink(missing_ok=True)
     recorded = run_folder.read_json(folder / run_folder.ENVIRONMENT)
-    recorded.setdefault("resumed", []).append(_environment(processes, validation))
+    added = _environment(processes, validation) | ({} if epochs is None else {"epochs": epochs})
+    recorded.setdefault("resumed", []).append(added)
     run_folder.write_json(folder / run_folder.ENVIRONMENT, recorded)
+    if epochs is not None:
+        run_folder.write(folder / run_folder.RECIPE, recipe.dump(settings))
+    # Otherwise the results of an unfinished run would pass for those of the finished one.
+    for name in (run_folder.EVALUATION, run_folder.ENCODER):
+        (folder / name).unlink(missing_ok=True)
+
+
+def with_epochs(settings: Recipe, epochs: int | None) -> Recipe:
+    """The recipe with another number of epochs, if one is given."""
+    if epochs is None:
+        return settings
+    checks.whole("epochs", epochs)
+    return replace(settings, trainer=replace(settings.trainer, epochs=epochs))
 
 
 def _environment(processes: int, validation: dict[str, int] | None) -> dict[str, Any]:
@@ -67,8 +92,11 @@ def check_recorded(folder: Path, validation: dict[str, int] | None) -> None:
     validation: the validation part that the data give now
     """
     environment = run_folder.read_json(folder / run_folder.ENVIRONMENT)
-    if not isinstance(environment.get("resumed", []), list):
-        raise ValueError(f"{folder / run_folder.ENVIRONMENT}: resumed must be a list: put the file back as it was")
+    resumed = environment.get("resumed", [])
+    if not isinstance(resumed, list) or not all(isinstance(entry, dict) for entry in resumed):
+        raise ValueError(
+            f"{folder / run_folder.ENVIRONMENT}: resumed must be a list of objects: put the file back as it was"
+        )
     run_folder.metrics(folder)
     recorded = environment.get("validation")
     if recorded != validation:
@@ -78,20 +106,33 @@ def check_recorded(folder: Path, validation: dict[str, int] | None) -> None:
         )
 
 
-def checked_checkpoint(
-    folder: Path, settings: Recipe, module: Method, callbacks: Sequence[L.Callback], batches: Batches
-) -> Path | None:
-    """The checkpoint to resume from, loaded into the parts of the run as a check; None if there is none yet.
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a run is resumed. checkpoint: None if there is none yet · finished: whether no step is left."""
 
-    callbacks: those whose state must be in the checkpoint
+    checkpoint: Path | None = None
+    finished: bool = False
+
+
+def resume_point(
+    folder: Path,
+    settings: Recipe,
+    module: Method,
+    callbacks: Sequence[L.Callback],
+    batches: Batches,
+    epochs: int | None = None,
+) -> ResumePoint:
+    """The checkpoint to resume from, loaded into the parts of the run as a check.
+
+    callbacks: those whose state must be in the checkpoint · epochs: the new number of epochs, if one is given
     """
     file = folder / run_folder.CHECKPOINT
     # The metrics file is made with the first checkpoint.
     if not file.exists() and not (folder / run_folder.METRICS).exists():
         warnings.warn(f"{folder} holds no checkpoint yet: it begins with epoch 1", stacklevel=3)
-        return None
-    saved = run_folder.checkpoint(folder)
-    if saved.get("run") != run_folder.read_json(folder / run_folder.ENVIRONMENT).get("run"):
+        return ResumePoint()
+    saved, environment = run_folder.checkpoint(folder), run_folder.read_json(folder / run_folder.ENVIRONMENT)
+    if saved.get("run") != environment.get("run"):
         raise ValueError(f"{file} is the checkpoint of another run: {run_folder.remedy(folder)}")
     try:
         module.load_state_dict(saved["state_dict"])
@@ -101,17 +142,26 @@ def checked_checkpoint(
         for callback in callbacks:
             callback.load_state_dict(saved["callbacks"][callback.state_key])
         batches.resume(saved["batches"])
+        done = int(saved["batches"]["step"])
     except Exception as error:  # a state that does not fit raises nearly anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(
             f"{file} does not fit the run's recipe and data ({reason}): {run_folder.remedy(folder)}"
         ) from error
-    if changed := [name for name in changed if name not in MAY_CHANGE]:
+    extended = [epochs, *(entry.get("epochs") for entry in environment.get("resumed", []))]
+    may_change = (*MAY_CHANGE, "trainer.epochs") if settings.trainer.epochs in extended else MAY_CHANGE
+    if changed := [name for name in changed if name not in may_change]:
         raise ValueError(
             f"{folder / run_folder.RECIPE} was changed in {', '.join(changed)} since {file} was written: undo the "
             f"change, or begin anew with hardneg train {folder / run_folder.RECIPE} --run ANOTHER_FOLDER"
         )
-    return file
+    total = settings.trainer.epochs * len(batches)
+    if done > total:
+        raise ValueError(
+            f"epochs={settings.trainer.epochs} is less than the {done / len(batches):g} epochs that {folder} has done: "
+            "give a larger number"
+        )
+    return ResumePoint(file, finished=done == total)
 
 
 def use_recorded_threads(folder: Path) -> None:
