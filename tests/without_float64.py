@@ -30,7 +30,7 @@ from hardneg.graphs.views import GraphViews
 from hardneg.images.views import simclr_views
 from hardneg.insight.diagnostics import alignment, cosine_histograms, hardest_negatives, uniformity
 from hardneg.samplers import cosine_histogram, mean_cosine
-from hardneg.training.callbacks.keeper import running_sum
+from hardneg.training.callbacks.metrics_writer import running_sum
 
 Place = Callable[[Tensor], Tensor]
 

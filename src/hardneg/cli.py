@@ -63,7 +63,9 @@ Trust = Annotated[
 
     hardneg train my.yaml data.source=photos/ data.size=96 --run runs/photos
 
-    hardneg train --resume runs/photos"""
+    hardneg train --resume runs/photos
+
+    hardneg train --resume runs/photos trainer.epochs=300    (longer than planned)"""
 )
 def train(
     recipe: Recipe = None,
@@ -80,10 +82,11 @@ def train(
     from hardneg.training.callbacks.progress_bar import Bar, bars
     from hardneg.training.evaluate import evaluate as evaluate_run
 
+    settings, epochs = None, None
     if resume is not None:
-        if recipe is not None or run is not None:
-            raise ValueError("--resume continues a run as it was started: leave out the recipe, settings and --run")
-        settings = recipes.load({})  # ignored
+        epochs = _more_epochs([*([] if recipe is None else [recipe]), *(overrides or [])])
+        if run is not None:
+            raise ValueError("--resume continues a run in its folder: leave out --run")
     else:
         trust = True  # the user has started this recipe
         if recipe is None:
@@ -96,7 +99,8 @@ def train(
         _import_from_here()
     with _folder_of(run or resume, recipe) as folder, bars(Console(stderr=True, quiet=as_json)) as progress:
         os.environ["HARDNEG_RUN"] = str(folder)
-        result = runs.train(settings, folder, resume is not None, [Bar(progress, folder.name)], trust=trust)
+        bar = Bar(progress, folder.name)
+        result = runs.train(settings, folder, resume is not None, [bar], epochs=epochs, trust=trust)
     if "LOCAL_RANK" in os.environ:  # one of several processes
         time.sleep(1)  # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489)
     if not _is_first():
@@ -394,6 +398,23 @@ def _folder_of(named: Path | None, recipe: str | None) -> AbstractContextManager
         return nullcontext(named)
     root, stem = Path("runs"), Path(recipe or "run").stem
     return run_folder.numbered(root, stem) if _is_first() else nullcontext(root / stem)  # which writes nothing
+
+
+def _more_epochs(settings: list[str]) -> int | None:
+    """The number of epochs that a run is resumed with; any other setting is an error."""
+    from hardneg.training import yaml_files
+
+    if not settings:
+        return None
+    key, _, text = settings[0].partition("=")
+    if len(settings) > 1 or key != "trainer.epochs":
+        raise ValueError(
+            "--resume continues a run as it was started: leave out the recipe and all settings but trainer.epochs"
+        )
+    epochs = yaml_files.parse(text, "the value of trainer.epochs")
+    if not isinstance(epochs, int) or isinstance(epochs, bool):
+        raise ValueError(f"trainer.epochs must be an integer, got {text!r}")
+    return epochs
 
 
 def _is_first() -> bool:

@@ -1,6 +1,7 @@
 """A method outside of a run: built from a recipe for some digits, and moved step by step by hand."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ class Place:
 
     global_step: int = 0
     world_size: int = 1
+
+    @property
+    def fit_loop(self) -> SimpleNamespace:
+        return SimpleNamespace(total_batch_idx=self.global_step)
 
 
 def digits(size: int = SIZE) -> ImageSet:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -18,6 +19,7 @@ from torch_geometric.loader import DataLoader
 import hardneg as hn
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.graphs.data import GraphSet, load_graphs
+from hardneg.graphs.features import extract_graphs
 from hardneg.graphs.gin import GIN, Discriminator
 from hardneg.graphs.views import GraphViews
 from hardneg.losses.jsd import JSD
@@ -67,6 +69,10 @@ class Place:
     """What a method asks of its trainer."""
 
     global_step, world_size = 0, 1
+
+    @property
+    def fit_loop(self) -> SimpleNamespace:
+        return SimpleNamespace(total_batch_idx=self.global_step)
 
 
 def placed(module: GraphMethod) -> GraphMethod:
@@ -139,10 +145,10 @@ def test_indices_and_batches_are_one_training(kind: str) -> None:
         module, sampler = made(kind).double(), UniformBatchSampler(len(graphs), 8, seed=1)
         if indexed:
             module.samples = graphs
-            trainer().fit(module, Batches(sampler, epochs=2))
+            trainer(max_epochs=2).fit(module, Batches(sampler))
         else:
             trainer(max_epochs=2).fit(module, DataLoader(graphs, batch_sampler=sampler))
-        results.append(module.embeddings(graphs))
+        results.append(extract_graphs(module.encoder, graphs))
     assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
 
 
@@ -165,7 +171,8 @@ def test_the_proximity_sampler_is_refreshed_as_training_goes() -> None:
     graphs, module = paths_and_stars(), made("graphcl", hn.hcl(temperature=0.2, in_batch="other"))
     sampler = hn.ProximityBatchSampler(24, 8, candidates=10, neighbors=4, restart=hn.Linear(0.2, 0.05), refresh_every=2)
     module.samples = graphs
-    trainer(callbacks=[Refresh(sampler, lambda: module.embeddings(graphs))]).fit(module, Batches(sampler, epochs=2))
+    callbacks = [Refresh(sampler, lambda: extract_graphs(module.encoder, graphs))]
+    trainer(max_epochs=2, callbacks=callbacks).fit(module, Batches(sampler))
     assert sampler.refreshes == 3
 
 
@@ -245,7 +252,7 @@ def test_odd_graphs_are_trained_on_like_others(kind: str, odd: list[int]) -> Non
         loss.backward()
         assert loss.isfinite()
         assert all(weight.grad is None or weight.grad.isfinite().all() for weight in module.parameters())
-    embedded = module.embeddings(graphs)
+    embedded = extract_graphs(module.encoder, graphs)
     assert embedded.isfinite().all()
     assert not embedded[: len(odd)][torch.tensor(odd) == 0].any()  # nothing to add up
 
@@ -279,5 +286,5 @@ def test_mutag_is_classified_well_above_its_larger_class(kind: str) -> None:
     else:
         module = InfoGraph(encoder, Discriminator(96), Discriminator(96), JSD(1.0), adam)
     module.samples = graphs
-    trainer().fit(module, Batches(UniformBatchSampler(len(graphs), 64, seed=0), epochs=20))
-    assert svm_accuracy(module.embeddings(graphs), graphs.labels).mean > 0.8  # the larger class is 0.665
+    trainer(max_epochs=20).fit(module, Batches(UniformBatchSampler(len(graphs), 64, seed=0)))
+    assert svm_accuracy(extract_graphs(module.encoder, graphs), graphs.labels).mean > 0.8  # the larger class is 0.665

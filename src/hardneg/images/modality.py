@@ -3,9 +3,10 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from hardneg import callables
@@ -61,6 +62,16 @@ class ImageTrainerOptions(Section):
     """A mode of torch.compile for the networks."""
     channels_last: bool = True
     """Memory layout of images and weights."""
+    chunk_size: Count | None = None
+    """Samples that an encoder processes at a time, with the gradient of the whole batch."""
+
+    @model_validator(mode="after")
+    def _check_chunks(self) -> Self:
+        if self.chunk_size is not None and self.compile is not None:
+            raise ValueError(
+                f"chunk_size={self.chunk_size} runs encoders that are not compiled: leave out trainer.compile"
+            )
+        return self
 
 
 class Images(Modality):

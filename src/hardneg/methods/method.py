@@ -240,13 +240,13 @@ class Method(L.LightningModule, ABC):
 
     @property
     def step(self) -> int:
-        """Number of finished steps."""
-        return self.trainer.global_step if self._trainer is not None else 0
+        """Number of finished batches, from which all draws are computed."""
+        return self.trainer.fit_loop.total_batch_idx if self._trainer is not None else 0
 
     @property
     def progress(self) -> float:
         """The finished fraction of training."""
-        return min(self.step / self.total_steps, 1.0) if self._trainer is not None else 0.0
+        return min(self.trainer.global_step / self.total_steps, 1.0) if self._trainer is not None else 0.0
 
     def make_views(self, samples: Any, count: int, device: torch.device, step: int) -> Any:
         """Views of ``count`` samples as drawn at this step: all first views, then all second views."""
