@@ -49,7 +49,7 @@ def trained(photos: Path, folder: Path) -> set[int]:
 
     class Watch(run.L.Callback):
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            module["images"] = pl_module.images
+            module["images"] = pl_module.samples.images
 
     run.train(settings, folder, callbacks=[Watch()])
     return numbers(module["images"])
