@@ -16,7 +16,7 @@ else:
         public = importlib.import_module("hardneg.public")
         if name != "__all__" and name not in public.__all__:
             raise AttributeError(f"module 'hardneg' has no attribute {name!r}")
-        globals()[name] = found = getattr(public, name)  # not asked again
+        globals()[name] = found = getattr(public, name)  # found directly from now on
         return found
 
     def __dir__() -> list[str]:

@@ -69,12 +69,12 @@ def train(
     recipe: Recipe = None,
     overrides: Overrides = None,
     run: Annotated[Path | None, typer.Option(help="Folder of the run [default: runs/RECIPE-1, -2, …].")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     evaluate: Annotated[bool, typer.Option(help="Evaluate the encoder afterwards, if there are labels.")] = True,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Train an encoder by a recipe. Ctrl-C or a crash leaves a run that **--resume** takes up exactly."""
+    """Train an encoder by a recipe. Ctrl-C or a crash leaves a run that **--resume** continues exactly."""
     from hardneg.training import recipe as recipes
     from hardneg.training import run as runs
     from hardneg.training.callbacks.progress_bar import Bar, bars
@@ -82,7 +82,7 @@ def train(
 
     if resume is not None:
         if recipe is not None or run is not None:
-            raise ValueError("--resume goes on with a run as it was begun: leave out the recipe, settings and --run")
+            raise ValueError("--resume continues a run as it was started: leave out the recipe, settings and --run")
         settings = recipes.load({})  # ignored
     else:
         trust = True  # the user has started this recipe
@@ -130,7 +130,7 @@ def train(
 
     hardneg compare cifar10-simclr cifar10-simclr-prosampler --run runs/samplers
 
-Run the same command again after an interruption: finished runs are kept, the others go on where they stopped."""
+Run the same command again after an interruption: finished runs are kept, the others are resumed."""
 )
 def compare(
     recipes: Annotated[
@@ -151,14 +151,14 @@ def compare(
     _import_from_here()
     names = [entry for entry in recipes if "=" not in entry]
     cells = comparing.grid(names, [entry for entry in recipes if "=" in entry], over or [])
-    known = [row.name for row in cells]
-    if baseline is not None and baseline not in known:
-        raise ValueError(f"baseline={baseline!r} is no row of this comparison: choose one of {', '.join(known)}")
+    rows = [row.name for row in cells]
+    if baseline is not None and baseline not in rows:
+        raise ValueError(f"baseline={baseline!r} is no row of this comparison: choose one of {', '.join(rows)}")
     runs = comparing.plan(cells, run, range(seeds))
     comparing.check_data(runs)
     failed = _carry_out(runs, quiet=as_json)
     more = {"run": str(run), "failed": failed}
-    show_table(comparing.results(runs), comparing.notes(runs), baseline or known[0], as_json, more)
+    show_table(comparing.results(runs), comparing.notes(runs), baseline or rows[0], as_json, more)
     if not as_json:
         trusted = " --trust" * any(needs_trust(planned.settings) for planned in cells)
         say(f"next: hardneg report {shlex.quote(str(run))}{trusted}", style="dim")
@@ -234,8 +234,8 @@ def evaluate(
     for name, figure in figures.items():
         table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %{MARK * (name in figures.notes)}")
     out.print(table)
-    for name, told in figures.notes.items():
-        say(f"{MARK} {METRIC_TITLES[name]}: {told}")
+    for name, note_text in figures.notes.items():
+        say(f"{MARK} {METRIC_TITLES[name]}: {note_text}")
 
 
 @app.command(epilog="Examples:\n\n    hardneg report runs/compare\n\n    hardneg report runs/a runs/b --to report.html")
@@ -277,15 +277,15 @@ def recipes(
         if sys.stdout.isatty():
             sys.stdout.write(printable(text))
         else:
-            sys.stdout.buffer.write(text.encode())  # recipes are UTF-8, whatever the locale is
+            sys.stdout.buffer.write(text.encode())  # recipes are UTF-8 in every locale
         return
-    abouts = {known: recipe.about(file) for known, file in recipe.known().items()}
+    abouts = {each: recipe.about(file) for each, file in recipe.known().items()}
     if as_json:
         print_json(abouts)
         return
     table = Table("recipe", "what it stands for", box=None)
-    for known, about in abouts.items():
-        table.add_row(known, cell(about))
+    for each, about in abouts.items():
+        table.add_row(each, cell(about))
     out.print(table)
 
 
@@ -358,10 +358,10 @@ def main() -> None:
 
 def _stop() -> None:
     folder = os.environ.get("HARDNEG_RUN")
-    again = "nothing was written" if sys.argv[1:2] == ["train"] else "the same command goes on where it stopped"
+    again = "nothing was written" if sys.argv[1:2] == ["train"] else "the same command resumes it"
     if folder is not None:
         begun = (Path(folder) / "recipe.yaml").exists()
-        again = f"go on with: hardneg train --resume {_named(Path(folder))}" if begun else "nothing was written"
+        again = f"resume with: hardneg train --resume {_named(Path(folder))}" if begun else "nothing was written"
     remark(f"\nstopped; {again}")
     sys.exit(INTERRUPTED)
 

@@ -65,7 +65,7 @@ class EncoderSection(Section):
     """The network that is kept after training."""
 
     name: str
-    """A known encoder, or ``package.module:callable``, which returns a torch.nn.Module."""
+    """A name, or ``package.module:callable``, which returns a torch.nn.Module."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the encoder."""
 
@@ -142,7 +142,7 @@ class Modality(ABC):
 
     @abstractmethod
     def view_bytes(self, views: Any, shape: tuple[int, ...], count: int) -> int:
-        """Bytes of the views of so many samples, or 0 if that is not known beforehand."""
+        """Bytes of the views of ``count`` samples, or 0 if samples differ in size."""
 
     @abstractmethod
     def encoder(self, encoder: Any, shape: tuple[int, ...]) -> nn.Module:

@@ -150,7 +150,7 @@ class GraphSet(Dataset[Any]):
         return {**({} if self.edge_attr is None else {"edge_attr": self.edge_attr}), **self.edge_attributes}
 
     def equivalent_nodes(self, hops: int) -> Tensor:
-        """The first equivalent node of each node, (n,), for encoders of so many hops."""
+        """The first equivalent node of each node, (n,), for encoders of ``hops`` layers."""
         if hops not in self._equivalent:
             owner = torch.repeat_interleave(torch.arange(len(self), device=self.ptr.device), self.ptr.diff())
             # Nodes that differ in any attribute are not equivalent: an encoder may read each attribute.
@@ -355,8 +355,8 @@ def load_graphs(
 
 
 def _unreadable(path: Path, error: Exception) -> ValueError:
-    told = str(error).partition("\n")[0]
-    return ValueError(f"{path} cannot be read ({type(error).__name__}: {told}): copy or download the set again")
+    reason = str(error).partition("\n")[0]
+    return ValueError(f"{path} cannot be read ({type(error).__name__}: {reason}): copy or download the set again")
 
 
 def _read(folder: Path, name: str, attributes: bool) -> list[Any]:

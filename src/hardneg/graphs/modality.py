@@ -130,8 +130,8 @@ class Graphs(Modality):
                 f"{request.data.source}: a graph encoder takes the node features of its own set only: evaluate it there"
             )
         graphs = self.load(request.data, given=request.given)
-        if request.division is not None and (told := difference(request.division, graphs.division)):
-            warnings.warn(f"{request.data.source} {told}", stacklevel=3)
+        if request.division is not None and (change := difference(request.division, graphs.division)):
+            warnings.warn(f"{request.data.source} {change}", stacklevel=3)
         if not bool((graphs.labels >= 0).any()):
             raise ValueError(f"{graphs.name} has no labels, and an evaluation needs them")
         result = svm_accuracy(extract_graphs(encoder, graphs), graphs.labels, seed=request.seed)

@@ -28,7 +28,7 @@ def load_images(
     labels: bool = False,
     in_memory: int = IN_MEMORY,
 ) -> ImageSet | StreamedImages:
-    """Images from wherever they are, always in the same order.
+    """Images of one split of a source, always in the same order.
 
     Args:
         source: one of
@@ -44,7 +44,7 @@ def load_images(
               mapping from split to one of these, or a function of the split that returns one of these.
         split: which part; a source without parts is read whole, with a warning unless this is ``"train"``.
         size: bring the shorter side to this length and cut out the centre; needed where images differ in size.
-        labels: whether labels are needed: if none is known, this is an error.
+        labels: True if labels are needed: a source without labels is then an error.
         in_memory: largest size in bytes of a set that is decoded into memory; a larger one is streamed.
 
     Examples:
@@ -104,7 +104,7 @@ def find(source: Any, split: str, in_memory: int = IN_MEMORY) -> ImageSet | Stre
         case ".arrow":
             return tables.from_arrow(path, split)
     raise ValueError(
-        f"source={str(source)!r} is a {path.suffix or 'suffixless'} file, which is not known: give {_KINDS}"
+        f"source={str(source)!r} is a {path.suffix or 'suffixless'} file, which cannot be read: give {_KINDS}"
     )
 
 

@@ -11,7 +11,7 @@ from hardneg.heads import projection
 from hardneg.images.resnet import ResNet, resnet18, resnet34, resnet50
 from hardneg.images.tiny import Tiny
 
-KNOWN: dict[str, Callable[..., nn.Module]] = {
+ENCODERS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "resnet34": resnet34,
     "resnet50": resnet50,
@@ -30,9 +30,9 @@ def build(name: str, **options: Any) -> nn.Module:
     """
     if ":" in name:
         return callables.module_from(name, "encoder", options)
-    checks.choice("encoder", name, tuple(KNOWN))
+    checks.choice("encoder", name, tuple(ENCODERS))
     try:
-        return KNOWN[name](**options)
+        return ENCODERS[name](**options)
     except TypeError as error:
         raise ValueError(f"options of encoder={name!r}: {error}") from error
 

@@ -46,7 +46,7 @@ def from_folder(path: Path, split: str) -> Found:
         raise ValueError(
             f"{folder} has no images: put {', '.join(_SUFFIXES)} files there, in one folder per class or flat"
         )
-    # Every split is asked, so that a class has the same number where another split lacks it.
+    # All splits are read, so that a class has the same number in each.
     everywhere = [paths, *(_image_paths(path / name) for name in splits if folder not in (path, path / name))]
     classes = tuple(sorted({Path(name).parts[0] for part in everywhere for name in part if len(Path(name).parts) > 1}))
     if len(classes) == 1:
@@ -60,8 +60,8 @@ def from_folder(path: Path, split: str) -> Found:
             )
     number = {name: label for label, name in enumerate(classes)}
     # A file beside the class folders has no class.
-    known = [number[parts[0]] if len(parts := Path(name).parts) > 1 else -1 for name in paths]
-    labels = torch.tensor(known) if any(label >= 0 for label in known) else None  # (N,)
+    classes_of = [number[parts[0]] if len(parts := Path(name).parts) > 1 else -1 for name in paths]
+    labels = torch.tensor(classes_of) if any(label >= 0 for label in classes_of) else None  # (N,)
     return Found(FolderImages(folder, paths), labels, () if labels is None else classes, f"{path.name}-{split}")
 
 

@@ -28,7 +28,7 @@ _ORIENTATION = 0x0112  # the EXIF tag
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images in memory, on any device; an image is known by its row.
+    """Images in memory, on any device; rows number the images.
 
     Args:
         images: (N, C, H, W) uint8, contiguous.
@@ -91,7 +91,7 @@ class ImageSet:
 
 
 class EncodedImages(Protocol):
-    """Image files wherever they lie: ``open`` one to decode it, ``place`` says where it is."""
+    """Image files: ``open`` one to decode it, ``place`` names its location."""
 
     def __len__(self) -> int: ...
     def open(self, index: int) -> BinaryIO: ...
@@ -222,7 +222,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
             # Decoders meet bad bytes with OSError, SyntaxError, ValueError, struct.error and more.
             except Exception as error:
                 self.broken.add(sound, self.encoded.place(sound), error)
-                if len(self.broken).bit_count() == 1:  # at 1, 2, 4, 8, …: told, but not thousands of times
+                if len(self.broken).bit_count() == 1:  # at 1, 2, 4, 8, …, not thousands of times
                     warnings.warn(str(self.broken), stacklevel=2)
         raise ValueError(f"no image of {self.name} can be read: check the source")
 

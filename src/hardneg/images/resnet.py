@@ -68,8 +68,8 @@ class ResNet(nn.Module):
 
     Args:
         depth: 18, 34 or 50
-        stem: ``"small"`` (3×3, no pooling: pictures of about 32 pixels) or ``"imagenet"`` (7×7, stride 2, pooling)
-        channels: of the pictures
+        stem: ``"small"`` (3×3, no pooling: images of about 32 pixels) or ``"imagenet"`` (7×7, stride 2, pooling)
+        channels: of the images
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""What every reader of images shares: what it finds, the names of splits, and the names of classes."""
+"""Shared by all readers of images: what they return, the names of splits and the names of classes."""
 
 import re
 import warnings
@@ -24,7 +24,7 @@ class Found(NamedTuple):
 
 
 class UndividedWarning(UserWarning):
-    """A split was asked of a source that is not divided into splits."""
+    """A split was requested from a source that is not divided into splits."""
 
 
 def warn_if_whole(path: Path, split: str) -> None:
@@ -39,7 +39,7 @@ def warn_if_whole(path: Path, split: str) -> None:
 
 
 class UnknownSplitError(ValueError):
-    """The source is divided into splits, and the one asked for is not among them."""
+    """The source is divided into splits, and the requested one is not among them."""
 
 
 def unknown_split(path: Path | str, split: str, splits: Sequence[str]) -> UnknownSplitError:
@@ -55,7 +55,7 @@ def is_split(name: str) -> bool:
 
 
 def called_name(split: str, names: Iterable[str], path: Path) -> str | None:
-    """What a source calls a split, if it has it: the usual names may be written in any case."""
+    """The source's own name for a split, or None; the usual names may be written in any case."""
     fitting = [name for name in names if name == split or (is_split(split) and name.lower() == split.lower())]
     if len(fitting) > 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What to train on and what to test on, also where the source does not say."""
+"""Training and test parts of a source, also of one that is not divided."""
 
 import copy
 import warnings
@@ -32,7 +32,7 @@ def load_split(
     there. Training never sees them, or copies of them. Without labels there is nothing to test, and training gets all.
 
     channels: to bring the images to, 1 or 3 · division: as a run recorded it. Its test part or held-out images are then
-    the test part, whatever was added or removed since; a warning says if the source has changed.
+    the test part, even if images were added or removed since; a warning says if the source has changed.
 
     Examples:
         >>> len(load_split("digits", "train")), load_split("digits", "test", channels=3).shape
@@ -58,8 +58,8 @@ def load_split(
         images = load_images(source, "train" if split == "train" else part, size, wants_labels)
         if split == "train":
             made = _division(part, images)
-    if recorded is not None and made is not None and (told := difference(recorded, made)):
-        warnings.warn(f"{name} {told}", stacklevel=2)
+    if recorded is not None and made is not None and (change := difference(recorded, made)):
+        warnings.warn(f"{name} {change}", stacklevel=2)
     images = _with_channels(images, channels)
     if isinstance(images, ImageSet):
         return replace(images, division=made)
@@ -107,8 +107,8 @@ def comparable(train: ImageSet | StreamedImages, test: ImageSet | StreamedImages
         if images.labels is not None
     ]
     if len(names[0]) < 2:
-        told = f"images of one class, {next(iter(names[0]))}" if names[0] else "no labelled images"
-        raise ValueError(f"{train.name} has {told}: an evaluation needs at least two, such as one folder per class")
+        content = f"images of one class, {next(iter(names[0]))}" if names[0] else "no labelled images"
+        raise ValueError(f"{train.name} has {content}: an evaluation needs at least two, such as one folder per class")
     if missing := sorted(names[1] - names[0]):
         raise ValueError(
             f"{test.name} has images of {_few(missing)}, and {train.name} has none: leave them out, or train on some"
@@ -145,12 +145,12 @@ def _test_part(source: Any) -> str:
     by_hub = isinstance(source, str) and source.startswith("hf:")
     names = TEST_PARTS if by_hub or callable(source) else (_NO_SPLIT, *TEST_PARTS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what there is to say is said when the part is loaded
+        warnings.simplefilter("ignore")  # warnings come when the part is loaded
         warnings.simplefilter("error", UndividedWarning)
         for name in names:
             try:
                 labels = find(source, name).labels
-            except UndividedWarning:  # also where the file is named after a split: it may be all there is
+            except UndividedWarning:  # also if the file is named after a split: it may be the only one
                 return Division.HELD_OUT
             except UnknownSplitError:
                 continue
@@ -182,7 +182,7 @@ def _division(test: str, train: ImageSet | StreamedImages, held_out: Tensor | No
 
 
 def _with_channels(images: ImageSet | StreamedImages, channels: int | None) -> ImageSet | StreamedImages:
-    """The same pictures in colour or in grey."""
+    """The same images in color or in gray."""
     if channels in (None, images.shape[0]):
         return images
     if channels not in (1, 3):

@@ -205,9 +205,9 @@ def from_hub(source: str, split: str) -> Found | ImageSet:
         except (ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
             if "nknown split" in str(error):
                 raise UnknownSplitError(f"{source}: {error}") from error
-            told = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"{source} cannot be loaded by datasets ({told}): give a set of data files, without a script"
+                f"{source} cannot be loaded by datasets ({reason}): give a set of data files, without a script"
             ) from error
 
     rows = load(split)
@@ -219,18 +219,18 @@ def from_hub(source: str, split: str) -> Found | ImageSet:
 def files_of_split(root: Path, files: Sequence[Path], split: str) -> list[Path]:
     """The files whose folder or name begins with the split; all if no file names one."""
     split = split.lower() if is_split(split) else split
-    told: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     for file in files:
         words = [*file.relative_to(root).parent.parts, re.split(r"[-_.]", file.name)[0]]
         for word in words:
             if word == split or is_split(word):
-                told.setdefault(word.lower() if is_split(word) else word, []).append(file)
+                by_split.setdefault(word.lower() if is_split(word) else word, []).append(file)
                 break
-    if told and split not in told:
-        raise unknown_split(root, split, sorted(told))
-    if not told:
+    if by_split and split not in by_split:
+        raise unknown_split(root, split, sorted(by_split))
+    if not by_split:
         warn_if_whole(root, split)
-    return told.get(split, list(files))
+    return by_split.get(split, list(files))
 
 
 def _columns(schema: Any, path: Path, images_in: str | None = None) -> tuple[str, str | None, tuple[str, ...]]:
@@ -243,8 +243,8 @@ def _columns(schema: Any, path: Path, images_in: str | None = None) -> tuple[str
         if (types.is_struct(field.type) and "bytes" in [part.name for part in field.type])
         or (types.is_binary(field.type) or types.is_large_binary(field.type))
     ]
-    told = [name for name, note in notes.items() if note.get("_type") == "Image"]
-    named = [name for name in (*told, *_IMAGE_COLUMNS) if name in images] or images
+    marked = [name for name, note in notes.items() if note.get("_type") == "Image"]
+    named = [name for name in (*marked, *_IMAGE_COLUMNS) if name in images] or images
     named = named if images_in is None else [images_in]
     if not named:
         raise ValueError(
@@ -262,7 +262,7 @@ def _columns(schema: Any, path: Path, images_in: str | None = None) -> tuple[str
 
 
 def _notes(schema: Any) -> dict[str, dict[str, Any]]:
-    """What the datasets library noted in the file about each column; whatever else is written there is passed over."""
+    """The features that the datasets library recorded for each column; other metadata are ignored."""
     try:
         notes = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -283,11 +283,11 @@ def _cell_labels(
         cells, classes = cells.cast("int8"), ("false", "true")
     elif types.is_floating(cells.type):  # what pandas makes of whole numbers with gaps
         numbers = cells.to_numpy().astype(np.float64)
-        known = ~np.isnan(numbers)
-        if not bool((numbers[known] % 1 == 0).all()):
+        present = ~np.isnan(numbers)
+        if not bool((numbers[present] % 1 == 0).all()):
             cells = None
         else:
-            cells = required("pyarrow", "data").array(np.where(known, numbers, -1).astype(np.int64))
+            cells = required("pyarrow", "data").array(np.where(present, numbers, -1).astype(np.int64))
     elif types.is_string(cells.type) or types.is_large_string(cells.type):
         parts = [cells, *map(_values, everywhere())]
         for part in parts:

@@ -1,4 +1,4 @@
-"""An encoder of two views that one picture splits into: CMC's lightness and colours, or coarse picture and detail."""
+"""Encoders of the two views that an image is split into: CMC's lightness and color, or coarse image and detail."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ from hardneg.images.views import lab_split
 
 
 def detail_split(images: Tensor) -> tuple[Tensor, Tensor]:
-    """The picture averaged over squares of 2×2 pixels, and what that leaves out; both as large as the picture.
+    """The image averaged over squares of 2×2 pixels, and the rest; both as large as the image.
 
-    For pictures without colours. It is no published split: it stands in for CMC's where there is one channel only.
+    For images of one channel. It is no published split: it replaces CMC's where there is no color.
 
     images: (B, 1, H, W) in [0, 1] · returns (B, 1, H, W) in [−1, 1] each
 
@@ -35,15 +35,15 @@ SPLITS: dict[str, tuple[Callable[[Tensor], tuple[Tensor, Tensor]], tuple[int, in
 
 
 class TwoViews(nn.Module):
-    """Two encoders, one for each of the views a picture splits into; its features are those of both, side by side.
+    """Two encoders, one for each view of an image; the features of both are concatenated.
 
-    It does the split itself, so that it takes plain pictures wherever an encoder is wanted.
+    It splits the images itself, so that it can be used as any other encoder.
 
     Args:
         first, second: encoders (B, c, H, W) → (B, features), of as many channels as `channels_of` says
-        split: ``"lab"`` (L, and ab; for colours) or ``"detail"`` (coarse picture, and detail; for one channel)
+        split: ``"lab"`` (L, and ab; for color images) or ``"detail"`` (coarse image, and detail; for one channel)
 
-    Takes pictures in [0, 1] (views made with mean=None), returns (B, features of both).
+    Takes images in [0, 1] (views made with mean=None), returns (B, features of both).
 
     Examples:
         >>> from hardneg.images.encoders import Tiny
@@ -61,7 +61,7 @@ class TwoViews(nn.Module):
 
     def both(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The features of each view, (B, features) and (B, features); images: (B, C, H, W) in [0, 1]."""
-        # Exponents of Lab lose the dark colours in half precision.
+        # In half precision the exponents of Lab would lose dark colors.
         with torch.autocast(images.device.type, enabled=False):
             one, other = SPLITS[self.split][0](images.float())
         return self.first(one), self.second(other)
@@ -78,7 +78,7 @@ class TwoHeads(nn.Module):
 
     Args:
         first, second: of the features of each view
-        widths: how many features each view has
+        widths: number of features of each view
 
     Examples:
         >>> TwoHeads(nn.Linear(3, 2), nn.Linear(5, 2), widths=(3, 5))(torch.zeros(1, 8)).shape
@@ -99,9 +99,9 @@ class TwoHeads(nn.Module):
 
 
 def split_of(channels: int) -> str:
-    """The split for pictures of so many channels."""
+    """The split for images with this number of channels."""
     if channels not in (1, 3):
-        raise ValueError(f"pictures must have 1 or 3 channels to be split into two views, got {channels}")
+        raise ValueError(f"images must have 1 or 3 channels to be split into two views, got {channels}")
     return "lab" if channels == 3 else "detail"
 
 

@@ -15,7 +15,7 @@ class SplitBatchNorm(_BatchNorm):
     device the parts stand for devices. Shuffle the keys before, and put them in order again after.
 
     Running statistics take the average of the parts. In evaluation it is plain batch-norm, with the same names in its
-    state dict. Pictures in channels_last layout are copied, which plain batch-norm need not do.
+    state dict. Images in channels_last layout are copied, which plain batch-norm need not do.
 
     Args:
         features: channels of the input, (B, features, …)

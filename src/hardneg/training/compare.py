@@ -42,7 +42,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it was trained to its end and judged."""
+        """Whether it is trained and evaluated."""
         return all((self.folder / name).exists() for name in (run_folder.ENCODER, run_folder.EVALUATION))
 
 
@@ -106,7 +106,7 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
 
 
 def check_data(runs: Sequence[Run]) -> None:
-    """Raise if the runs could be trained but not judged, or if one was begun on other data, before any is trained."""
+    """Raise if runs could be trained but not evaluated, or one was started on other data, before any is trained."""
     for kind, data in {str(each.settings.data): (each.settings.kind, each.settings.data) for each in runs}.values():
         kind.load_test(data, kind.load(data))
     divisions: dict[str, Division] = {}
@@ -126,7 +126,7 @@ def check_data(runs: Sequence[Run]) -> None:
 def carry_out(
     runs: Sequence[Run], callbacks: Callable[[Run], Sequence[L.Callback]] = lambda run: ()
 ) -> Iterator[tuple[Run, Exception | None]]:
-    """Train and judge each run that is not finished, resuming what was begun.
+    """Train and evaluate each run that is not finished, resuming what was begun.
 
     Yields each run when it is done, with the error if it failed: one that diverges does not stop the others.
     """
