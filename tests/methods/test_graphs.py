@@ -1,9 +1,12 @@
 """GraphCL and InfoGraph compute the losses of their papers, learn, and take batches of graphs or of indices."""
 
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import children
 import lightning as L
 import pytest
 import torch
@@ -12,7 +15,7 @@ from torch.testing import assert_close
 
 pytest.importorskip("torch_geometric", reason='needs pip install "hardneg[graph]"')
 
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 import hardneg as hn
@@ -261,6 +264,51 @@ def test_a_batch_without_any_node_is_refused(kind: str) -> None:
     module.samples = GraphSet.of([empty, empty])
     with pytest.raises(ValueError, match="batch has 0 nodes"):
         module.training_step(torch.arange(2), 0)
+
+
+TWO = """
+import sys
+from methods.gradients import FirstStep
+from methods.test_graphs import paths_and_stars
+from hardneg.training import recipe, run
+folder, *overrides = sys.argv[1:]
+run.train(recipe.load({}, overrides), folder, callbacks=[FirstStep(folder)], data=paths_and_stars(24))
+"""
+
+
+def test_graphcl_in_two_processes_compares_all_graphs_of_both_with_views_of_their_own(tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    folders = Path(__file__).parents[1], Path(hn.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+    overrides = ["method=graphcl", "objective.preset=graphcl", "trainer.devices=2", "trainer.accelerator=cpu",
+                 "trainer.batch_size=24", "trainer.epochs=2", "encoder.options={width: 8, layers: 2}",
+                 "views.options.second=drop_nodes"]  # fmt: skip
+    children.run([sys.executable, str(script), str(tmp_path / "run"), *overrides], check=True, env=environment)
+    first, second = (torch.load(tmp_path / f"run.{rank}", weights_only=True) for rank in (0, 1))
+    assert first["support"] == second["support"] == 23  # of 24 graphs, of which a process holds 12
+
+    # The gradient of one loss over the views of both processes; batch-norm acts within each.
+    module = make_method("graphcl")
+    module.load_state_dict(first["weights"])
+    outputs = []
+    for found in (first, second):
+        views = Batch(**found["views"])
+        views._num_graphs = 24
+        outputs.append(module.head(module.encoder(views)).chunk(2))
+    loss = hn.graphcl()(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
+    loss.backward()
+    for name, weight in module.named_parameters():
+        assert_close(first["gradients"][name], weight.grad, rtol=1e-4, atol=1e-5)
+        assert torch.equal(first["gradients"][name], second["gradients"][name])
+
+
+def test_processes_draw_different_views_of_equal_graphs() -> None:
+    batch = paths_and_stars().batch(torch.zeros(6, dtype=torch.int64))
+    views = GraphViews("identity", "drop_nodes", ratio=0.5)
+    one, again, other = (views(batch, generator("cpu", 0, 3), first=first, total=12).edge_index for first in (0, 0, 6))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
 
 
 @pytest.mark.slow
