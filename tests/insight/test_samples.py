@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
-import hardneg.images
 from hardneg.evaluation import extract
 from hardneg.graphs import thumbnails
-from hardneg.images import StreamedImages
+from hardneg.images import StreamedImages, modality
 from hardneg.insight import samples
 from hardneg.insight.report import write_report
 from hardneg.insight.runs import Group, read_run
@@ -25,10 +24,13 @@ from hardneg.training import recipe, run, saved_run
 def pretend(monkeypatch: pytest.MonkeyPatch, source: str, channels: int = 1) -> None:
     """Every folder holds a run on this source, with pixels for features."""
     settings = recipe.load({"data": {"source": source}})
-    loaded = SimpleNamespace(
-        settings=settings, encoder=nn.Flatten(), prepare=None, shape=(channels, 8, 8), division=None
-    )
-    monkeypatch.setattr(run, "load_run", lambda folder, trust: loaded)
+    loaded = SimpleNamespace(settings=settings, encoder=nn.Flatten(), views=None, shape=(channels, 8, 8), division=None)
+    monkeypatch.setattr(saved_run, "load_run", lambda folder, trust: loaded)
+
+
+def stacked(found: samples.Sight) -> Tensor:
+    """All images of the samples, (n, C, H, W)."""
+    return torch.stack([found.images[row] for row in range(len(found.features))])
 
 
 def decoded(uri: str) -> np.ndarray:
@@ -38,7 +40,8 @@ def decoded(uri: str) -> np.ndarray:
 def test_a_trained_run_is_looked_at_with_its_own_encoder(tmp_path: Path) -> None:
     brief = ["trainer.epochs=1", "trainer.accelerator=cpu", "trainer.knn_every=0", "trainer.channels_last=false"]
     trained = run.train(recipe.load({"data": {"source": "digits"}}, brief), tmp_path / "run")
-    images, labels, classes, features = look_at_test_set(tmp_path / "run")
+    found = look_at_test_set(tmp_path / "run")
+    images, (_, labels, classes, features) = stacked(found), found
     assert images.shape == (500, 1, 8, 8)
     assert labels is not None
     assert len(classes) == 10
@@ -55,16 +58,16 @@ def test_pictures_without_labels_are_those_of_training(monkeypatch: pytest.Monke
     pretend(monkeypatch, str(tmp_path / "mine.npz"), channels=3)
     seen = look_at_test_set(tmp_path)
     assert seen.labels is None
-    assert seen.images.shape == (30, 3, 6, 6)
+    assert stacked(seen).shape == (30, 3, 6, 6)
 
 
 def test_of_many_pictures_the_same_ones_are_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(samples, "MOST", 40)
     pretend(monkeypatch, "digits")
     one, two = (look_at_test_set(tmp_path / name) for name in "ab")
-    assert len(one.images) == 40
-    assert torch.equal(one.images, two.images)
-    assert torch.equal(one.features, one.images.flatten(1) / 255)
+    assert len(one.features) == 40
+    assert torch.equal(stacked(one), stacked(two))
+    assert torch.equal(one.features, stacked(one).flatten(1) / 255)
 
 
 class Files:
@@ -83,10 +86,11 @@ class Files:
 
 def test_a_streamed_set_shows_no_picture_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     streamed = StreamedImages(Files(), (1, 8, 8), labels=torch.arange(200) % 2, classes=("even", "odd"))
-    monkeypatch.setattr(hardneg.images, "load_split", lambda *given, **more: streamed)
+    monkeypatch.setattr(modality, "load_split", lambda *given, **more: streamed)
     pretend(monkeypatch, str(tmp_path))
     with pytest.warns(UserWarning, match="cannot be read: picture 4"):
-        images, labels, _, _ = look_at_test_set(tmp_path)
+        found = look_at_test_set(tmp_path)
+    images, labels = stacked(found), found.labels
     assert images[:, 0, 0, 0].sort().values.tolist() == [index for index in range(200) if index != 4]
     assert labels is not None
     assert torch.equal(labels, images[:, 0, 0, 0].long() % 2)
@@ -154,16 +158,15 @@ def test_features_of_one_direction_or_none_lie_in_a_plane_all_the_same(width: in
 
 
 def test_a_run_on_graphs_is_shown_with_its_graphs_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hardneg.training import graphs
-
     pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
     from hardneg.graphs.data import GraphSet
+    from hardneg.graphs.modality import Graphs
 
     cycles = [torch.stack([torch.arange(n), (torch.arange(n) + 1) % n]) for n in range(3, 15)]
     starts = torch.tensor([0, *(len(cycle[0]) for cycle in cycles)]).cumsum(0)
     edges = torch.cat([cycle + start for cycle, start in zip(cycles, starts, strict=False)], dim=1)
     made = GraphSet(torch.ones(int(starts[-1]), 1), edges, starts, torch.arange(12) % 2)
-    monkeypatch.setattr(graphs, "load", lambda settings: made)
+    monkeypatch.setattr(Graphs, "load", lambda *given, **more: made)
     settings = recipe.load(
         recipe.find("mutag-infograph"), ["data.source=tu:CYCLES", "trainer.epochs=1", "trainer.batch_size=4"]
     )
@@ -171,7 +174,7 @@ def test_a_run_on_graphs_is_shown_with_its_graphs_drawn(tmp_path: Path, monkeypa
     page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<img") == 2 * 9
     assert "cannot be read" not in page
-    triangle, ring = (thumbnails.Drawings(made, torch.arange(12))[place] for place in (0, 11))
+    triangle, ring = (Graphs().thumbnail(made, row) for row in (0, 11))
     assert triangle.shape == ring.shape == (3, 56, 56)
     assert not torch.equal(triangle, ring)
     assert torch.equal(thumbnails.draw(0, torch.zeros(2, 0).long()), torch.full((3, 56, 56), 255, dtype=torch.uint8))

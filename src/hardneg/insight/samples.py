@@ -100,6 +100,9 @@ def look_at_test_set(folder: Path, trust: bool = False) -> Sight:
     rows = torch.randperm(len(samples), generator=generator("cpu", len(samples)))[:MOST].sort().values  # (n,)
     part = samples.subset(rows)
     features = kind.embed(loaded.encoder, part, loaded.views).cpu()
+    if (broken := getattr(part, "broken", None)) is not None:  # unreadable samples were replaced by others of the set
+        readable = (~broken.flags).nonzero()[:, 0]
+        part, features = part.subset(readable), features[readable]
     return Sight(Thumbnails(kind, part), part.labels, part.classes, features)
 
 
