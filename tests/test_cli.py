@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and one clear line for every mistake."""
+"""The command line: output, files written, and one line for every mistake."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import sys
 import time
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ QUICK = ["trainer.epochs=2", "trainer.knn_every=1"]
 
 
 @pytest.fixture(autouse=True)
-def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HARDNEG_RUN", raising=False)
     monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
@@ -33,14 +34,14 @@ def process(*arguments: str, **more: object) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
-    def hear() -> None:  # tests in the background of a shell would hand down that SIGINT is ignored
+    def restore_sigint() -> None:  # a shell in the background lets its children ignore SIGINT
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    return subprocess.Popen(command, env=environment, preexec_fn=hear, **pipes, **more)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen(command, env=environment, preexec_fn=restore_sigint, **pipes, **more)  # type: ignore[call-overload, no-any-return]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, with what is in it."""
+    """The content of every file below a folder."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
@@ -55,13 +56,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_train_judges_the_encoder_and_prints_json_alone(finished: Path) -> None:
+def test_train_evaluates_the_encoder_and_prints_only_json(finished: Path) -> None:
     figures = json.loads((finished / "evaluation.json").read_text())
     assert set(figures) == {"knn", "nearest", "few_1", "few_5", "linear"}
     assert all(0 < figure <= 1 for figure in figures.values())
 
 
-def test_train_names_the_folder_and_what_comes_next(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_train_names_the_folder_and_the_next_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for number in (1, 2):
         code, out, _ = hardneg(capsys, "train", "digits-simclr", "trainer.epochs=1", "--no-evaluate")
         assert code == 0
@@ -70,7 +71,7 @@ def test_train_names_the_folder_and_what_comes_next(capsys: pytest.CaptureFixtur
         assert (tmp_path / "runs" / f"digits-simclr-{number}" / "last.ckpt").exists()
 
 
-def test_evaluate_gives_what_training_gave_and_carries_over(
+def test_evaluate_repeats_the_evaluation_of_training_and_transfers_to_other_data(
     capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path
 ) -> None:
     code, out, err = hardneg(capsys, "evaluate", str(finished), "--json")
@@ -79,17 +80,17 @@ def test_evaluate_gives_what_training_gave_and_carries_over(
 
     rng = np.random.default_rng(0)
     labels = np.arange(60) % 2
-    pictures = (rng.integers(0, 60, (60, 8, 8)) + 180 * labels[:, None, None]).astype(np.uint8)
-    np.savez(tmp_path / "other.npz", train_images=pictures[:40], train_labels=labels[:40],
-             test_images=pictures[40:], test_labels=labels[40:])  # fmt: skip
+    images = (rng.integers(0, 60, (60, 8, 8)) + 180 * labels[:, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "other.npz", train_images=images[:40], train_labels=labels[:40],
+             test_images=images[40:], test_labels=labels[40:])  # fmt: skip
     code, out, err = hardneg(capsys, "evaluate", str(finished), "--data", "other.npz", "--json")
     assert code == 0, err
-    assert json.loads(out)["nearest"] == 1.0  # bright and dark: any encoder sees it
+    assert json.loads(out)["nearest"] == 1.0  # bright and dark images: easy for any encoder
     assert json.loads((finished / "transfer.json").read_text())["other.npz"]["nearest"] == 1.0
     assert "other.npz" not in (finished / "evaluation.json").read_text()
 
 
-def test_every_command_that_finds_something_can_say_so_in_json(
+def test_every_command_with_results_prints_them_as_json(
     capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path
 ) -> None:
     page, weights = str(tmp_path / "page.html"), str(tmp_path / "encoder.safetensors")
@@ -116,7 +117,7 @@ def test_recipes_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert "source: digits" in out
 
 
-def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_ends_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("train", "compare", "demo", "evaluate", "report", "recipes", "export"):
         code, out, _ = hardneg(capsys, command, "--help")
         assert code == 0
@@ -133,7 +134,7 @@ MISTAKES = {
     "unknown recipe": (["train", "digit-simclr"], "did you mean digits-simclr"),
     "unknown recipe file": (["train", "mine.yaml"], "there is no file 'mine.yaml'"),
     "misspelt key": (["train", "digits-simclr", "trainer.epoch=3"], "did you mean trainer.epochs"),
-    "wrong type": (["train", "digits-simclr", "trainer.epochs=many"], "trainer.epochs must be int, got 'many'"),
+    "wrong type": (["train", "digits-simclr", "trainer.epochs=many"], "trainer.epochs must be an integer, got 'many'"),
     "unreadable value": (["train", "digits-simclr", "objective={preset: ["], "not readable YAML"),
     "unknown device": (["train", "digits-simclr", "trainer.accelerator=abacus"], "trainer.accelerator=abacus"),
     "absent device": (["train", "digits-simclr", "trainer.accelerator=tpu"], "cannot be had here"),
@@ -183,18 +184,18 @@ MISTAKES = {
     "seeds to go over": (["compare", "digits-simclr", "--over", "seed=0,1"], "say how many with --seeds"),
     "several devices": (["compare", "digits-simclr", "trainer.devices=2"], "a comparison trains on one device"),
     "several nodes": (["compare", "digits-simclr", "trainer.nodes=2"], "trainer.nodes=2: a comparison trains on one"),
-    "no epochs": (["train", "digits-simclr", "trainer.epochs=0"], "trainer.epochs must be a whole number ≥ 1"),
+    "no epochs": (["train", "digits-simclr", "trainer.epochs=0"], "trainer.epochs must be ≥ 1, got 0"),
     "negative rate": (["train", "digits-simclr", "optimizer.lr=-1"], "optimizer.lr must be > 0"),
-    "no outputs": (["train", "digits-simclr", "encoder.outputs=0"], "encoder.outputs must be a whole number ≥ 1"),
+    "no outputs": (["train", "digits-simclr", "encoder.outputs=0"], "encoder.outputs must be ≥ 1, got 0"),
     "unknown compile mode": (["train", "digits-simclr", "trainer.compile=foo"], "trainer.compile"),
     "no single loss": (["train", "digits-simclr", "objective.reduction=none"], "objective.reduction=none"),
     "batch of one": (["train", "digits-simclr", "trainer.batch_size=1"], "leaves no negatives"),
     "queue without a memory": (["train", "digits-simclr", "objective.preset=moco"], "use method=moco"),
     "kernel that is not there": (["train", "digits-simclr", "objective.backend=fused"], "fused"),
     "option of an encoder": (["train", "digits-simclr", "encoder.options={foo: 1}"], "options of encoder='tiny'"),
-    "encoder for other pictures": (
+    "encoder for other images": (
         ["train", "digits-simclr", "encoder.name=resnet18", "encoder.options={channels: 3}"],
-        "does not take a picture of shape",
+        "does not take an image of shape (1, 8, 8)",
     ),
     "encoder without features": (
         ["train", "digits-simclr", "encoder.name=torch.nn:Identity"],
@@ -204,16 +205,37 @@ MISTAKES = {
         ["train", "digits-ir", "objective={preset: ring_nce, lower: 0.9, upper: 0.5}"],
         "upper must be > 0.9",
     ),
+    "setting of another method": (
+        ["train", "digits-simclr", "memory.queue=1024"],
+        "memory.queue is not used by method=simclr on images: leave it out, or use method=moco",
+    ),
+    "misspelt setting of the method": (
+        ["train", "digits-moco", "memory.que=1024"],
+        "did you mean memory.queue?",
+    ),
+    "setting of graphs": (
+        ["train", "digits-simclr", "data.features=degree"],
+        "data.features is not used by method=simclr on images: leave it out",
+    ),
+    "last batch that split batch-norm cannot divide": (
+        ["train", "digits-moco", "batches.drop_last=false"],
+        "does not divide a batch of 17 samples in a process: choose a divisor, or 1 for plain batch-norm; or set "
+        "batches.drop_last=true",
+    ),
+    "views of another size than the encoder takes": (
+        ["train", "digits-simclr", "views.options.size=16"],
+        "a forward pass of 2 samples failed",
+    ),
     "seed of a comparison": (["compare", "digits-simclr", "seed=9"], "say how many with --seeds"),
     "unknown baseline": (["compare", "digits-simclr", "--baseline", "x"], "baseline='x' is no row"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_gives_one_line_and_exit_code_2_and_changes_nothing(
+def test_a_mistake_prints_one_line_exits_with_2_and_writes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, mistake: str
 ) -> None:
-    (tmp_path / "letter.txt").write_text("dear sir")
+    (tmp_path / "letter.txt").write_text("text")
     arguments, message = MISTAKES[mistake]
     code, out, err = hardneg(capsys, *arguments)
     assert code == 2
@@ -221,10 +243,12 @@ def test_a_mistake_gives_one_line_and_exit_code_2_and_changes_nothing(
     assert len(err.strip().splitlines()) == 1
     assert err.startswith("error: ")
     assert message in err
-    assert tree(tmp_path) == {"letter.txt": b"dear sir"}
+    assert tree(tmp_path) == {"letter.txt": b"text"}
 
 
-def test_missing_labels_are_told_before_anything_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_missing_labels_are_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     source = npz(tmp_path, images=np.zeros((300, 8, 8), np.uint8))
     before = tree(tmp_path)
     code, _, err = hardneg(capsys, "train", "digits-simclr", "objective.preset=scl", source)
@@ -233,23 +257,23 @@ def test_missing_labels_are_told_before_anything_is_written(capsys: pytest.Captu
     assert tree(tmp_path) == before
 
 
-def test_unreadable_images_are_told_before_anything_is_written(
+def test_unreadable_images_are_refused_before_anything_is_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
+    images = tmp_path / "images"
+    images.mkdir()
     for number in range(20):
-        Image.new("L", (8, 8), number).save(pictures / f"{number}.png")
-    (pictures / "3.png").write_bytes(b"no picture")
+        Image.new("L", (8, 8), number).save(images / f"{number}.png")
+    (images / "3.png").write_bytes(b"no image")
     before = tree(tmp_path)
-    code, _, err = hardneg(capsys, "train", "digits-simclr", f"data.source={pictures}", "trainer.batch_size=4")
+    code, _, err = hardneg(capsys, "train", "digits-simclr", f"data.source={images}", "trainer.batch_size=4")
     assert (code, len(err.strip().splitlines())) == (2, 1)
     assert "3.png" in err
     assert "More than 1 % are broken" in err
     assert tree(tmp_path) == before
 
 
-def test_a_full_disk_is_told_before_anything_is_written(
+def test_a_full_disk_is_reported_before_anything_is_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
@@ -260,7 +284,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     assert tree(tmp_path) == {}
 
 
-def test_a_run_in_use_by_another_process_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_run_in_use_by_another_process_is_not_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     other = process("train", "digits-simclr", "trainer.epochs=100000", "--run", "run", cwd=tmp_path)
     try:
         deadline = time.monotonic() + 120
@@ -278,9 +302,8 @@ def test_a_run_in_use_by_another_process_is_left_alone(capsys: pytest.CaptureFix
     finally:
         other.send_signal(signal.SIGINT)
         _, err = other.communicate(timeout=60)
-    # Ctrl-C says how to go on, and what was begun can be taken up.
     assert other.returncode == 130
-    assert "stopped; go on with: hardneg train --resume run" in err
+    assert "stopped; resume with: hardneg train --resume run" in err
 
 
 def test_ctrl_c_leaves_a_run_that_resumes_exactly(finished: Path, tmp_path: Path) -> None:
@@ -297,7 +320,7 @@ def test_ctrl_c_leaves_a_run_that_resumes_exactly(finished: Path, tmp_path: Path
     assert (tmp_path / "run" / "encoder.safetensors").read_bytes() == (finished / "encoder.safetensors").read_bytes()
 
 
-def test_two_processes_share_one_run_and_only_the_first_tells(tmp_path: Path) -> None:
+def test_two_processes_share_one_run_and_only_the_first_prints(tmp_path: Path) -> None:
     both = process("train", "digits-simclr", "trainer.epochs=1", "trainer.devices=2", "--json", cwd=tmp_path)
     out, err = both.communicate(timeout=300)
     assert both.returncode == 0, err
@@ -305,17 +328,17 @@ def test_two_processes_share_one_run_and_only_the_first_tells(tmp_path: Path) ->
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["digits-simclr-1"]
 
 
-def test_a_second_process_that_was_slower_does_not_overwrite_the_first(
+def test_a_run_is_not_overwritten_by_one_that_started_later(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hardneg.training import build
 
     read = build.data
 
-    def overtaken(settings: recipe.Recipe) -> build.Samples:
+    def overtaken(settings: recipe.Recipe, given: build.Given) -> Any:
         monkeypatch.setattr(build, "data", read)
         assert hardneg(capsys, "train", "digits-simclr", "trainer.epochs=1", "seed=4", "--run", "same")[0] == 0
-        return read(settings)
+        return read(settings, given)
 
     monkeypatch.setattr(build, "data", overtaken)
     code, _, err = hardneg(capsys, "train", "digits-simclr", "trainer.epochs=1", "--run", "same")
@@ -324,7 +347,7 @@ def test_a_second_process_that_was_slower_does_not_overwrite_the_first(
     assert "seed: 4" in (tmp_path / "same" / "recipe.yaml").read_text()
 
 
-def test_a_folder_that_only_looks_like_a_run_is_not_resumed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_without_environment_is_not_resumed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "recipe.yaml").write_text("{}")
     code, _, err = hardneg(capsys, "train", "--resume", "mine")
@@ -333,7 +356,7 @@ def test_a_folder_that_only_looks_like_a_run_is_not_resumed(capsys: pytest.Captu
     assert tree(tmp_path) == {"mine/recipe.yaml": b"{}"}
 
 
-def test_names_with_brackets_and_blanks_are_printed_as_they_are(
+def test_names_with_brackets_and_spaces_are_printed_unchanged(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code, out, err = hardneg(capsys, "train", "digits-simclr", "trainer.epochs=1", "--run", "a [/b] c")
@@ -342,7 +365,7 @@ def test_names_with_brackets_and_blanks_are_printed_as_they_are(
     assert "hardneg report 'a [/b] c'" in out
 
 
-def test_checkpoints_need_no_room_in_the_temporary_folder(tmp_path: Path) -> None:
+def test_checkpoints_are_written_without_the_temporary_folder(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": "/proc"}  # where nothing can be written
     command = [sys.executable, "-m", "hardneg", "train", "digits-simclr", "trainer.epochs=1", "--run", "run"]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -350,7 +373,7 @@ def test_checkpoints_need_no_room_in_the_temporary_folder(tmp_path: Path) -> Non
     assert (tmp_path / "run" / "encoder.safetensors").stat().st_mode & 0o044  # readable for others, too
 
 
-def test_a_comparison_goes_on_after_a_run_that_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_comparison_continues_after_a_failed_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     grid = ["compare", "digits-simclr", "trainer.epochs=1", "--over", "optimizer.lr=1e-3,1e30,1e-2", "--seeds", "1"]
     code, out, err = hardneg(capsys, *grid, "--json")
     assert code == 1
@@ -371,7 +394,7 @@ def test_a_comparison_of_data_without_labels_is_refused_before_it_trains(
     assert tree(tmp_path) == before
 
 
-def test_looking_at_an_unfinished_run_does_not_finish_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_evaluating_an_unfinished_run_saves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     stopped = process("train", "digits-simclr", "trainer.epochs=100000", "--run", "run", cwd=tmp_path)
     deadline = time.monotonic() + 120
     while not (tmp_path / "run" / "last.ckpt").exists() and stopped.poll() is None:
@@ -386,14 +409,12 @@ def test_looking_at_an_unfinished_run_does_not_finish_it(capsys: pytest.CaptureF
     assert not (tmp_path / "run" / "evaluation.json").exists()
 
 
-def test_pictures_of_other_colours_are_tested_and_carried_over(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_gray_and_color_images_are_converted_for_evaluation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     labels = np.arange(60) % 2
-    grey = (rng.integers(0, 60, (60, 8, 8)) + 180 * labels[:, None, None]).astype(np.uint8)
-    colour = np.repeat(grey[..., None], 3, axis=3)
-    source = npz(tmp_path, train_images=colour[:40], train_labels=labels[:40], test_images=grey[40:],
+    gray = (rng.integers(0, 60, (60, 8, 8)) + 180 * labels[:, None, None]).astype(np.uint8)
+    color = np.repeat(gray[..., None], 3, axis=3)
+    source = npz(tmp_path, train_images=color[:40], train_labels=labels[:40], test_images=gray[40:],
                  test_labels=labels[40:])  # fmt: skip
     quick = ["trainer.epochs=1", "trainer.batch_size=16", "trainer.knn_every=1"]
     code, out, err = hardneg(capsys, "train", "digits-simclr", source, *quick, "--run", "run", "--json")
@@ -428,12 +449,12 @@ def test_a_run_finds_its_data_from_every_folder(
         code, _, err = hardneg(capsys, *command)
         assert (code, err) == (0, ""), command
     assert (tmp_path / "here" / "run" / "report.html").read_text(encoding="utf-8").count("<img") > 6
-    # The same comparison, named from there, is the same comparison.
+    # A relative path from another folder names the same comparison.
     again = hardneg(capsys, *grid[:2], "data.source=../here/data.npz", *grid[3:], "--run", "../grid")
     assert json.loads(again[1])["rows"] == json.loads(first[1])["rows"]
 
 
-def test_data_that_moved_are_named_with_the_place_to_say_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_missing_data_are_named_with_the_key_to_change(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     source = npz(tmp_path, images=rng.integers(0, 256, (60, 8, 8), np.uint8), labels=np.arange(60) % 2)
     code, _, err = hardneg(capsys, "train", "digits-simclr", source, *QUICK_NPZ, "--run", "run")
@@ -450,7 +471,7 @@ def test_data_that_moved_are_named_with_the_place_to_say_so(capsys: pytest.Captu
     assert code == 0
     assert "is not there" in err
     assert "is not there" in Path("page.html").read_text(encoding="utf-8")
-    # What the line says helps.
+    # The fix of the error message works.
     file = tmp_path / "run" / "recipe.yaml"
     file.write_text(file.read_text().replace("data.npz", "moved.npz"))
     for command in (["evaluate", "run"], ["train", "--resume", "run"], ["report", "run"]):
@@ -461,7 +482,7 @@ COMPARE = ["compare", "digits-simclr", "trainer.epochs=2", "trainer.knn_every=0"
            "--over", "objective.preset=simclr,hcl", "--run", "runs/grid", "--json"]  # fmt: skip
 
 
-def test_an_interrupted_comparison_goes_on_and_repeats_nothing(
+def test_an_interrupted_comparison_resumes_without_repeating_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     stopped = process(*COMPARE, cwd=tmp_path)
@@ -494,7 +515,7 @@ def test_an_interrupted_comparison_goes_on_and_repeats_nothing(
     error = np.sqrt(sum(np.var(side, ddof=1) / 2 for side in figures))
     assert row["standard_error"] == pytest.approx(error)
 
-    # Again, with another seed: only what is new is run; and another recipe in the same place is refused.
+    # With another seed only the new runs are trained; another recipe in the same folder is refused.
     code, out, err = hardneg(capsys, *COMPARE[:5], "3", *COMPARE[6:])
     assert code == 0, err
     assert json.loads(out)["rows"]["objective.preset=simclr"]["few_5"]["runs"] == 3
@@ -514,25 +535,25 @@ def test_the_demo_prints_every_row_and_writes_the_report(capsys: pytest.CaptureF
     assert "H-SCL (labels)" in page.read_text()
     code, out, err = hardneg(capsys, "demo", "--seeds", "2", "--epochs", "1")
     assert "10 of 10 runs are in runs/demo already" in err
-    look_at(page)
+    check_in_browser(page)
 
 
-def look_at(file: Path) -> None:
-    """Open a report in a real browser: pictures are there, nothing is fetched, nothing complains."""
+def check_in_browser(file: Path) -> None:
+    """Open a report in a browser: images load, nothing is fetched, there are no console messages."""
     browser = shutil.which("chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="looking at the report needs playwright")
+    playwright = pytest.importorskip("playwright.sync_api", reason="checking the report needs playwright")
     if browser is None:
-        pytest.skip("looking at the report needs chromium on the path")
-    complaints: list[str] = []
+        pytest.skip("checking the report needs chromium on the path")
+    messages: list[str] = []
     with playwright.sync_playwright() as driver:
         page = driver.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"]).new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: request.url[:5] in ("file:", "data:") or complaints.append(request.url))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: request.url[:5] in ("file:", "data:") or messages.append(request.url))
         page.goto(file.as_uri())
         page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
         widths = page.evaluate("Promise.all([...document.images].map((i) => i.decode().then(() => i.naturalWidth)))")
         assert len(page.screenshot(full_page=True)) > 50_000
     assert len(widths) > 50
     assert min(widths) > 0
-    assert complaints == []
+    assert messages == []

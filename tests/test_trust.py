@@ -225,7 +225,7 @@ def test_nothing_is_written_through_a_link_in_a_folder(
         (".x:y", {}, "could not be imported"),
         ("torch.nn:", {}, "could not be imported"),
         ("broken_on_import:x", {}, "could not be imported: SyntaxError"),
-        ("told:text", {}, "is said to return str"),
+        ("told:text", {}, "is annotated to return str"),
     ],
 )
 def test_what_an_encoder_names_is_checked_before_it_is_called(

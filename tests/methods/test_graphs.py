@@ -1,10 +1,13 @@
-"""GraphCL and InfoGraph compute the losses of their papers, learn, and are handed graphs as batches or as indices."""
+"""GraphCL and InfoGraph compute the losses of their papers, learn, and take batches of graphs or of indices."""
 
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import children
 import lightning as L
 import pytest
 import torch
@@ -13,7 +16,7 @@ from torch.testing import assert_close
 
 pytest.importorskip("torch_geometric", reason='needs pip install "hardneg[graph]"')
 
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 import hardneg as hn
@@ -23,8 +26,9 @@ from hardneg.graphs.features import extract_graphs
 from hardneg.graphs.gin import GIN, Discriminator
 from hardneg.graphs.views import GraphViews
 from hardneg.losses.jsd import JSD
-from hardneg.methods.graphcl import GraphCL, GraphMethod, graph_projection
+from hardneg.methods.graphcl import GraphCL, graph_projection
 from hardneg.methods.infograph import InfoGraph
+from hardneg.methods.method import Method
 from hardneg.randomness import generator
 from hardneg.samplers import UniformBatchSampler
 from hardneg.training.batches import Batches
@@ -32,7 +36,7 @@ from hardneg.training.callbacks.sampler_refresh import Refresh
 
 
 def paths_and_stars(count: int = 24) -> GraphSet:
-    """Two classes of graphs with the same number of edges; nodes all look alike."""
+    """Two classes of graphs with the same number of edges; all nodes have the same features."""
     graphs = []
     for number in range(count):
         size = 5 + number // 2 % 4
@@ -43,7 +47,7 @@ def paths_and_stars(count: int = 24) -> GraphSet:
     return GraphSet.of(graphs)
 
 
-def precise(graphs: GraphSet) -> GraphSet:
+def in_float64(graphs: GraphSet) -> GraphSet:
     return GraphSet(graphs.x.double(), graphs.edge_index, graphs.ptr, graphs.labels)
 
 
@@ -51,7 +55,7 @@ def adam(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(module.parameters(), 1e-2)
 
 
-def made(kind: str, objective: Any = None, seed: int = 0) -> GraphMethod:
+def make_method(kind: str, objective: Any = None, seed: int = 0) -> Method:
     torch.manual_seed(seed)
     encoder = GIN(1, width=8, layers=2)
     if kind == "graphcl":
@@ -65,8 +69,8 @@ def trainer(**options: Any) -> L.Trainer:
     return L.Trainer(accelerator="cpu", **{"max_epochs": 1, **quiet, **options})
 
 
-class Place:
-    """What a method asks of its trainer."""
+class FakeTrainer:
+    """The attributes of a trainer that a method reads."""
 
     global_step, world_size = 0, 1
 
@@ -75,14 +79,14 @@ class Place:
         return SimpleNamespace(total_batch_idx=self.global_step)
 
 
-def placed(module: GraphMethod) -> GraphMethod:
-    module._trainer = Place()  # type: ignore[assignment]
+def with_trainer(module: Method) -> Method:
+    module._trainer = FakeTrainer()  # type: ignore[assignment]
     module.total_steps = 10
     return module.train()
 
 
 def test_graphcl_is_the_authors_loss_of_two_views() -> None:
-    module, batch = placed(made("graphcl")), paths_and_stars().batch(torch.arange(6))
+    module, batch = with_trainer(make_method("graphcl")), paths_and_stars().batch(torch.arange(6))
     loss = module.training_step(batch, 0)
     seen = module.views(batch, generator("cpu", 0, 0))
     z1, z2 = nn.functional.normalize(module.head(module.encoder(seen))).chunk(2)
@@ -92,7 +96,7 @@ def test_graphcl_is_the_authors_loss_of_two_views() -> None:
 
 
 def test_infograph_is_the_loss_of_its_nodes_and_graphs() -> None:
-    module, batch = placed(made("infograph", JSD())), paths_and_stars().batch(torch.arange(6))
+    module, batch = with_trainer(make_method("infograph", JSD())), paths_and_stars().batch(torch.arange(6))
     assert isinstance(module, InfoGraph)
     loss = module.training_step(batch, 0)
     nodes = module.encoder.nodes(batch)
@@ -103,8 +107,8 @@ def test_infograph_is_the_loss_of_its_nodes_and_graphs() -> None:
     assert_close(loss, sp(-scores[own]).mean() + sp(scores[~own]).mean())
 
 
-class Forgetful(GIN):
-    """A GIN that does not say how far it sees."""
+class WithoutHops(GIN):
+    """A GIN without the attribute ``hops``."""
 
     def __init__(self) -> None:
         super().__init__(1, width=8, layers=2)
@@ -112,37 +116,37 @@ class Forgetful(GIN):
 
 
 @pytest.mark.parametrize("objective", [JSD(), JSD(2.0, 0.1), JSD(1.0, supervision="full"), JSD(1.0, published=True)])
-def test_infograph_compares_twins_once_to_the_same_gradient(objective: JSD) -> None:
-    graphs, found = precise(paths_and_stars()), []
+def test_infograph_compares_equivalent_nodes_once_with_the_same_gradient(objective: JSD) -> None:
+    graphs, found = in_float64(paths_and_stars()), []
     for hops in (None, 2):
-        module = placed(made("infograph", objective)).double()
-        asked: list[int] = []
+        module = with_trainer(make_method("infograph", objective)).double()
+        sizes: list[int] = []
         assert isinstance(module, InfoGraph)
-        module.node_head.register_forward_pre_hook(lambda _, inputs, asked=asked: asked.append(len(inputs[0])))
+        module.node_head.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
         module.training_step(graphs.batch(torch.arange(12), hops), 0).backward()
-        found.append(([each.grad for each in module.parameters()], objective.diagnostics(), asked[0]))
+        found.append(([each.grad for each in module.parameters()], objective.diagnostics(), sizes[0]))
     for plain, once in zip(found[0][0], found[1][0], strict=True):
         assert_close(plain, once, rtol=1e-9, atol=1e-9)
     assert found[0][1] == pytest.approx(found[1][1])
-    # Two hops tell three kinds of nodes of a path and two of a star.
-    assert [sizes for *_, sizes in found] == [2 * (5 + 6 + 7 + 8 + 5 + 6), 6 * (3 + 2)]
+    # Within two hops a path has three kinds of nodes and a star has two.
+    assert [size for *_, size in found] == [2 * (5 + 6 + 7 + 8 + 5 + 6), 6 * (3 + 2)]
 
 
-def test_an_encoder_that_does_not_say_how_far_it_sees_is_asked_for_every_node() -> None:
-    graphs, module = paths_and_stars(), placed(made("infograph"))
+def test_an_encoder_without_hops_embeds_every_node() -> None:
+    graphs, module = paths_and_stars(), with_trainer(make_method("infograph"))
     module.samples = graphs
     assert module.look_up(torch.arange(4)).equivalent_index is not None
-    module.encoder = Forgetful()
+    module.encoder = WithoutHops()
     assert getattr(module.look_up(torch.arange(4)), "equivalent_index", None) is None
     assert module.training_step(torch.arange(4), 0).isfinite()
 
 
 @pytest.mark.parametrize("kind", ["graphcl", "infograph"])
-def test_indices_and_batches_are_one_training(kind: str) -> None:
-    graphs, results = precise(paths_and_stars()), []
+def test_indices_and_batches_train_to_the_same_encoder(kind: str) -> None:
+    graphs, results = in_float64(paths_and_stars()), []
     for indexed in (False, True):
-        # Twins are added up in another order, and Adam makes steps of any gradient that should be 0 and is not.
-        module, sampler = made(kind).double(), UniformBatchSampler(len(graphs), 8, seed=1)
+        # Equivalent nodes are added in another order, and Adam amplifies gradients that are 0 but for rounding.
+        module, sampler = make_method(kind).double(), UniformBatchSampler(len(graphs), 8, seed=1)
         if indexed:
             module.samples = graphs
             trainer(max_epochs=2).fit(module, Batches(sampler))
@@ -154,8 +158,8 @@ def test_indices_and_batches_are_one_training(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["graphcl", "infograph"])
 def test_training_lowers_the_loss(kind: str) -> None:
-    graphs, module = paths_and_stars(), made(kind)
-    placed(module)
+    graphs, module = paths_and_stars(), make_method(kind)
+    with_trainer(module)
     batch, optimizer, losses = graphs.batch(torch.arange(24)), adam(module), []
     for step in range(30):
         module._trainer.global_step = step % 10  # type: ignore[misc]
@@ -167,8 +171,8 @@ def test_training_lowers_the_loss(kind: str) -> None:
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
-def test_the_proximity_sampler_is_refreshed_as_training_goes() -> None:
-    graphs, module = paths_and_stars(), made("graphcl", hn.hcl(temperature=0.2, in_batch="other"))
+def test_the_proximity_sampler_is_refreshed_during_training() -> None:
+    graphs, module = paths_and_stars(), make_method("graphcl", hn.hcl(temperature=0.2, in_batch="other"))
     sampler = hn.ProximityBatchSampler(24, 8, candidates=10, neighbors=4, restart=hn.Linear(0.2, 0.05), refresh_every=2)
     module.samples = graphs
     callbacks = [Refresh(sampler, lambda: extract_graphs(module.encoder, graphs))]
@@ -177,8 +181,8 @@ def test_the_proximity_sampler_is_refreshed_as_training_goes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["graphcl", "infograph"])
-def test_what_was_seen_is_noted_until_it_is_remembered(kind: str) -> None:
-    module = placed(made(kind))
+def test_embeddings_of_a_batch_are_kept_until_the_memory_update(kind: str) -> None:
+    module = with_trainer(make_method(kind))
     module.recent = hn.MemoryBank(24, 16, momentum=0.0)
     index = torch.tensor([3, 1, 20])
     module.training_step(paths_and_stars().batch(index), 0)
@@ -194,8 +198,8 @@ def test_what_was_seen_is_noted_until_it_is_remembered(kind: str) -> None:
     ("kind", "objective"),
     [("graphcl", lambda: hn.scl(temperature=0.2)), ("infograph", lambda: JSD(1.0, supervision="negatives"))],
 )
-def test_labels_reach_an_objective_that_uses_them(kind: str, objective: Callable[[], Any]) -> None:
-    module = placed(made(kind, objective()))
+def test_labels_are_passed_to_an_objective_that_uses_them(kind: str, objective: Callable[[], Any]) -> None:
+    module = with_trainer(make_method(kind, objective()))
     batch = paths_and_stars().batch(torch.arange(6))
     module.training_step(batch, 0)
     assert module.diagnostics()["support"] == (3 if kind == "infograph" else 6)  # of another label
@@ -204,31 +208,31 @@ def test_labels_reach_an_objective_that_uses_them(kind: str, objective: Callable
         module.training_step(batch, 0)
 
 
-def test_evaluation_leaves_every_mode_as_it_was() -> None:
-    module = made("infograph").train()
+def test_extracting_features_restores_the_mode_of_every_module() -> None:
+    module = make_method("infograph").train()
     module.encoder.layers[0].eval()
-    before: Tensor = module.embeddings(paths_and_stars())
+    before: Tensor = extract_graphs(module.encoder, paths_and_stars())
     assert module.encoder.layers[1].training
     assert not module.encoder.layers[0].training
-    assert_close(module.embeddings(paths_and_stars(), batch_size=5), before)
+    assert_close(extract_graphs(module.encoder, paths_and_stars(), batch_size=5), before)
 
 
-def test_what_cannot_be_trained_on_is_refused() -> None:
+def test_batches_and_encoders_that_do_not_fit_are_refused() -> None:
     graphs = paths_and_stars()
-    with pytest.raises(ValueError, match=r"set module.graphs"):
-        placed(made("graphcl")).training_step(torch.arange(3), 0)
+    with pytest.raises(ValueError, match=r"set module.samples"):
+        with_trainer(make_method("graphcl")).training_step(torch.arange(3), 0)
     plain = Data(x=torch.ones(2, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64))
     (batch,) = DataLoader([plain, plain], batch_size=2)
     with pytest.raises(ValueError, match="has no index"):
-        placed(made("graphcl")).training_step(batch, 0)
+        with_trainer(make_method("graphcl")).training_step(batch, 0)
     with pytest.raises(ValueError, match="encoder has no nodes"):
         InfoGraph(nn.Linear(1, 1), nn.Identity(), nn.Identity(), JSD(), adam)
     assert len(graphs) == 24
 
 
 @pytest.mark.parametrize("kind", ["graphcl", "infograph"])
-def test_a_batch_of_one_graph_moves_nothing(kind: str) -> None:
-    module = placed(made(kind))
+def test_a_batch_of_one_graph_has_zero_gradient(kind: str) -> None:
+    module = with_trainer(make_method(kind))
     loss = module.training_step(paths_and_stars().batch(torch.tensor([4])), 0)
     loss.backward()
     assert loss.item() == 0
@@ -237,13 +241,13 @@ def test_a_batch_of_one_graph_moves_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("odd", [[0, 1, 3], [0, 0], [1, 1], [3, 3]])
 @pytest.mark.parametrize("kind", ["graphcl", "infograph"])
-def test_odd_graphs_are_trained_on_like_others(kind: str, odd: list[int]) -> None:
-    """Graphs without nodes, of a single one, or without edges, beside an ordinary one and among themselves."""
+def test_empty_and_edgeless_graphs_are_trained_on(kind: str, odd: list[int]) -> None:
+    """Graphs without nodes, of a single one, or without edges, beside an ordinary one."""
     graphs = GraphSet.of(
         [Data(x=torch.ones(size, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64)) for size in odd]
         + [Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))]
     )
-    module = placed(made(kind))
+    module = with_trainer(make_method(kind))
     module.samples = graphs
     for step, index in enumerate([torch.arange(len(graphs)), torch.arange(len(graphs)).flip(0)]):
         module._trainer.global_step = step  # type: ignore[misc]
@@ -254,24 +258,61 @@ def test_odd_graphs_are_trained_on_like_others(kind: str, odd: list[int]) -> Non
         assert all(weight.grad is None or weight.grad.isfinite().all() for weight in module.parameters())
     embedded = extract_graphs(module.encoder, graphs)
     assert embedded.isfinite().all()
-    assert not embedded[: len(odd)][torch.tensor(odd) == 0].any()  # nothing to add up
+    assert not embedded[: len(odd)][torch.tensor(odd) == 0].any()  # an empty sum
 
 
 @pytest.mark.parametrize("kind", ["graphcl", "infograph"])
 def test_a_batch_without_any_node_is_refused(kind: str) -> None:
     empty = Data(x=torch.ones(0, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64))
-    module = placed(made(kind))
+    module = with_trainer(make_method(kind))
     module.samples = GraphSet.of([empty, empty])
     with pytest.raises(ValueError, match="batch has 0 nodes"):
         module.training_step(torch.arange(2), 0)
 
 
-@pytest.mark.parametrize("kind", ["graphcl", "infograph"])
-def test_several_processes_are_refused(kind: str) -> None:
-    module = placed(made(kind))
-    module._trainer.world_size = 2  # type: ignore[misc, union-attr]
-    with pytest.raises(ValueError, match="2 processes, and graphs are trained in one"):
-        module.on_fit_start()
+TWO = """
+import sys
+from methods.gradients import FirstStep
+from methods.test_graphs import paths_and_stars
+from hardneg.training import recipe, run
+folder, *overrides = sys.argv[1:]
+run.train(recipe.load({}, overrides), folder, callbacks=[FirstStep(folder)], data=paths_and_stars(24))
+"""
+
+
+def test_graphcl_in_two_processes_compares_all_graphs_of_both_with_views_of_their_own(tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    folders = Path(__file__).parents[1], Path(hn.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+    overrides = ["method=graphcl", "objective.preset=graphcl", "trainer.devices=2", "trainer.accelerator=cpu",
+                 "trainer.batch_size=24", "trainer.epochs=2", "encoder.options={width: 8, layers: 2}",
+                 "views.options.second=drop_nodes"]  # fmt: skip
+    children.run([sys.executable, str(script), str(tmp_path / "run"), *overrides], check=True, env=environment)
+    first, second = (torch.load(tmp_path / f"run.{rank}", weights_only=True) for rank in (0, 1))
+    assert first["support"] == second["support"] == 23  # of 24 graphs, of which a process holds 12
+
+    # The gradient of one loss over the views of both processes; batch-norm acts within each.
+    module = make_method("graphcl")
+    module.load_state_dict(first["weights"])
+    outputs = []
+    for found in (first, second):
+        views = Batch(**found["views"])
+        views._num_graphs = 24
+        outputs.append(module.head(module.encoder(views)).chunk(2))
+    loss = hn.graphcl()(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
+    loss.backward()
+    for name, weight in module.named_parameters():
+        assert_close(first["gradients"][name], weight.grad, rtol=1e-4, atol=1e-5)
+        assert torch.equal(first["gradients"][name], second["gradients"][name])
+
+
+def test_processes_draw_different_views_of_equal_graphs() -> None:
+    batch = paths_and_stars().batch(torch.zeros(6, dtype=torch.int64))
+    views = GraphViews("identity", "drop_nodes", ratio=0.5)
+    one, again, other = (views(batch, generator("cpu", 0, 3), first=first, total=12).edge_index for first in (0, 0, 6))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
 
 
 @pytest.mark.slow
@@ -282,7 +323,7 @@ def test_mutag_is_classified_well_above_its_larger_class(kind: str) -> None:
     torch.manual_seed(0)
     encoder = GIN(graphs.node_features)
     if kind == "graphcl":
-        module: GraphMethod = GraphCL(encoder, graph_projection(96), hn.graphcl(), GraphViews(), adam)
+        module: Method = GraphCL(encoder, graph_projection(96), hn.graphcl(), GraphViews(), adam)
     else:
         module = InfoGraph(encoder, Discriminator(96), Discriminator(96), JSD(1.0), adam)
     module.samples = graphs

@@ -1,4 +1,4 @@
-"""Methods compute what the papers' equations say, and refuse what they cannot do."""
+"""Methods compute the equations of their papers, and refuse settings that do not fit."""
 
 import itertools
 import math
@@ -32,13 +32,13 @@ def unit(vectors: Tensor) -> Tensor:
 def test_moco_v3_is_both_directions_times_twice_the_temperature() -> None:
     module = steps.made("mocov3", "objective.temperature=0.3")
     assert isinstance(module, MoCoV3)
-    seen = steps.look(module, BATCHES[0])
-    queries = unit(module.predictor(module.head(module.encoder(seen)))).chunk(2)
-    keys = unit(module.key_head(module.key_encoder(seen))).chunk(2)
+    views = steps.first_views(module, BATCHES[0])
+    queries = unit(module.predictor(module.head(module.encoder(views)))).chunk(2)
+    keys = unit(module.key_head(module.key_encoder(views))).chunk(2)
     expected = 0.0
     for query, key in ((queries[0], keys[1]), (queries[1], keys[0])):
         expected += float(nn.functional.cross_entropy(query @ key.T / 0.3, torch.arange(16))) * 2 * 0.3
-    assert float(module.loss(seen, BATCHES[0], None)) == pytest.approx(expected, rel=1e-5)
+    assert float(module.loss(views, BATCHES[0], None)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_momentum_of_moco_v3_rises_to_one_along_a_cosine() -> None:
@@ -53,14 +53,14 @@ def test_the_momentum_of_moco_v3_rises_to_one_along_a_cosine() -> None:
 def test_instance_discrimination_is_a_softmax_over_the_bank() -> None:
     module = steps.made("ir")
     assert isinstance(module, InstanceDiscrimination)
-    seen = steps.look(module, BATCHES[1])
-    assert len(seen) == 16  # one view
-    z = unit(module.head(module.encoder(seen)))
+    views = steps.first_views(module, BATCHES[1])
+    assert len(views) == 16  # one view
+    z = unit(module.head(module.encoder(views)))
     expected = nn.functional.cross_entropy(z @ module.memory.bank.rows.T / 0.2, BATCHES[1])
-    assert_close(module.loss(seen, BATCHES[1], None), expected)
+    assert_close(module.loss(views, BATCHES[1], None), expected)
 
 
-def test_local_aggregation_begins_as_instance_discrimination_and_changes_when_there_are_clusters() -> None:
+def test_local_aggregation_is_instance_discrimination_until_clusters_are_fitted() -> None:
     la, ir = steps.made("la", "memory.clusters=4", "memory.cluster_after=1"), steps.made("ir")
     assert isinstance(la, LocalAggregationMethod)
     for batch in BATCHES:  # an epoch
@@ -79,7 +79,7 @@ def test_local_aggregation_begins_as_instance_discrimination_and_changes_when_th
     assert la.diagnostics()["support"] == steps.SIZE - 1
 
 
-def test_clusters_are_made_after_some_epochs_and_then_every_few() -> None:
+def test_clusters_are_fitted_at_the_epochs_of_the_settings() -> None:
     module = steps.made("ir", "memory={clusters: 3, close: negatives, cluster_after: 2, cluster_every: 2}")
     assert isinstance(module, InstanceDiscrimination)
     assert module.memory.clusters is not None
@@ -90,7 +90,7 @@ def test_clusters_are_made_after_some_epochs_and_then_every_few() -> None:
     assert fitted == [None] * 6 + [6] * 6 + [12] * 6
 
 
-def test_cave_takes_negatives_from_the_own_cluster_only() -> None:
+def test_cave_takes_negatives_only_from_the_cluster_of_the_anchor() -> None:
     module = steps.made("ir", "memory={clusters: 3, close: negatives, cluster_after: 0}")
     assert isinstance(module, InstanceDiscrimination)
     steps.loss(module, BATCHES[0])
@@ -122,7 +122,9 @@ def test_ring_with_close_positives_is_the_log_of_their_mean() -> None:
 
 @given(k=st.integers(1, 12), repeats=st.integers(1, 3), most=st.integers(1, 9), step=st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
-def test_close_positives_are_the_own_row_and_members_drawn_once(k: int, repeats: int, most: int, step: int) -> None:
+def test_close_positives_are_the_anchors_row_and_distinct_cluster_members(
+    k: int, repeats: int, most: int, step: int
+) -> None:
     from hardneg.memory import clustered_bank
 
     memory = ClusteredBank(MemoryBank(30, 4, seed=step), Clusters(k, repeats, backend="torch"), "positives")
@@ -140,15 +142,16 @@ def test_close_positives_are_the_own_row_and_members_drawn_once(k: int, repeats:
         assert len(set(taken)) == len(taken)
         assert set(taken) <= members
         assert len(taken) == 1 + min(most, len(members) - 1)
-    # What is drawn for an anchor does not depend on who else is in the batch.
+    # The positives of an anchor do not depend on the rest of the batch.
     for row, other in zip(chosen.tolist(), again.tolist(), strict=False):
         assert {m for m in row if m >= 0} == {m for m in other if m >= 0}
 
 
 @pytest.mark.parametrize("name", ["moco", "ir", "cmc"])
 @pytest.mark.parametrize("preset", ["moco", "hcl", "debiased", "decoupled", "ring_nce", "hscl", "hscl_threshold"])
-def test_every_objective_works_with_every_memory(name: str, preset: str) -> None:
-    module = steps.made(name, f"objective={{preset: {preset}, temperature: 0.3}}", "memory.split=4")
+def test_every_objective_trains_with_every_memory(name: str, preset: str) -> None:
+    split = ["memory.split=4"] if name == "moco" else []
+    module = steps.made(name, f"objective={{preset: {preset}, temperature: 0.3}}", *split)
     for batch in BATCHES:
         assert math.isfinite(steps.step(module, batch))
 
@@ -156,7 +159,7 @@ def test_every_objective_works_with_every_memory(name: str, preset: str) -> None
 @pytest.mark.parametrize("name", ["ir", "cmc"])
 @pytest.mark.parametrize("close", ["negatives", "positives"])
 @pytest.mark.parametrize("preset", ["instance_discrimination", "ring_nce", "hcl"])
-def test_cave_and_close_positives_work_with_every_bank(name: str, close: str, preset: str) -> None:
+def test_cave_and_close_positives_train_with_every_bank(name: str, close: str, preset: str) -> None:
     memory = f"memory={{clusters: 3, repeats: 2, close: {close}, cluster_after: 1}}"
     module = steps.made(name, f"objective={{preset: {preset}, temperature: 0.3}}", memory)
     for batch in torch.cat([BATCHES, BATCHES]):
@@ -171,7 +174,7 @@ def test_drawn_negatives_depend_on_the_step_alone() -> None:
     assert torch.equal(first, steps.loss(other, BATCHES[0]))
 
 
-def test_labels_go_into_the_queue_and_choose_the_negatives() -> None:
+def test_labels_are_queued_and_exclude_negatives_of_the_same_class() -> None:
     module = steps.made("moco", "objective={preset: scl, temperature: 0.3}", "memory={queue: 40, split: 4}")
     assert isinstance(module, MoCo)
     steps.step(module, BATCHES[0])
@@ -187,7 +190,7 @@ def test_labels_go_into_the_queue_and_choose_the_negatives() -> None:
     ("name", "overrides", "message"),
     [
         ("moco", ["objective={preset: simclr, in_batch: both}"], "keys are no anchors"),
-        ("moco", ["memory.split=5"], "memory.split=5 does not divide the batch of 16"),
+        ("moco", ["memory.split=5"], "memory.split=5 does not divide a batch of 16"),
         ("moco", ["memory.momentum=1.5"], "momentum must be"),
         ("mocov3", ["objective={preset: simclr, in_batch: both}"], "in_batch='other'"),
         ("ir", ["objective.in_batch=other"], "in_batch=None"),
@@ -199,7 +202,7 @@ def test_labels_go_into_the_queue_and_choose_the_negatives() -> None:
         ("ir", ["method=instance_discriminatio"], "did you mean 'instance_discrimination'"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_reason(name: str, overrides: list[str], message: str) -> None:
+def test_settings_that_do_not_fit_the_method_are_refused(name: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         steps.made(name, *overrides)
 
@@ -212,8 +215,7 @@ def test_ddp_sends_no_memory_from_process_to_process() -> None:
         assert not memory & dict(module.named_buffers()).keys()  # DDP broadcasts buffers
 
 
-def test_the_presets_are_what_the_papers_are_called() -> None:
-    """MoCoRing is MoCo with ring_nce: nothing but the objective differs."""
+def test_moco_ring_is_moco_with_another_objective() -> None:
     moco, ring = (recipe.load(recipe.find("digits-moco"), [f"objective.preset={p}"]) for p in ("moco", "ring_nce"))
     assert isinstance(build.loss(moco).hardening[0], hn.Uniform)
     assert isinstance(build.loss(ring).hardening[0], hn.Ring)
@@ -224,14 +226,15 @@ def test_the_presets_are_what_the_papers_are_called() -> None:
 @pytest.mark.parametrize(
     "name", ["cifar10-ir", "cifar10-cmc", "cifar10-la", "cifar10-moco", "cifar10-moco-hcl", "cifar10-mocov3"]
 )
-def test_the_papers_recipes_take_steps_on_pictures_with_colours(name: str) -> None:
-    """With a small network and few pictures; clusters are made after the first epoch."""
-    small = ["encoder.name=tiny", "encoder.options={}", "trainer.batch_size=16", "memory.clusters=3"]
-    settings = recipe.load(recipe.find(name), [*small, "memory.cluster_after=1"])
-    pictures = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8)
-    module = build.method(settings, ImageSet(pictures))
-    module._trainer, module.total_steps = steps.Place(), 100  # type: ignore[assignment]
+def test_recipes_of_the_papers_train_on_color_images(name: str) -> None:
+    """With a small network and few images; clusters are fitted after the first epoch."""
+    small = ["encoder.name=tiny", "encoder.options={}", "trainer.batch_size=16"]
+    clusters = [] if "moco" in name else ["memory.clusters=3", "memory.cluster_after=1"]
+    settings = recipe.load(recipe.find(name), [*small, *clusters])
+    images = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8)
+    module = build.method(settings, ImageSet(images))
+    module._trainer, module.total_steps = steps.FakeTrainer(), 100  # type: ignore[assignment]
     for batch in torch.arange(32).view(2, 16).repeat(2, 1):
         assert math.isfinite(steps.step(module.train(), batch))
-    made = settings.kind.views(settings.views, (3, 32, 32)).plain(pictures[:2])
+    made = settings.kind.views(settings.views, (3, 32, 32)).plain(images[:2])
     assert module.encoder.eval()(made).shape == (2, 256 if name == "cifar10-cmc" else 128)

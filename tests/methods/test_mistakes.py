@@ -1,4 +1,4 @@
-"""Each mistake that published code made has a test that bears its name."""
+"""Mistakes of published code, each ruled out by a test."""
 
 import pytest
 import torch
@@ -27,16 +27,16 @@ def ir(*overrides: str) -> InstanceDiscrimination:
     return module
 
 
-def watched(module: Method, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Tensor]]:
+def recorded_calls(module: Method, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Tensor]]:
     """The arguments of every call of the objective from now on."""
     calls: list[dict[str, Tensor]] = []
     forward = module.objective.forward
 
-    def noting(z1: Tensor, z2: Tensor | None = None, **rest: Tensor) -> Tensor:
+    def record(z1: Tensor, z2: Tensor | None = None, **rest: Tensor) -> Tensor:
         calls.append({"z1": z1, "z2": z2, **{name: tensor.clone() for name, tensor in rest.items()}})  # type: ignore[dict-item]
         return forward(z1, z2, **rest)
 
-    monkeypatch.setattr(module.objective, "forward", noting)
+    monkeypatch.setattr(module.objective, "forward", record)
     return calls
 
 
@@ -44,23 +44,23 @@ def unit(vectors: Tensor) -> Tensor:
     return torch.nn.functional.normalize(vectors.detach(), dim=-1)
 
 
-def test_key_enqueued_before_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then a positive would be its own negative: no key of this step may be in the queue that its loss sees."""
+def test_keys_are_enqueued_after_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a positive would be its own negative."""
     module = moco()
-    calls = watched(module, monkeypatch)
+    calls = recorded_calls(module, monkeypatch)
     for batch in BATCHES:
         steps.step(module, batch)
     for number, call in enumerate(calls):
         assert len(call["negatives"]) == min(16 * number, 40)
         if number:
             assert (unit(call["z2"]) @ call["negatives"].T).max() < 1 - 1e-6
-    # After the step they are: the last ones of the queue are the positives of the last call.
+    # After the step, the newest keys of the queue are the positives of the last call.
     newest = torch.cat([module.queue.keys[32:], module.queue.keys[:8]])
     assert_close(newest, unit(calls[-1]["z2"]))
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
-def test_queue_overwritten_between_loss_and_backward(backend: str) -> None:
+def test_overwriting_the_queue_before_the_backward_pass_raises(backend: str) -> None:
     module = moco(f"objective.backend={backend}")
     for batch in BATCHES:
         steps.step(module, batch)
@@ -72,7 +72,7 @@ def test_queue_overwritten_between_loss_and_backward(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
 @pytest.mark.parametrize("name", ["ir", "cmc", "la"])
-def test_bank_overwritten_between_loss_and_backward(name: str, backend: str) -> None:
+def test_overwriting_the_bank_before_the_backward_pass_raises(name: str, backend: str) -> None:
     module = steps.made(name, "memory.clusters=4", "memory.cluster_after=0", f"objective.backend={backend}")
     loss = steps.loss(module, BATCHES[0])
     module.remember()
@@ -80,8 +80,8 @@ def test_bank_overwritten_between_loss_and_backward(name: str, backend: str) -> 
         loss.backward()
 
 
-def test_batch_that_does_not_divide_the_queue() -> None:
-    """40 places, batches of 16: after five of them the queue holds the last 40 instances, each once."""
+def test_the_queue_keeps_the_last_keys_when_the_batch_does_not_divide_it() -> None:
+    """40 rows, batches of 16: after five batches the queue holds the last 40 instances, each once."""
     module = moco()
     order = torch.cat([BATCHES, BATCHES]).flatten()[:80]
     for batch in order.view(5, 16):
@@ -90,7 +90,7 @@ def test_batch_that_does_not_divide_the_queue() -> None:
     assert sorted(module.queue.ids.tolist()) == sorted(order[40:].tolist())
 
 
-def test_enqueued_twice_when_the_engine_asks_twice() -> None:
+def test_a_second_memory_update_of_one_batch_changes_nothing() -> None:
     module = moco()
     steps.step(module, BATCHES[0])
     queue, slow = module.queue.keys.clone(), [weight.clone() for weight in module.key_encoder.parameters()]
@@ -100,10 +100,10 @@ def test_enqueued_twice_when_the_engine_asks_twice() -> None:
         assert torch.equal(before, weight)
 
 
-def test_key_of_the_same_instance_as_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_the_same_instance_are_no_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
     module = moco()
     steps.step(module, BATCHES[0])
-    calls = watched(module, monkeypatch)
+    calls = recorded_calls(module, monkeypatch)
     mixed = torch.cat([BATCHES[0, 8:], BATCHES[1, :8]])
     steps.step(module, mixed)
     expected = mixed[:, None] != BATCHES[0]
@@ -111,10 +111,10 @@ def test_key_of_the_same_instance_as_negative(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("close", ["ignored", "negatives", "positives"])
-def test_own_bank_row_as_negative(close: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were it one, it would be the hardest of all: whatever the own row holds, as a negative it changes nothing."""
+def test_the_bank_row_of_the_anchor_is_no_negative(close: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a negative it would be the hardest of all; replacing it changes nothing."""
     module = ir("memory.clusters=4", "memory.cluster_after=0", f"memory.close={close}")
-    calls = watched(module, monkeypatch)
+    calls = recorded_calls(module, monkeypatch)
     steps.step(module, BATCHES[0])
     for anchor in range(16):
         call = {name: tensor[[anchor]] for name, tensor in calls[0].items() if name != "negatives"}
@@ -124,23 +124,22 @@ def test_own_bank_row_as_negative(close: str, monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(module.objective.forward(negatives=negatives, **call), before)
 
 
-def test_positive_read_after_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_positive_is_read_before_the_bank_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive is the row as it was before this step, not the view that is being compared."""
     module = ir("memory.bank=0.0")
     before = module.memory.bank.rows.clone()
-    calls = watched(module, monkeypatch)
+    calls = recorded_calls(module, monkeypatch)
     steps.step(module, BATCHES[0])
     assert torch.equal(calls[0]["z2"], before[:16])
     assert_close(module.memory.bank.rows[:16], unit(calls[0]["z1"]))
     assert torch.equal(module.memory.bank.rows[16:], before[16:])
 
 
-def test_own_bank_instead_of_the_other_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CMC swaps the banks: each view is compared with what the other one left."""
+def test_cmc_compares_each_view_with_the_bank_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     module = steps.made("cmc", "memory.bank=0.0")
     assert isinstance(module, CMC)
-    first, second = (memory.bank.rows.clone() for memory in module._memories())
-    calls = watched(module, monkeypatch)
+    first, second = (past.bank.rows.clone() for past in module._memories())
+    calls = recorded_calls(module, monkeypatch)
     steps.step(module, BATCHES[0])
     assert torch.equal(calls[0]["negatives"], second)
     assert torch.equal(calls[1]["negatives"], first)
@@ -149,10 +148,10 @@ def test_own_bank_instead_of_the_other_views(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @torch.no_grad()
-def test_batch_norm_betrays_the_key() -> None:
-    """Keys are shuffled over the parts of a batch: those who share a query's statistics do not share its key's."""
+def test_keys_are_shuffled_over_the_parts_of_split_batch_norm() -> None:
+    """Samples that share the statistics of a query do not share those of its key."""
     module = moco()
-    images = steps.look(module, BATCHES[0])[:16]
+    images = steps.first_views(module, BATCHES[0])[:16]
     other = images.clone()
     other[3] = 0.0  # in part 3 of 0 … 3, with 7, 11 and 15
     queries, keys = (
@@ -163,11 +162,11 @@ def test_batch_norm_betrays_the_key() -> None:
     assert 3 in companions
     assert len(companions) == 4
     assert companions != [3, 7, 11, 15]
-    module.eval()  # and they are in their order again
+    module.eval()  # the order of the batch is restored
     assert_close(module.keys(images), module.key_head(module.key_encoder(images)))
 
 
-def test_momentum_encoder_with_gradient() -> None:
+def test_the_momentum_encoder_gets_no_gradient() -> None:
     for module in (moco(), steps.made("mocov3")):
         assert isinstance(module, MoCo | MoCoV3)
         steps.step(module, BATCHES[0])
@@ -175,11 +174,11 @@ def test_momentum_encoder_with_gradient() -> None:
         slow = [*module.key_encoder.parameters(), *module.key_head.parameters()]
         assert all(weight.grad is None and not weight.requires_grad for weight in slow)
         assert all(weight.grad is not None for weight in module.encoder.parameters())
-        optimised = {id(weight) for weight in module._optimizer(module).param_groups[0]["params"]}
-        assert not optimised & {id(weight) for weight in slow}
+        optimized = {id(weight) for weight in module._optimizer(module).param_groups[0]["params"]}
+        assert not optimized & {id(weight) for weight in slow}
 
 
-def test_momentum_encoder_that_never_moves() -> None:
+def test_the_momentum_encoder_follows_the_encoder() -> None:
     """θ' = mθ' + (1−m)θ, weight by weight, after the step that moved θ."""
     module = moco("memory.momentum=0.75")
     slow = [weight.detach().clone() for weight in module.key_encoder.parameters()]

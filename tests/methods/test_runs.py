@@ -1,6 +1,7 @@
-"""Methods with a memory in real runs: they learn, resume exactly, and two processes are one."""
+"""Methods with a memory in real runs: they learn, resume exactly, and two processes compute what one computes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,8 @@ def states(folder: Path) -> dict[str, Tensor]:
 
 
 def child(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "", "OMP_NUM_THREADS": "1"}
+    folders = Path(__file__).parents[1], Path(run.__file__).parents[2]
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PATH": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
@@ -46,21 +48,21 @@ VARIANTS = ("IRCave", "IRing(+C)", "MoCoRing", "hard MoCo")
 @pytest.mark.parametrize(
     "learner", [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in LEARNERS]
 )
-def test_a_method_learns_more_than_its_untrained_encoder_knows(learner: str, tmp_path: Path) -> None:
+def test_training_improves_few_label_accuracy(learner: str, tmp_path: Path) -> None:
     name, overrides = LEARNERS[learner]
     settings = recipe.load(recipe.find(f"digits-{name}"), [*overrides, "trainer.epochs=25", "trainer.knn_every=0"])
-    known, asked = (load_split("digits", part, labels=True) for part in ("train", "test"))
-    assert isinstance(known, ImageSet)
-    assert isinstance(asked, ImageSet)
+    train_set, test_set = (load_split("digits", part, labels=True) for part in ("train", "test"))
+    assert isinstance(train_set, ImageSet)
+    assert isinstance(test_set, ImageSet)
 
     def accuracy(encoder: torch.nn.Module) -> float:
         prepare = settings.kind.views(settings.views, (1, 8, 8)).plain
-        features = [extract(encoder, part.images, prepare=prepare) for part in (known, asked)]
-        assert known.labels is not None
-        assert asked.labels is not None
-        return few_label_accuracy(features[0], known.labels, features[1], asked.labels, per_class=5)[0]
+        features = [extract(encoder, part.images, prepare=prepare) for part in (train_set, test_set)]
+        assert train_set.labels is not None
+        assert test_set.labels is not None
+        return few_label_accuracy(features[0], train_set.labels, features[1], test_set.labels, per_class=5)[0]
 
-    untrained = accuracy(build.method(settings, known).encoder)
+    untrained = accuracy(build.method(settings, train_set).encoder)
     trained = accuracy(run.train(settings, tmp_path / "run").encoder)
     assert trained > untrained + 0.015
 
@@ -95,13 +97,13 @@ FURTHER = ("queue and adaptive annealing", "momentum", "two banks and clusters")
 @pytest.mark.parametrize(
     "memory", [pytest.param(name, marks=pytest.mark.slow) if name in FURTHER else name for name in RESUMED]
 )
-def test_a_killed_run_resumes_in_mid_epoch_bit_by_bit(memory: str, tmp_path: Path) -> None:
+def test_a_run_killed_in_mid_epoch_resumes_bitwise(memory: str, tmp_path: Path) -> None:
     name, overrides = RESUMED[memory]
     overrides = [*overrides, *SHORT]
     run.train(recipe.load(recipe.find(f"digits-{name}"), overrides), tmp_path / "whole")
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    # Five steps in an epoch: step 8 was saved, step 9 is lost; clusters are older than both.
+    # Five steps in an epoch: step 8 was saved, step 9 is lost; clusters were fitted before both.
     killed = child(str(script), str(tmp_path / "killed"), "9", f"digits-{name}", *overrides)
     assert killed.returncode == -9, killed.stderr
     run.train(recipe.load({}), tmp_path / "killed", resume=True)
@@ -125,7 +127,7 @@ run.train(recipe.load(recipe.find(name), overrides), folder, callbacks=[Gradient
 """
 PLAIN = ["encoder.name=processes:plain_encoder", "encoder.norm=false", "trainer.epochs=2", "trainer.knn_every=0",
          "trainer.batch_size=240", "optimizer={name: sgd, lr: 0.03}"]  # fmt: skip
-# No ring, and the whole bank as background: whether a row at the edge is in or out turns on the last digit.
+# No ring, and the whole bank as background: rounding would decide whether a row at the edge belongs to it.
 SHARED = {
     "moco": ["memory={queue: 1000, momentum: 0.9, split: 1}"],
     "mocov3": [],
@@ -160,8 +162,8 @@ def test_two_processes_have_the_memory_gradients_and_weights_of_one(name: str, t
 def test_a_run_of_two_views_is_loaded_like_any_other(tmp_path: Path) -> None:
     trained = run.train(recipe.load(recipe.find("digits-cmc"), SHORT), tmp_path / "run").encoder.eval()
     loaded = saved_run.load_run(tmp_path / "run")
-    pictures = loaded.prepare(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8))
-    assert torch.equal(loaded.encoder(pictures), trained(pictures))
+    images = loaded.prepare(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8))
+    assert torch.equal(loaded.encoder(images), trained(images))
 
 
 def test_a_run_with_split_norms_is_loaded_as_a_plain_encoder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
+from hardneg.images.modality import Images
 from hardneg.insight.samples import load_test_samples
 from hardneg.training import compare, evaluate, recipe, run
 
@@ -43,13 +44,13 @@ def photos(tmp_path: Path) -> Path:
 
 
 def trained(photos: Path, folder: Path) -> set[int]:
-    """Train a run; returns the images that its steps looked up."""
+    """Train a run; returns the images that it was trained on."""
     settings = recipe.load({}, [f"data.source={photos}", *BRIEF])
     module = {}
 
     class Watch(run.L.Callback):
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            module["images"] = pl_module.images
+            module["images"] = pl_module.samples.images
 
     run.train(settings, folder, callbacks=[Watch()])
     return numbers(module["images"])
@@ -57,15 +58,15 @@ def trained(photos: Path, folder: Path) -> set[int]:
 
 @pytest.fixture
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
-    """The sets of images that evaluations look at, in turn: what is known, then what is asked."""
+    """The sets of images that evaluations embed, in turn: the training set, then the test set."""
     seen: list[set[int]] = []
-    extract_set = evaluate.extract_set
+    embed = Images.embed
 
-    def watched(encoder: Any, images: Any, **options: Any) -> Any:
-        seen.append(numbers(images.images))
-        return extract_set(encoder, images, **options)
+    def record(self: Images, network: Any, samples: Any, *options: Any) -> Any:
+        seen.append(numbers(samples.images))
+        return embed(self, network, samples, *options)
 
-    monkeypatch.setattr(evaluate, "extract_set", watched)
+    monkeypatch.setattr(Images, "embed", record)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""Graphs through the engine and the command line: trained, resumed exactly, compared and judged."""
+"""Runs on graphs: trained, resumed exactly, compared and evaluated."""
 
 import json
 import math
@@ -17,7 +17,7 @@ pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
 
 @pytest.fixture(autouse=True)
 def _collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set in the TU format beside us: rings against stars of 5 to 9 nodes."""
+    """A set in the TU format in the working directory: rings and stars of 5 to 9 nodes."""
     monkeypatch.chdir(tmp_path)
     raw = tmp_path / "data" / "tu" / "SHAPES" / "raw"
     raw.mkdir(parents=True)
@@ -40,10 +40,14 @@ WAYS = {
     "graphcl": ("imdb-binary-graphcl", ["data.features=degree", "objective.preset=hcl", "objective.in_batch=other"]),
     "proximity": ("imdb-binary-graphcl", ["data.features=degree", "batches.sampler=proximity", "batches.candidates=20",
                                           "batches.neighbors=5", "batches.refresh_every=3"]),
+    "bank": ("imdb-binary-graphcl", ["data.features=degree", "batches.sampler=proximity", "batches.candidates=20",
+                                     "batches.neighbors=5", "batches.refresh_every=3", "batches.embeddings=bank"]),
 }  # fmt: skip
 
 
-def test_graphs_beside_us_are_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_of_the_working_directory_are_found_from_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HARDNEG_DATA", raising=False)
     made = recipe.load(recipe.find("mutag-infograph"), [*QUICK, "trainer.epochs=1"])
     run.train(made, tmp_path / "run")
@@ -62,7 +66,7 @@ def settings(way: str) -> recipe.Recipe:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_graph_run_is_trained_judged_and_resumed_bit_by_bit(
+def test_a_graph_run_is_trained_evaluated_and_resumed_bitwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     whole = run.train(settings(way), tmp_path / "whole")
@@ -93,8 +97,8 @@ def test_a_graph_run_is_trained_judged_and_resumed_bit_by_bit(
     assert figures == json.loads((tmp_path / "whole" / "evaluation.json").read_text())
     assert figures["svm"] > 0.9  # a star has a node of high degree
     loaded = saved_run.load_run(tmp_path / "whole")
-    assert torch.equal(extract_graphs(loaded.encoder, build.data(loaded.settings)),  # type: ignore[arg-type]
-                       extract_graphs(whole.encoder, build.data(loaded.settings)))  # type: ignore[arg-type]  # fmt: skip
+    assert torch.equal(extract_graphs(loaded.encoder, build.data(loaded.settings)),
+                       extract_graphs(whole.encoder, build.data(loaded.settings)))  # fmt: skip
 
 
 def test_graphs_are_compared_over_hardness(tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_graphs_are_compared_over_hardness(tmp_path: Path) -> None:
     assert set(compare.results(runs)) == {"objective.beta=0", "objective.beta=2"}
 
 
-def test_an_unconverged_machine_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unconverged_svm_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs = compare.plan(compare.grid(["mutag-infograph"], QUICK, []), tmp_path / "grid", [3])
     monkeypatch.setattr(svm, "STEPS", 1)
     assert [error for _, error in compare.carry_out(runs)] == [None]
@@ -114,28 +118,39 @@ def test_an_unconverged_machine_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert compare.notes(runs) == {"mutag-infograph": {"svm": [f"{note} (seed 3)"]}}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["method=simclr"], "method for graphs='simclr' is not known"),
-        (["method=graphcl"], "method=graphcl compares graphs"),
-        (["encoder.name=resnet18"], "encoder for graphs='resnet18' is not known"),
-        (["encoder.options={width: 8, depth: 2}"], "options of encoder='gin'"),
-        (["data.source=tu:NOTHING"], "'NOTHING' is not in"),
-        (["data.source=digits"], "method"),
-        (["trainer.devices=2"], "graphs are trained on one device"),
-    ],
-)
-def test_what_does_not_fit_graphs_is_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
-    made = recipe.load(recipe.find("mutag-infograph"), [*QUICK, *overrides])
+REFUSED = {
+    "a method for images": ("infograph", "method=simclr", "method=simclr trains on images, and .* use one of graphcl"),
+    "a loss of another method": ("infograph", "method=graphcl", "use it with method=infograph"),
+    "images": (
+        "infograph",
+        "data.source=digits",
+        "method=infograph trains on graphs, and data.source=digits are images",
+    ),
+    "a set that is not there": ("infograph", "data.source=tu:NOTHING", "'NOTHING' is not in"),
+    "an image encoder": ("infograph", "encoder.name=resnet18", "encoder.name='resnet18' is not known: .*'gin'"),
+    "an unknown encoder option": ("infograph", "encoder.options={width: 8, depth: 2}", "encoder.options: .*'depth'"),
+    "a projection head": ("graphcl", "encoder.outputs=7", "encoder.outputs is not used by method=graphcl on graphs"),
+    "two processes of infograph": ("infograph", "trainer.devices=2", "set trainer.devices=1 .*, or use method=graphcl"),
+    "views of a method without views": ("infograph", "views.preset=graphcl", "views.preset is not used by .*graphcl"),
+    "an unknown preset": ("graphcl", "views.preset=nonsense", "views.preset='nonsense' is not known: .*'graphcl'"),
+    "an unknown option of views": ("graphcl", "views.options.foo=1", "views.options: .*'foo'"),
+    "a memory": ("graphcl", "memory.queue=3", "memory.queue is not used by method=graphcl on graphs: leave it out"),
+    "compilation": ("graphcl", "trainer.compile=default", "trainer.compile is not used by method=graphcl on graphs"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_settings_that_do_not_fit_graphs_are_refused_before_anything_is_written(tmp_path: Path, case: str) -> None:
+    way, override, message = REFUSED[case]
+    name, more = WAYS[way]
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        run.train(made, tmp_path / "run")
+        run.train(recipe.load(recipe.find(name), [*QUICK, *more, override]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("HARDNEG_DATA"), reason="needs HARDNEG_DATA")
-def test_mutag_is_learnt_from_the_recipe(tmp_path: Path) -> None:
+def test_the_mutag_recipe_learns(tmp_path: Path) -> None:
     (tmp_path / "data" / "tu").rename(tmp_path / "elsewhere")
     run.train(recipe.load(recipe.find("mutag-infograph"), ["trainer.epochs=20"]), tmp_path / "run")
     assert evaluate.evaluate(tmp_path / "run")["svm"] > 0.8

@@ -1,4 +1,4 @@
-"""The recipes that come with the library: each loads, builds, names its table, and says what the paper says."""
+"""The recipes that come with the library: each loads, builds, names its table, and has the settings of its paper."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from hardneg import methods
 from hardneg.graphs.data import GraphSet
+from hardneg.graphs.features import extract_graphs
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.randomness import generator
-from hardneg.training import build, graphs, optimizers, recipe
+from hardneg.training import build, optimizers, recipe
 
 FOLDER = Path(recipe.__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -35,8 +37,9 @@ def test_a_recipe_for_graphs_loads_and_its_method_can_be_built(file: Path) -> No
     settings = recipe.load(file)
     assert recipe.load(recipe_text_as_mapping(settings)) == settings
     path = torch.tensor([[0, 1], [1, 0]])
-    module = graphs.method(settings, GraphSet(torch.ones(3, 1), path, torch.tensor([0, 2, 3]), torch.tensor([0, 1])))
-    assert module.embeddings(module.graphs).shape == (2, 96)  # type: ignore[arg-type]
+    graphs = GraphSet(torch.ones(3, 1), path, torch.tensor([0, 2, 3]), torch.tensor([0, 1]))
+    module = build.method(settings, graphs)
+    assert extract_graphs(module.encoder, graphs).shape == (2, 96)
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file not in GRAPHS], ids=stem)
@@ -46,14 +49,18 @@ def test_a_recipe_loads_and_each_of_its_parts_can_be_built(file: Path) -> None:
     assert recipe.load(recipe_text_as_mapping(settings)) == settings
     side = settings.data.size or (8 if settings.data.source == "digits" else 96 if "stl10" in file.stem else 32)
     views = settings.kind.views(settings.views, (3, side, side))
-    pictures = torch.randint(0, 256, (2, 1 if side == 8 else 3, side, side), dtype=torch.uint8)
-    made = views(pictures, generator("cpu", 0), views=2)
+    images = torch.randint(0, 256, (2, 1 if side == 8 else 3, side, side), dtype=torch.uint8)
+    made = views(images, generator("cpu", 0), views=2)
     assert made.shape[2:] == (settings.views.options.get("size", side),) * 2
-    encoder = build.encoder_of(settings, pictures.shape[1], side).eval()
+    encoder = make_encoder(settings, tuple(images.shape[1:])).eval()
     assert encoder(made[:1]).shape == (1, encoder.features)
     optimizers.build(settings.optimizer.name, [encoder], settings.optimizer.lr, settings.optimizer.weight_decay)
     rate = optimizers.learning_rate(settings.optimizer.schedule, settings.optimizer.warmup / settings.trainer.epochs)
     assert rate(0.5) > 0
+
+
+def make_encoder(settings: recipe.Recipe, shape: tuple[int, ...]) -> Any:
+    return methods.get(settings.method).make_encoder(settings.kind, settings.encoder, shape)
 
 
 def recipe_text_as_mapping(settings: recipe.Recipe) -> dict[str, Any]:
@@ -64,7 +71,7 @@ def recipe_text_as_mapping(settings: recipe.Recipe) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", PAPERS, ids=stem)
-def test_a_recipe_names_the_table_it_stands_for(file: Path) -> None:
+def test_a_recipe_names_the_table_it_reproduces(file: Path) -> None:
     about = recipe.load(file).about
     assert re.match(r"(HCL|H-SCL|ProSampler|Ring|MoCo) (table|figure|appendix) [0-9IVA-F.]+ on ", about), about
 
@@ -83,20 +90,19 @@ def test_the_overrides_in_the_comments_are_accepted(file: Path) -> None:
     assert tried >= 2
 
 
-def test_no_two_recipes_differ_by_one_override() -> None:
-    """What one override can do needs no file of its own."""
+def test_no_two_recipes_differ_by_one_override_only() -> None:
 
     def leaves(tree: Any, where: str = "") -> dict[str, Any]:
         if not isinstance(tree, dict) or not tree:
             return {where: tree}
         return {place: leaf for key, below in tree.items() for place, leaf in leaves(below, f"{where}.{key}").items()}
 
-    # What the comments or the accounts change is no setting of the run.
-    idle = {".about", ".trainer.knn_every"}
+    # These change nothing that is trained.
+    unused_in_training = {".about", ".trainer.knn_every"}
     flat = {file.stem: leaves(recipe_text_as_mapping(recipe.load(file))) for file in FILES}
     for one, settings in flat.items():
         for other, others in flat.items():
-            keys = (settings.keys() | others.keys()) - idle
+            keys = (settings.keys() | others.keys()) - unused_in_training
             different = [key for key in keys if settings.get(key) != others.get(key)]
             assert one == other or len(different) > 1, (one, other, different)
 
@@ -116,7 +122,7 @@ def test_hcl_settings_are_those_of_its_appendix(name: str) -> None:
     assert 2 * (settings.trainer.batch_size - 1) == 510
 
 
-def test_hcls_rows_are_the_overrides_that_its_recipes_name() -> None:
+def test_rows_of_hcl_table_one_are_overrides_of_its_recipes() -> None:
     # Table 1: "Class prior is set to τ+ = 0.01", "Hard (β = 1)"
     hard = load("tinyimagenet-simclr", "objective.preset=hcl", "objective.tau_plus=0.01").make_loss()
     assert hard.class_prior == 0.01
@@ -140,7 +146,7 @@ def test_hscl_settings_are_those_of_its_section_five(name: str) -> None:
     assert (loss.temperature, loss.supervision) == (0.5, "full")
 
 
-def test_hscls_threshold_moves_as_its_equation_four() -> None:
+def test_the_threshold_of_hscl_follows_equation_four() -> None:
     # "τ = e^{l(start, end, epoch)/γ}", l linear from start to end over the 200 epochs
     override = ["objective.preset=hscl_threshold", "objective.start=-0.5", "objective.end=0.1"]
     loss = load("cifar100-hscl", *override).make_loss()
@@ -199,8 +205,8 @@ def test_infograph_settings_are_those_of_the_papers(name: str, lr: float) -> Non
     assert (settings.trainer.epochs, settings.trainer.batch_size) == (200, 128)
     assert (settings.optimizer.name, settings.optimizer.lr, settings.optimizer.weight_decay) == ("adam", lr, 1e-6)
     pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
-    encoder = graphs.encoder_of(settings, 1)
-    assert (len(encoder.layers), encoder.features) == (3, 3 * 32)  # type: ignore[arg-type]
+    encoder = make_encoder(settings, (1,))
+    assert (len(encoder.layers), encoder.features) == (3, 3 * 32)
 
 
 # H-SCL, table II: UCL, H-UCL, SCL, H-SCL(β), "the best values of β over the set {1, 2, 10}"
@@ -242,6 +248,6 @@ def test_prosampler_settings_of_graphs_are_those_of_its_appendix(
         assert (loss.temperature, loss.in_batch, loss.class_prior) == (0.2, "other", prior)
 
 
-def test_only_presets_are_presets() -> None:
+def test_a_private_function_is_not_a_preset() -> None:
     with pytest.raises(ValueError, match=r"objective.preset='_with' is not known"):
         recipe.load({"objective": {"preset": "_with"}}).make_loss()

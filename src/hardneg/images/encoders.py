@@ -39,13 +39,13 @@ def build(name: str, **options: Any) -> nn.Module:
 
 @torch.no_grad()
 def feature_size(encoder: nn.Module, shape: tuple[int, ...]) -> int:
-    """How many features the encoder gives a image of this shape (C, H, W), found by trying."""
+    """How many features the encoder returns for an image of this shape (C, H, W), found by trying."""
     modes = [(module, module.training) for module in encoder.modules()]
     try:
         found = encoder.eval()(torch.zeros(1, *shape))
     except (RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"the encoder does not take a image of shape {shape}: {reason}") from error
+        raise ValueError(f"the encoder does not take an image of shape {shape}: {reason}") from error
     finally:
         for module, mode in modes:
             module.training = mode

@@ -49,6 +49,11 @@ class InfoGraph(GraphBatches, Method):
     def build(cls, plan: Plan) -> Self:
         encoder = plan.given_encoder or cls.make_encoder(plan.modality, plan.encoder, plan.shape)
         objective = plan.make_loss()
+        if plan.processes > 1:  # the loss would depend on the number of processes
+            raise ValueError(
+                f"method=infograph compares nodes with the graphs of their own process, and this run has "
+                f"{plan.processes}: set trainer.devices=1 and trainer.nodes=1, or use method=graphcl"
+            )
         if not isinstance(objective, JSD):
             raise ValueError("method=infograph compares nodes with graphs: use objective.preset=infograph")
         width = plan.modality.feature_size(encoder, plan.shape)
