@@ -150,6 +150,7 @@ def ring_nce(
     """
     lower = checks.number("lower", lower, at_least=0, below=1)
     upper = checks.number("upper", upper, above=lower, at_most=1)
+    until = checks.number("until", until, above=0, at_most=1)
     checks.choice("anneal", anneal, ("linear", "step", "accuracy", "loss", "none"))
     final = 1 - lower  # share of the closest candidates after annealing
     share: Setting = final

@@ -25,6 +25,8 @@ from typing import Literal
 class Schedule(ABC):
     """A number that depends on the fraction of training done. Subclasses define ``at(progress)``."""
 
+    __array_ufunc__ = None  # numpy scalars leave arithmetic with schedules to the methods below
+
     @abstractmethod
     def at(self, progress: float) -> float:
         """The value when the fraction ``progress`` of training is done."""
