@@ -30,8 +30,10 @@ from hardneg.images.features import extract_set
 
 
 @pytest.fixture(autouse=True)
-def _restore_the_registry() -> Iterator[None]:
+def _only_built_in_metrics() -> Iterator[None]:
     before = dict(metrics._registered)
+    metrics._registered.clear()
+    metrics._registered.update(metrics._BUILT_IN)
     yield
     metrics._registered.clear()
     metrics._registered.update(before)

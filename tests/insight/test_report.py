@@ -126,14 +126,14 @@ def test_rows_without_runs_are_shown_and_can_be_the_baseline(tmp_path: Path) -> 
 
 
 def test_lower_is_better_for_a_metric_that_a_run_folder_describes_so(tmp_path: Path) -> None:
-    described = {"uniformity": {"title": "uniformity of z", "better": "lower", "percent": False}}
+    described = {"spread_of_z": {"title": "spread of z", "better": "lower", "percent": False}}
     values = {"simclr": [-1.0, -1.1, -1.2], "hcl": [-2.0, -2.1, -2.2], "scl": [0.5, 0.6, 0.7]}
     runs = [
         make_run(
             tmp_path / f"{preset}{seed}",
             preset,
             seed,
-            evaluation={"uniformity": value, "metrics": described},
+            evaluation={"spread_of_z": value, "metrics": described},
             epochs=10,
         )
         for preset, given in values.items()
@@ -144,8 +144,8 @@ def test_lower_is_better_for_a_metric_that_a_run_folder_describes_so(tmp_path: P
     assert row(text, "high", 0) == "0.6 ± 0.1 ▼ +1.7 ± 0.0816"
     assert "<strong>−2.1</strong>" in text
     assert '<span class="change better">▲ −1' in text
-    assert "Significantly better than all other rows: low in uniformity of z." in page.text
-    assert "uniformity of z ↓" in page.text
+    assert "Significantly better than all other rows: low in spread of z." in page.text
+    assert "spread of z ↓" in page.text
     assert "↓ in a heading: lower is better." in page.text
 
 

@@ -250,7 +250,7 @@ def _x_axis(axes: Axes, marks: Sequence[float], label: str) -> str:
     for mark in marks:
         x, text = axes.across(mark), tick_text(mark, step)
         # Keep labels at the ends inside the chart.
-        half = len(text) * _CHARACTER / 2
+        half = _text_width(text) / 2
         text_x = min(max(x, half), WIDTH - half)
         drawn.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{foot:.1f}" y2="{foot + 4:.1f}"/>')
         drawn.append(f'<text class="middle" x="{text_x:.1f}" y="{foot + 16:.1f}">{text}</text>')
@@ -279,7 +279,12 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
 
 def _margin(y_ticks: Sequence[float]) -> float:
     step = y_ticks[1] - y_ticks[0]
-    return 10 + _CHARACTER * max(len(tick_text(tick, step)) for tick in y_ticks)
+    return 10 + max(_text_width(tick_text(tick, step)) for tick in y_ticks)
+
+
+def _text_width(number: str) -> float:
+    # A minus sign is wider than a digit in common fonts.
+    return _CHARACTER * (len(number) + 0.6 * number.count("−"))
 
 
 def _rounded(value: float | None) -> float | None:
