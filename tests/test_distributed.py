@@ -10,7 +10,13 @@ from torch.testing import assert_close
 Found = list[dict[str, dict[str, torch.Tensor]]]
 
 
-@pytest.fixture(scope="module", params=[[12], [6, 6], [3, 3, 3, 3], [5, 7]], ids=["1", "2", "4", "uneven"])
+SIZES = [
+    pytest.param([5, 7], id="uneven"),
+    *(pytest.param(sizes, id=str(len(sizes)), marks=pytest.mark.slow) for sizes in ([12], [6, 6], [3, 3, 3, 3])),
+]
+
+
+@pytest.fixture(scope="module", params=SIZES)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Found]:
     folder: Path = tmp_path_factory.mktemp("processes")
     return request.param, processes.launch(request.param, folder)

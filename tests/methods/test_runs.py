@@ -42,7 +42,7 @@ def child(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
-VARIANTS = ("IRCave", "IRing(+C)", "MoCoRing", "hard MoCo")
+VARIANTS = ("IRing", "IRCave", "IRing(+C)", "MoCoRing", "hard MoCo")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize(
-    "name", ["moco", "ir", pytest.param("mocov3", marks=pytest.mark.slow), pytest.param("la", marks=pytest.mark.slow)]
+    "name", ["moco", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ir", "mocov3", "la"))]
 )
 def test_two_processes_have_the_memory_gradients_and_weights_of_one(name: str, tmp_path: Path) -> None:
     changes = [*SHARED[name], *PLAIN]

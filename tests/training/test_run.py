@@ -215,7 +215,9 @@ def test_two_processes_train_to_the_weights_of_one(tmp_path: Path) -> None:
         torch.testing.assert_close(two[name], weight, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("preset", ["simclr", "hcl", "hscl"])
+@pytest.mark.parametrize(
+    "preset", ["hcl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simclr", "hscl"))]
+)
 def test_training_beats_the_untrained_encoder(tmp_path: Path, preset: str) -> None:
     from hardneg.evaluation import extract, few_label_accuracy
     from hardneg.images import load_images
