@@ -17,6 +17,16 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank() -> int:
+    """Rank of this process; 0 without torch.distributed."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def reaches(device: torch.device) -> bool:
+    """True if the process group can communicate tensors on this kind of device, such as NCCL those on a GPU."""
+    return f"{device.type}:" in dist.get_backend_config()
+
+
 def batch_sizes(rows: int, device: torch.device) -> list[int]:
     """Rows of the batch on every process, in order of rank."""
     sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(world_size())]

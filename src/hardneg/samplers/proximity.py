@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg import checks
+from hardneg import checks, distributed
 from hardneg.checks import whole
 from hardneg.losses.schedules import Adaptive, Schedule, Setting, value
 from hardneg.samplers.graph import ProximityGraph
@@ -95,7 +95,11 @@ class ProximityBatchSampler(RefreshedBatchSampler):
         self._set_graph(None if state["neighbors"] is None else ProximityGraph(state["neighbors"], state["weights"]))
 
     def _set_embeddings(self, embeddings: Tensor, seed: int) -> None:
-        graph = ProximityGraph.build(embeddings, self.candidates, self.neighbors, seed, weights=self.weighted)
+        # The processes that share the batches also share the work, if they are those of the process group.
+        gather = distributed.world_size() == self.processes > 1 and distributed.reaches(embeddings.device)
+        graph = ProximityGraph.build(
+            embeddings, self.candidates, self.neighbors, seed, weights=self.weighted, gather=gather
+        )
         self._set_graph(graph.to("cpu"))
 
     def _set_graph(self, graph: ProximityGraph | None) -> None:
