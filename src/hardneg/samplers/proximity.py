@@ -96,7 +96,7 @@ class ProximityBatchSampler(RefreshedBatchSampler):
 
     def _set_embeddings(self, embeddings: Tensor, seed: int) -> None:
         # The processes that share the batches also share the work, if they are those of the process group.
-        gather = distributed.world_size() == self.processes > 1 and distributed.reaches(embeddings.device)
+        gather = distributed.world_size() == self.processes > 1 and distributed.supports(embeddings.device)
         graph = ProximityGraph.build(
             embeddings, self.candidates, self.neighbors, seed, weights=self.weighted, gather=gather
         )
