@@ -81,11 +81,9 @@ class ProximityGraph:
         """
         embeddings = checked_embeddings(embeddings)
         embeddings = embeddings if device is None else embeddings.to(device)
-        candidates, neighbors = whole("candidates", candidates), whole("neighbors", neighbors)
+        candidates, neighbors = checked_degrees(candidates, neighbors)
         memory = whole("memory", memory)
         checks.choice("mode", mode, ("shared", "independent"))
-        if neighbors > candidates:
-            raise ValueError(f"neighbors={neighbors} must be ≤ candidates={candidates}: lower it, or raise candidates")
         size, dim = embeddings.shape
         candidates, neighbors = min(candidates, size - 1), min(neighbors, size - 1)
         budget = _MemoryBudget(size, dim, candidates, neighbors, embeddings, memory)
@@ -276,6 +274,14 @@ def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _select(embeddings: Tensor, rows: Tensor) -> Tensor:
     """The embeddings (…, d) of rows (…)."""
     return embeddings.index_select(0, rows.flatten()).view(*rows.shape, -1)  # several times faster than indexing
+
+
+def checked_degrees(candidates: int, neighbors: int) -> tuple[int, int]:
+    """The numbers of candidates and neighbors of a row; raise unless 1 ≤ neighbors ≤ candidates."""
+    candidates, neighbors = whole("candidates", candidates), whole("neighbors", neighbors)
+    if neighbors > candidates:
+        raise ValueError(f"neighbors={neighbors} must be ≤ candidates={candidates}: lower it, or raise candidates")
+    return candidates, neighbors
 
 
 def checked_embeddings(embeddings: TensorLike) -> Tensor:

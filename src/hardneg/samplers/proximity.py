@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from hardneg import checks, distributed
-from hardneg.checks import whole
 from hardneg.losses.schedules import Adaptive, Schedule, Setting, value
-from hardneg.samplers.graph import ProximityGraph
+from hardneg.samplers.graph import ProximityGraph, checked_degrees
 from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.samplers.walk_graph import WalkGraph
 from hardneg.samplers.walks import KINDS, walk
@@ -61,9 +60,7 @@ class ProximityBatchSampler(RefreshedBatchSampler):
         processes: int = 1,
         weighted: bool = False,
     ) -> None:
-        self.candidates, self.neighbors = whole("candidates", candidates), whole("neighbors", neighbors)
-        if neighbors > candidates:
-            raise ValueError(f"neighbors={neighbors} must be ≤ candidates={candidates}: lower it, or raise candidates")
+        self.candidates, self.neighbors = checked_degrees(candidates, neighbors)
         self.restart = checks.number("restart", restart, at_least=0, at_most=1)
         checks.choice("walk", walk, KINDS)
         if weighted and walk not in ("restart", "random"):
