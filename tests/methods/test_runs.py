@@ -1,6 +1,7 @@
 """Methods with a memory in real runs: they learn, resume exactly, and two processes are one."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from hardneg.evaluation import extract, few_label_accuracy
 from hardneg.images import ImageSet, load_split
 from hardneg.training import build, recipe, run
 
+PATHS = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(run.__file__).parents[2])])  # tests and package
 SHORT = ["trainer.epochs=3", "trainer.save_every=2", "trainer.knn_every=0"]
 RING = "objective={preset: ring_nce, temperature: 0.2, lower: 0.5, upper: 0.9}"
 LEARNERS = {
@@ -35,7 +37,7 @@ def states(folder: Path) -> dict[str, Tensor]:
 
 
 def child(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "", "OMP_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": PATHS, "PATH": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 

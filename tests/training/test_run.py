@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import Tensor
 from hardneg.training import build, recipe, run
 
 SETTINGS = Path(run.__file__).parents[1] / "recipes" / "digits-simclr.yaml"
+PATHS = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(run.__file__).parents[2])])  # tests and package
 SHORT = ["trainer.epochs=3", "trainer.save_every=2", "trainer.knn_every=0", "optimizer.schedule=cosine",
          "objective.preset=hcl", "objective.beta={schedule: linear, start: 2, end: 0}"]  # fmt: skip
 
@@ -207,7 +209,7 @@ def test_two_processes_train_to_the_weights_of_one(tmp_path: Path) -> None:
     for devices in (1, 2):
         command = [sys.executable, str(script), str(tmp_path / str(devices)), str(SETTINGS), *plain,
                    f"trainer.devices={devices}"]  # fmt: skip
-        environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "", "OMP_NUM_THREADS": "1"}
+        environment = {"PYTHONPATH": PATHS, "PATH": "", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
         assert done.returncode == 0, done.stderr
     one, two = weights(tmp_path / "1"), weights(tmp_path / "2")

@@ -30,7 +30,7 @@ from hardneg.methods.simclr import SimCLR
 from hardneg.samplers.proximity import RefreshedBatchSampler
 from hardneg.training import graphs, optimizers, recipe, run_folder
 from hardneg.training.batches import Batches
-from hardneg.training.callbacks.sampler_refresh import Refresh
+from hardneg.training.callbacks.sampler_refresh import Refresh, shared_embeddings
 from hardneg.training.recipe import Recipe
 
 Samples = ImageSet | StreamedImages | GraphSet
@@ -241,26 +241,29 @@ def refresh(
         return None
     checks.choice("batches.embeddings", settings.batches.embeddings, ("encode", "bank"))
 
-    def encode() -> Tensor:
+    def encode(index: Tensor) -> Tensor:
+        whole = len(index) == len(train_set)
         if isinstance(train_set, GraphSet):
             assert isinstance(module, GraphMethod)
-            rows = module.embeddings(train_set)
+            rows = module.embeddings(train_set)[index]
         else:
             network = nn.Sequential(module.encoder, module.head)
             prepare = getattr(module.views, "plain", None)
+            part = train_set if whole else train_set.subset(index)
             with module.trainer.precision_plugin.forward_context():  # as in a training step
-                rows = extract_all(network, train_set, prepare=prepare, workers=settings.data.workers)
+                rows = extract_all(network, part, prepare=prepare, workers=settings.data.workers)
         # As the loss scores them: by raw inner products, the samples of largest norm would be everyone's neighbours.
         cosines = isinstance(module.objective, InfoNCE) and module.objective.normalize
         return normalized(rows) if cosines else rows
 
+    shared = shared_embeddings(encode, len(train_set), [module.encoder, module.head])
     if settings.batches.embeddings == "encode":
-        return Refresh(batches.sampler, encode)
+        return Refresh(batches.sampler, shared)
     # A row is random until its sample has been seen.
     module.recent = MemoryBank(
         len(train_set), settings.encoder.outputs, momentum=0.0, gather=processes > 1, seed=settings.seed
     )
-    return Refresh(batches.sampler, lambda: module.recent.rows if module.recent is not None else encode())
+    return Refresh(batches.sampler, lambda: module.recent.rows if module.recent is not None else shared())
 
 
 class _Lists:
