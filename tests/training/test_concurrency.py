@@ -125,25 +125,25 @@ def test_a_run_is_held_by_one_process_until_it_lets_go(
     held = FORK.Event()
 
     def hold() -> None:
-        with run_folder.alone(tmp_path):
+        with run_folder.lock_run(tmp_path):
             held.set()
             time.sleep(60)
 
     other = FORK.Process(target=hold)
     other.start()
     assert held.wait(60)
-    with pytest.raises(ValueError, match="in use by another process"), run_folder.alone(tmp_path):
+    with pytest.raises(ValueError, match="in use by another process"), run_folder.lock_run(tmp_path):
         pass
     other.kill()  # the system lets go
     other.join(60)
-    with run_folder.alone(tmp_path):
+    with run_folder.lock_run(tmp_path):
         pass
 
 
 def test_a_lock_is_no_way_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"run\.lock"), run_folder.alone(tmp_path / "run"):
+    with pytest.raises(OSError, match=r"run\.lock"), run_folder.lock_run(tmp_path / "run"):
         pass
     assert not (tmp_path / "elsewhere").exists()
 

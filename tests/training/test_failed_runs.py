@@ -117,7 +117,7 @@ def test_a_run_that_is_in_its_first_epoch_elsewhere_is_left_alone(
     held = fork.Event()
 
     def hold() -> None:
-        with run_folder.alone(place):
+        with run_folder.lock_run(place):
             held.set()
             time.sleep(60)
 

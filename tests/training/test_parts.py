@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hardneg as hn
-from hardneg.methods.step_timer import Clock
+from hardneg.methods.step_timer import StepTimer
 from hardneg.samplers.proximity import RefreshedBatchSampler
 from hardneg.training import optimizers, recipe
 from hardneg.training.batches import Batches, sampler
@@ -192,13 +192,13 @@ def test_the_objective_of_a_recipe_is_the_preset() -> None:
 def test_the_clock_leaves_out_what_is_between_a_mark_and_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 100.0, 104.0])
     monkeypatch.setattr("hardneg.methods.step_timer.time.perf_counter", lambda: next(now))
-    clock = Clock()
-    clock.mark("data")
-    clock.mark("augmentation")
-    clock.mark("network")
-    clock.restart()
-    clock.mark("data")
-    assert clock.read() == {"augmentation": 1.0, "network": 2.0, "data": 4.0}
+    timer = StepTimer()
+    timer.mark("data")
+    timer.mark("augmentation")
+    timer.mark("network")
+    timer.restart()
+    timer.mark("data")
+    assert timer.read() == {"augmentation": 1.0, "network": 2.0, "data": 4.0}
 
 
 class Moment:
@@ -220,14 +220,14 @@ class Moment:
 def test_the_clock_of_a_gpu_uses_its_events_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.Event", Moment)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    clock = Clock()
-    clock.on_gpu = True
-    clock.restart()
+    timer = StepTimer()
+    timer.on_gpu = True
+    timer.restart()
     for seconds in (1.0, 2.0, 3.0):
         for name in ("data", "network", "data", "network"):
             Moment.now += seconds
-            clock.mark(name)
-        assert clock.read() == {"data": 2 * seconds, "network": 2 * seconds}
+            timer.mark(name)
+        assert timer.read() == {"data": 2 * seconds, "network": 2 * seconds}
     assert Moment.made == 5
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hardneg import randomness
 from hardneg.losses.infonce import InfoNCE
 from hardneg.memory import Clusters, MemoryBank, Queue
-from hardneg.methods.step_timer import Clock
+from hardneg.methods.step_timer import StepTimer
 
 # (images, generator, views=2) → all first views and then all second ones; in several processes also first= and total=,
 # and channels_last=True where the network wants that layout
@@ -52,7 +52,7 @@ class Method(L.LightningModule):
         self.encoder, self.head, self.objective = encoder, head, objective
         self.views, self.seed, self.channels_last = views, seed, channels_last
         self._optimizer, self._rate = optimizer, rate
-        self.clock = Clock()
+        self.clock = StepTimer()
         self.images: Tensor | None = None  # uint8 (N, C, H, W), if they live on the device
         self.labels: Tensor | None = None  # (N,)
         self.recent: MemoryBank | None = None  # the last embedding of every sample, where a batch sampler wants it
