@@ -1,4 +1,4 @@
-"""Methods with a memory in real runs: they learn, resume exactly, and two processes are one."""
+"""Methods with a memory learn in real runs, resume exactly, and train to the same weights in two processes."""
 
 import json
 import os
@@ -48,21 +48,21 @@ VARIANTS = ("IRCave", "IRing(+C)", "MoCoRing", "hard MoCo")
 @pytest.mark.parametrize(
     "learner", [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in LEARNERS]
 )
-def test_a_method_learns_more_than_its_untrained_encoder_knows(learner: str, tmp_path: Path) -> None:
+def test_training_improves_on_the_untrained_encoder(learner: str, tmp_path: Path) -> None:
     name, overrides = LEARNERS[learner]
     settings = recipe.load(recipe.find(f"digits-{name}"), [*overrides, "trainer.epochs=25", "trainer.knn_every=0"])
-    known, asked = (load_split("digits", part, labels=True) for part in ("train", "test"))
-    assert isinstance(known, ImageSet)
-    assert isinstance(asked, ImageSet)
+    train_set, test_set = (load_split("digits", part, labels=True) for part in ("train", "test"))
+    assert isinstance(train_set, ImageSet)
+    assert isinstance(test_set, ImageSet)
 
     def accuracy(encoder: torch.nn.Module) -> float:
         prepare = build.views_of(settings, 8).plain
-        features = [extract(encoder, part.images, prepare=prepare) for part in (known, asked)]
-        assert known.labels is not None
-        assert asked.labels is not None
-        return few_label_accuracy(features[0], known.labels, features[1], asked.labels, per_class=5)[0]
+        features = [extract(encoder, part.images, prepare=prepare) for part in (train_set, test_set)]
+        assert train_set.labels is not None
+        assert test_set.labels is not None
+        return few_label_accuracy(features[0], train_set.labels, features[1], test_set.labels, per_class=5)[0]
 
-    untrained = accuracy(build.method(settings, known).encoder)
+    untrained = accuracy(build.method(settings, train_set).encoder)
     trained = accuracy(run.train(settings, tmp_path / "run").encoder)
     assert trained > untrained + 0.015
 
@@ -73,11 +73,11 @@ from hardneg.training import recipe, run
 from hardneg.training.callbacks.checkpoints import Checkpoints
 folder, moment, name, *overrides = sys.argv[1:]
 step = Checkpoints.on_train_batch_end
-def deadly(self, trainer, *rest):
+def then_kill(self, trainer, *rest):
     step(self, trainer, *rest)
     if trainer.global_step == int(moment):
         os.kill(os.getpid(), signal.SIGKILL)
-Checkpoints.on_train_batch_end = deadly
+Checkpoints.on_train_batch_end = then_kill
 run.train(recipe.load(recipe.find(name), overrides), folder)
 """
 RESUMED = {
@@ -127,7 +127,7 @@ run.train(recipe.load(recipe.find(name), overrides), folder, callbacks=[Gradient
 """
 PLAIN = ["encoder.name=processes:plain_encoder", "encoder.norm=false", "trainer.epochs=2", "trainer.knn_every=0",
          "trainer.batch_size=240", "optimizer={name: sgd, lr: 0.03}"]  # fmt: skip
-# No ring, and the whole bank as background: whether a row at the edge is in or out turns on the last digit.
+# No ring, and the whole bank as background: whether a row at the edge is inside depends on the last digit.
 SHARED = {
     "moco": ["memory={queue: 1000, momentum: 0.9, split: 1}"],
     "mocov3": [],
@@ -162,8 +162,8 @@ def test_two_processes_have_the_memory_gradients_and_weights_of_one(name: str, t
 def test_a_run_of_two_views_is_loaded_like_any_other(tmp_path: Path) -> None:
     trained = run.train(recipe.load(recipe.find("digits-cmc"), SHORT), tmp_path / "run").encoder.eval()
     loaded = run.load_run(tmp_path / "run")
-    pictures = loaded.prepare(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8))
-    assert torch.equal(loaded.encoder(pictures), trained(pictures))
+    images = loaded.prepare(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8))
+    assert torch.equal(loaded.encoder(images), trained(images))
 
 
 def test_a_run_with_split_norms_is_loaded_as_a_plain_encoder(tmp_path: Path) -> None:

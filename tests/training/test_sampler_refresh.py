@@ -1,4 +1,4 @@
-"""The callback that owns refreshing, in anybody's Lightning training."""
+"""The callback that refreshes a batch sampler, in any Lightning training."""
 
 import json
 import os
@@ -28,7 +28,7 @@ open(f"{sys.argv[4]}/{module.global_rank}.json", "w").write(json.dumps(module.se
 
 
 class Plain(L.LightningModule):
-    """A user's own module, which knows nothing of samplers."""
+    """A module of a user, without code for samplers."""
 
     def __init__(self) -> None:
         super().__init__()
