@@ -7,13 +7,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 HARDNEG_DATA ?= $(wildcard $(abspath ../shared/data))
 export HARDNEG_DATA
 
-.PHONY: demo browser test test-all lowest lint bench docs data clean
+.PHONY: demo browser test test-slow test-all lowest lint bench docs data clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      compare ways of choosing negatives on scikit-learn's digits (two minutes, CPU)"
-	@echo "make test      lint, types and tests"
-	@echo "make test-all  the slow tests too"
+	@echo "make test      lint, types and the quick tests"
+	@echo "make test-slow the slow tests only"
+	@echo "make test-all  lint, types and all tests, on newly drawn examples"
 	@echo "make lowest    quick tests with the lowest versions of all dependencies but torch, in a fresh environment"
 	@echo "make lint      ruff and mypy only"
 	@echo "make bench     measure the loss, the ring and the sampler; writes results/"
@@ -42,6 +43,10 @@ lint: $(VENV)/dev.stamp
 
 test: lint browser
 	$(BIN)/pytest -n 2 --dist=worksteal
+
+# What `make test` leaves out.
+test-slow: $(VENV)/dev.stamp browser
+	$(BIN)/pytest -n 2 --dist=worksteal -m slow
 
 test-all: lint browser
 	HARDNEG_FRESH_EXAMPLES=1 $(BIN)/pytest -n 2 --dist=worksteal -m "slow or not slow"

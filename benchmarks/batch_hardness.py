@@ -77,7 +77,7 @@ def main() -> None:
             )
             sampler.refresh(rows)
             if mode == "independent":
-                sampler._walk_on(graph)  # the sampler itself always shares candidates
+                sampler._set_graph(graph)  # the sampler itself always shares candidates
             batches = torch.tensor(list(sampler))  # (S, B)
             cosine = sum(mean_cosine(plain[batch]) for batch in batches) / len(batches)
             false = 100 * false_negative_share(data.labels[batches])

@@ -45,7 +45,7 @@ from torch import Tensor
 import hardneg as hn
 from hardneg.randomness import generator
 from hardneg.samplers import ProximityBatchSampler, ProximityGraph
-from hardneg.samplers.walk_graph import Terrain
+from hardneg.samplers.walk_graph import WalkGraph
 from hardneg.samplers.walks import walk
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -206,9 +206,9 @@ def training(size: int, device: torch.device, batch: int) -> list[dict[str, Any]
 
 def walked(size: int, neighbors: Tensor, length: int, restart: float, repetitions: int) -> list[dict[str, Any]]:
     """Walks on one graph."""
-    terrain, rows, draws = Terrain(neighbors), neighbors.numpy(), random.Random(0)
+    graph, rows, draws = WalkGraph(neighbors), neighbors.numpy(), random.Random(0)
     peers: dict[str, Callable[[int], object]] = {
-        "hardneg": lambda step: walk(terrain, length, generator("cpu", 0, 0, step), "restart", restart),
+        "hardneg": lambda step: walk(graph, length, generator("cpu", 0, 0, step), "restart", restart),
         "plain Python": lambda step: plain_walk(rows, length, restart, draws),
     }
     settings = {"N": size, "K": neighbors.shape[1], "B": length, "restart": restart}

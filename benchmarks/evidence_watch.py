@@ -9,6 +9,7 @@ import torch
 from evidence_tables import RAW, Cell
 from torch import Tensor, nn
 
+from hardneg.checks import TensorLike
 from hardneg.evaluation import knn_accuracy
 from hardneg.images import load_split
 from hardneg.images.features import extract_all, extract_set
@@ -119,7 +120,7 @@ class Watch(L.Callback):
 
         learn = refresh.sampler.refresh
 
-        def timed_refresh(embeddings: Tensor) -> None:
+        def timed_refresh(embeddings: TensorLike) -> None:
             began = time.perf_counter()
             learn(embeddings)
             wait()

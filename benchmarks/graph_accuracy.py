@@ -116,7 +116,7 @@ def fit(module: Method, graphs: GraphSet, sampler: UniformBatchSampler, epochs: 
         unit = torch.nn.functional.normalize
         callbacks.append(Refresh(sampler, lambda: unit(extract_graphs(module.encoder, graphs))))
     trainer = L.Trainer(
-        max_epochs=1,  # the batches of all epochs come as one
+        max_epochs=epochs,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
@@ -125,7 +125,7 @@ def fit(module: Method, graphs: GraphSet, sampler: UniformBatchSampler, epochs: 
         callbacks=callbacks,
     )
     began = time.perf_counter()
-    trainer.fit(module, Batches(sampler, epochs))
+    trainer.fit(module, Batches(sampler))
     return time.perf_counter() - began - look.seconds
 
 

@@ -91,18 +91,17 @@ class Epochs(L.Callback):
     left: float = 0.0
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx % self.steps:
+        if batch_idx:
             return
         WATCH.wait()
         now = time.perf_counter()
-        if batch_idx:
+        if trainer.current_epoch:
             self.saving.append(now - self.left)
         self.left = now
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        epoch, step = divmod(batch_idx, self.steps)
-        if epoch == 1 and step < self.steps - 1:
-            if step:
+        if trainer.current_epoch == 1 and not trainer.is_last_batch:
+            if batch_idx:
                 self.host_ms.append(1000 * (time.perf_counter() - self.left))
             WATCH.wait()
             self.left = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Triton without a GPU, in a process of its own: the interpreter must be chosen before Triton is first imported."""
+"""Runs functions in a process that interprets Triton: the interpreter must be chosen before Triton is imported."""
 
 import os
 import pickle
@@ -11,16 +11,19 @@ from typing import Any
 
 @contextmanager
 def process(interpret: bool) -> Iterator[Callable[..., Any]]:
-    """Gives a way to call functions of importable modules in a new process, which interprets Triton or does not."""
+    """Yields a function that calls functions of importable modules in a new process.
+
+    interpret: whether Triton is interpreted there
+    """
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=choose, initargs=(interpret,)) as pool:
-        # Pickled here, because a queue would move tensors by shared memory.
+        # Pickled here, because torch's queues would pass tensors in shared memory.
         yield lambda function, *given: pickle.loads(
             pool.submit(_call, pickle.dumps((function, given))).result(timeout=300)
         )
 
 
 def choose(interpret: bool) -> None:
-    """Interpret Triton in this process, or do not; to be called before it is imported."""
+    """Choose whether this process interprets Triton; called before Triton is imported."""
     os.environ["TRITON_INTERPRET"] = str(int(interpret))
 
 

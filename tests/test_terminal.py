@@ -1,6 +1,7 @@
-"""What the terminal shows of names from elsewhere: no escape sequences, no reversed text, no markup."""
+"""Terminal output: untrusted names are printed without escape sequences, and tables mark differences correctly."""
 
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from hardneg import terminal
+from hardneg.evaluation import MetricFormat
 from hardneg.printable import printable
 from hardneg.training.callbacks.progress_bar import bars
 
@@ -23,14 +25,14 @@ def assert_harmless(text: str) -> None:
                                                              *range(0x2066, 0x206A)}]  # fmt: skip
 
 
-def test_what_cannot_be_seen_is_written_out() -> None:
+def test_invisible_characters_are_escaped() -> None:
     assert printable("a\x1bb\u202ec\x9bd\r") == "a\\x1bb\\u202ec\\x9bd\\r"
     assert printable("τ⁺ שלום 好 é 👍🏽\n\tend") == "τ⁺ שלום 好 é 👍🏽\n\tend"
-    assert printable("\ud800") == "\\ud800"  # of a file name that is not UTF-8
+    assert printable("\ud800") == "\\ud800"  # from a file name that is not UTF-8
     assert_harmless(printable(BAD))
 
 
-def test_every_way_of_printing_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_function_prints_untrusted_names_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     for name in ("out", "err"):
         monkeypatch.setattr(terminal, name, Console(file=file, width=400, no_color=True))
@@ -44,7 +46,50 @@ def test_every_way_of_printing_is_harmless(monkeypatch: pytest.MonkeyPatch) -> N
     assert file.getvalue().count("\\u202egnp.exe") == 4
 
 
-def test_a_bar_shows_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+ROWS = {
+    "base": {"knn": [0.80, 0.81, 0.82], "uniformity": [-1.0, -1.1, -1.2]},
+    "one": {"knn": [0.90, 0.91, 0.92], "uniformity": [-2.0, -2.1, -2.2]},
+    "two": {"knn": [0.70, 0.71, 0.72], "uniformity": [0.5, 0.6, 0.7]},
+    "three": {"knn": [0.79, 0.81, 0.83], "uniformity": [-1.0, -1.1, -1.21]},
+}
+FORMATS = {"uniformity": MetricFormat("uniformity", better="lower", percent=False)}
+
+
+def test_a_table_marks_better_and_worse_by_the_direction_of_the_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(terminal, "out", Console(file=file, width=200, force_terminal=True, color_system="standard"))
+    terminal.show_table(ROWS, {}, "base", False, {}, FORMATS)
+    text = file.getvalue()
+    assert "kNN %" in text
+    assert "uniformity ↓" in text
+    lines = text.splitlines()
+
+    def differences(name: str) -> str:
+        return lines[next(i for i, line in enumerate(lines) if line.split()[:1] == [name]) + 1]
+
+    assert "▲ +10.0±0.8" in differences("one")
+    assert "▲ −1±0.0816" in differences("one")  # lower is better
+    assert "▼ −10.0±0.8" in differences("two")
+    assert "▼ +1.7±0.0816" in differences("two")
+    assert differences("three").count("≈") == 2
+    bold = [line for line in lines if "\x1b[1m91.0±1.0" in line]
+    assert len(bold) == 1
+    assert "\x1b[1m−2.1±0.1" in bold[0]  # the lowest is the best
+    assert "91.0" in differences("base")  # the baseline has no line of differences: the next row follows
+
+
+def test_json_describes_the_metrics_and_the_significance(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.show_table(ROWS, {}, "base", True, {"run": "here"}, FORMATS)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["metrics"]["uniformity"] == {"title": "uniformity", "better": "lower", "percent": False}
+    assert printed["metrics"]["knn"]["better"] == "higher"
+    one, three = (printed["rows"][name]["uniformity"] for name in ("one", "three"))
+    assert one["difference"] == pytest.approx(-1)
+    assert (one["significant"], one["best"], three["significant"], three["best"]) == (True, True, False, False)
+    assert not printed["rows"]["two"]["uniformity"]["best"]
+
+
+def test_a_progress_bar_shows_untrusted_names_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     with bars(Console(file=file, width=400, force_terminal=True, no_color=True)) as progress:
         progress.add_task(BAD, total=1, facts="")
@@ -52,8 +97,8 @@ def test_a_bar_shows_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\u202e" not in file.getvalue()
 
 
-def test_a_name_in_a_recipe_reaches_no_terminal(tmp_path: Path) -> None:
-    """A real process: errors, notes and printed recipes."""
+def test_control_characters_of_a_recipe_are_escaped(tmp_path: Path) -> None:
+    """In a real process: errors, notes and printed recipes."""
     (tmp_path / "bad.yaml").write_text('about: "\\x1b[31m"\nencoder: {name: "\\x1b]0;mine\\x07"}\n# \u202e hidden\n')
     command = [sys.executable, "-m", "hardneg", "train", "bad.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -22,7 +22,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 import hardneg as hn
 from hardneg import matmul
-from hardneg.evaluation import judge
+from hardneg.evaluation import evaluate_features
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.graphs.data import assemble
 from hardneg.graphs.equivalent_nodes import equivalent_nodes
@@ -30,7 +30,7 @@ from hardneg.graphs.views import GraphViews
 from hardneg.images.views import simclr_views
 from hardneg.insight.diagnostics import alignment, cosine_histograms, hardest_negatives, uniformity
 from hardneg.samplers import cosine_histogram, mean_cosine
-from hardneg.training.callbacks.keeper import running_sum
+from hardneg.training.callbacks.metrics_writer import running_sum
 
 Place = Callable[[Tensor], Tensor]
 
@@ -148,7 +148,7 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
 
     def judged(place: Place) -> Any:
         sets = place(features[:80]), place(labels[:80]), place(features[80:]), place(labels[80:])
-        return dict(judge(*sets))
+        return dict(evaluate_features(*sets))
 
     def machine(place: Place) -> Any:
         return svm_accuracy(place(features), place(labels), folds=3, inner_folds=2).accuracies.tolist()

@@ -5,12 +5,16 @@ import stat
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.losses.schedules import Schedule, value
+
+TensorLike = Tensor | NDArray[Any] | Sequence[Any]  # what `as_tensor` converts
 
 
 class Fixed:
@@ -31,6 +35,58 @@ class Fixed:
         super().__setattr__(name, given)
 
 
+def as_tensor(name: str, given: object) -> Tensor:
+    """Return a tensor unchanged, and convert a numpy array or a list of numbers to one.
+
+    Arrays share their memory with the tensor where PyTorch allows it; read-only arrays are copied.
+
+    Examples:
+        >>> as_tensor("labels", np.array([3, 7]))
+        tensor([3, 7])
+        >>> as_tensor("labels", "3, 7")
+        Traceback (most recent call last):
+        ValueError: labels must be a tensor, a numpy array or a list of numbers, got str
+    """
+    if isinstance(given, Tensor):
+        return given
+    try:
+        if isinstance(given, np.ndarray):
+            # PyTorch has no read-only tensors, no negative strides and no foreign byte order.
+            if not given.flags.writeable or not given.dtype.isnative or any(step < 0 for step in given.strides):
+                given = np.array(given, dtype=given.dtype.newbyteorder("="), order="C")
+            return torch.from_numpy(given)
+        if isinstance(given, list | tuple):
+            return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} cannot be converted to a tensor ({error}): pass numbers in equal rows") from error
+    raise ValueError(f"{name} must be a tensor, a numpy array or a list of numbers, got {type(given).__name__}")
+
+
+@overload
+def number(
+    name: str,
+    given: float,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> float: ...
+
+
+@overload
+def number(
+    name: str,
+    given: Schedule,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> Schedule: ...
+
+
+@overload
 def number(
     name: str,
     given: object,
@@ -39,15 +95,30 @@ def number(
     at_least: float | None = None,
     below: float | None = None,
     at_most: float | None = None,
-) -> None:
-    """Raise unless ``given`` is a number in the range; a schedule is checked at both its ends."""
-    if isinstance(given, Schedule):
-        ends = [value(given, 0.0), value(given, 1.0)]
-    elif isinstance(given, int | float) and not isinstance(given, bool):
-        ends = [float(given)]
-    else:
+) -> float | Schedule: ...
+
+
+def number(
+    name: str,
+    given: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> float | Schedule:
+    """Raise unless ``given`` is a number in the range or a schedule between such numbers; return it.
+
+    A numpy scalar or a tensor without dimensions is returned as a Python number. A schedule is checked at both ends.
+
+    Examples:
+        >>> number("temperature", np.float32(0.5), above=0)
+        0.5
+    """
+    found = given if isinstance(given, Schedule) else _python_number(name, given)
+    if found is None:
         raise ValueError(f"{name} must be a number or a schedule, got {given!r}")
-    for end in ends:
+    for end in [value(found, 0.0), value(found, 1.0)] if isinstance(found, Schedule) else [float(found)]:
         too_low = (above is not None and not end > above) or (at_least is not None and not end >= at_least)
         too_high = (below is not None and not end < below) or (at_most is not None and not end <= at_most)
         if end != end or too_low or too_high:
@@ -57,6 +128,45 @@ def number(
                 if limit is not None
             ]
             raise ValueError(f"{name} must be {' and '.join(limits) or 'a number'}, got {end:g}")
+    return found
+
+
+def whole(name: str, given: object, at_least: int = 1) -> int:
+    """Raise unless ``given`` is a whole number of at least ``at_least``; return it.
+
+    A numpy integer or an integer tensor without dimensions is returned as a Python number.
+
+    Examples:
+        >>> whole("size", torch.tensor(4096))
+        4096
+    """
+    found = _python_number(name, given)
+    if not isinstance(found, int) or found < at_least:
+        raise ValueError(f"{name} must be a whole number ≥ {at_least}, got {given!r}")
+    return found
+
+
+def boolean(name: str, given: object) -> bool:
+    """Raise unless ``given`` is True or False, also as a numpy bool or a bool tensor without dimensions; return it.
+
+    Examples:
+        >>> boolean("normalize", np.bool_(True))
+        True
+    """
+    if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0:
+        given = given.item()
+    if not isinstance(given, bool):
+        raise ValueError(f"{name} must be True or False, got {given!r}")
+    return given
+
+
+def _python_number(name: str, given: object) -> int | float | None:
+    """A number, a numpy scalar or a tensor without dimensions as a Python number; None for anything else."""
+    if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0:
+        if isinstance(given, Tensor) and given.requires_grad:
+            raise ValueError(f"{name} requires a gradient, which a setting cannot have: pass {name}.detach()")
+        given = given.item()
+    return given if isinstance(given, int | float) and not isinstance(given, bool) else None
 
 
 def choice(name: str, given: object, options: Sequence[str]) -> None:
@@ -132,12 +242,6 @@ def flag(good: Tensor, message: str) -> None:
         values(good > 0, message)
     else:
         torch._assert_async(good, message)
-
-
-def whole(name: str, given: object, at_least: int = 1) -> None:
-    """Raise unless ``given`` is a whole number of at least ``at_least``."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < at_least:
-        raise ValueError(f"{name} must be a whole number ≥ {at_least}, got {given!r}")
 
 
 def regular_file(path: Path) -> Path:

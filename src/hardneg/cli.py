@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hardneg.printable import printable
-from hardneg.terminal import MARK, METRIC_TITLES, cell, err, fail, note, out, print_json, remark, say, show_table
+from hardneg.terminal import MARK, cell, err, fail, note, out, print_json, remark, say, show_table
 
 if TYPE_CHECKING:
     from hardneg.training.compare import Run
@@ -63,7 +63,9 @@ Trust = Annotated[
 
     hardneg train my.yaml data.source=photos/ data.size=96 --run runs/photos
 
-    hardneg train --resume runs/photos"""
+    hardneg train --resume runs/photos
+
+    hardneg train --resume runs/photos trainer.epochs=300    (longer than planned)"""
 )
 def train(
     recipe: Recipe = None,
@@ -80,10 +82,11 @@ def train(
     from hardneg.training.callbacks.progress_bar import Bar, bars
     from hardneg.training.evaluate import evaluate as evaluate_run
 
+    settings, epochs = None, None
     if resume is not None:
-        if recipe is not None or run is not None:
-            raise ValueError("--resume continues a run as it was started: leave out the recipe, settings and --run")
-        settings = recipes.load({})  # ignored
+        epochs = _more_epochs([*([] if recipe is None else [recipe]), *(overrides or [])])
+        if run is not None:
+            raise ValueError("--resume continues a run in its folder: leave out --run")
     else:
         trust = True  # the user has started this recipe
         if recipe is None:
@@ -96,7 +99,8 @@ def train(
         _import_from_here()
     with _folder_of(run or resume, recipe) as folder, bars(Console(stderr=True, quiet=as_json)) as progress:
         os.environ["HARDNEG_RUN"] = str(folder)
-        result = runs.train(settings, folder, resume is not None, [Bar(progress, folder.name)], trust=trust)
+        bar = Bar(progress, folder.name)
+        result = runs.train(settings, folder, resume is not None, [bar], epochs=epochs, trust=trust)
     if "LOCAL_RANK" in os.environ:  # one of several processes
         time.sleep(1)  # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489)
     if not _is_first():
@@ -115,7 +119,8 @@ def train(
         noted = {name: f" ({note})" for name, note in figures.notes.items()}
         say(
             " · ".join(
-                f"{METRIC_TITLES[name]} {100 * figure:.1f} %{noted.get(name, '')}" for name, figure in figures.items()
+                f"{(shown := figures.format(name)).title} {shown.text(figure)}{noted.get(name, '')}"
+                for name, figure in figures.items()
             )
         )
     say(f"next: hardneg report {_named(folder)}", style="dim")
@@ -158,7 +163,8 @@ def compare(
     comparing.check_data(runs)
     failed = _carry_out(runs, quiet=as_json)
     more = {"run": str(run), "failed": failed}
-    show_table(comparing.results(runs), comparing.notes(runs), baseline or rows[0], as_json, more)
+    formats = comparing.formats(runs)
+    show_table(comparing.results(runs), comparing.notes(runs), baseline or rows[0], as_json, more, formats)
     if not as_json:
         trusted = " --trust" * any(needs_trust(planned.settings) for planned in cells)
         say(f"next: hardneg report {shlex.quote(str(run))}{trusted}", style="dim")
@@ -221,7 +227,7 @@ def evaluate(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Evaluate the frozen encoder of a run: kNN, 1-NN, a few labels per class, linear readout."""
+    """Evaluate the frozen encoder of a run: kNN, 1-NN, a few labels per class, linear probe."""
     from hardneg.training.evaluate import evaluate as evaluate_run
 
     if trust:
@@ -230,12 +236,13 @@ def evaluate(
     if as_json:
         print_json(figures.to_json())
         return
-    table = Table("figure", "accuracy", title=cell(f"{run}" + (f" on {data}" if data else "")))
+    table = Table("metric", "value", title=cell(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
-        table.add_row(METRIC_TITLES[name], f"{100 * figure:.1f} %{MARK * (name in figures.notes)}")
+        shown = figures.format(name)
+        table.add_row(cell(shown.heading), f"{shown.text(figure)}{MARK * (name in figures.notes)}")
     out.print(table)
     for name, note_text in figures.notes.items():
-        say(f"{MARK} {METRIC_TITLES[name]}: {note_text}")
+        say(f"{MARK} {figures.format(name).title}: {note_text}")
 
 
 @app.command(epilog="Examples:\n\n    hardneg report runs/compare\n\n    hardneg report runs/a runs/b --to report.html")
@@ -391,6 +398,23 @@ def _folder_of(named: Path | None, recipe: str | None) -> AbstractContextManager
         return nullcontext(named)
     root, stem = Path("runs"), Path(recipe or "run").stem
     return run_folder.numbered(root, stem) if _is_first() else nullcontext(root / stem)  # which writes nothing
+
+
+def _more_epochs(settings: list[str]) -> int | None:
+    """The number of epochs that a run is resumed with; any other setting is an error."""
+    from hardneg.training import yaml_files
+
+    if not settings:
+        return None
+    key, _, text = settings[0].partition("=")
+    if len(settings) > 1 or key != "trainer.epochs":
+        raise ValueError(
+            "--resume continues a run as it was started: leave out the recipe and all settings but trainer.epochs"
+        )
+    epochs = yaml_files.parse(text, "the value of trainer.epochs")
+    if not isinstance(epochs, int) or isinstance(epochs, bool):
+        raise ValueError(f"trainer.epochs must be an integer, got {text!r}")
+    return epochs
 
 
 def _is_first() -> bool:

@@ -1,11 +1,11 @@
-"""The main job in small: which negatives? Several answers side by side on scikit-learn's digits, on a CPU."""
+"""Compare ways of choosing negatives on scikit-learn's digits, on a CPU."""
 
-from hardneg.evaluation.metrics import notes_of_seeds
+from hardneg.evaluation.results import notes_of_seeds
 from hardneg.training import evaluate, recipe
 from hardneg.training.compare import Cell
 
 RECIPE = "digits-simclr"
-# What each row changes in the recipe.
+# Overrides of the recipe for each row.
 ROWS = {
     "SimCLR": ["objective={preset: simclr, temperature: 0.5}"],
     "debiased": ["objective={preset: debiased, temperature: 0.5, tau_plus: 0.1}"],
@@ -13,12 +13,12 @@ ROWS = {
     "SCL (labels)": ["objective={preset: scl, temperature: 0.5}"],
     "H-SCL (labels)": ["objective={preset: hscl, temperature: 0.5, beta: 1.0}"],
 }
-# With --all. Of ten classes, the closest tenth of a bank is mostly the own one, so the ring ends below it.
+# Rows of --all. With ten classes, the nearest tenth of a bank is mostly the anchor's class: the ring ends below it.
 _RING = "objective={preset: ring_nce, temperature: 0.2, lower: 0.5, upper: 0.9}"
 _BANK = "objective={preset: instance_discrimination, temperature: 0.2}"
 _QUEUE = ["method=moco", "memory={queue: 1024, momentum: 0.9}"]
 _WALKS = "candidates: 500, neighbors: 100, restart: {schedule: linear, start: 0.2, end: 0.05}, refresh_every: 50"
-FURTHER: dict[str, list[str]] = {
+MORE_ROWS: dict[str, list[str]] = {
     "IR": ["method=instance_discrimination", _BANK],
     "IRing": ["method=instance_discrimination", _RING],
     "MoCo": [*_QUEUE, "objective={preset: moco, temperature: 0.2}"],
@@ -34,9 +34,9 @@ FURTHER: dict[str, list[str]] = {
 }
 
 
-def cells(everything: bool = False, overrides: tuple[str, ...] = ()) -> list[Cell]:
-    """The rows to train; ``everything`` adds the methods with a memory and the batch samplers."""
-    rows = {**ROWS, **FURTHER} if everything else ROWS
+def cells(all_rows: bool = False, overrides: tuple[str, ...] = ()) -> list[Cell]:
+    """The rows to train; ``all_rows`` adds the methods with a memory and the batch samplers."""
+    rows = {**ROWS, **MORE_ROWS} if all_rows else ROWS
     file = recipe.find(RECIPE)
     return [Cell(name, recipe.load(file, [*changes, *overrides])) for name, changes in rows.items()]
 
@@ -44,22 +44,22 @@ def cells(everything: bool = False, overrides: tuple[str, ...] = ()) -> list[Cel
 def untrained_rows(
     seeds: list[int],
 ) -> tuple[dict[str, dict[str, list[float]]], dict[str, dict[str, list[str]]]]:
-    """The rows that need no training, raw pixels and the network before its first step, and the notes on them."""
+    """Metrics and notes of the rows without training: raw pixels and the untrained encoder."""
     pixels = evaluate.raw(recipe.load(recipe.find(RECIPE)))
-    found: dict[str, dict[str, list[float]]] = {
-        "raw pixels": {name: [figure] for name, figure in pixels.items()},
+    rows: dict[str, dict[str, list[float]]] = {
+        "raw pixels": {metric: [value] for metric, value in pixels.items()},
         "untrained": {},
     }
-    noted: dict[str, dict[int, str]] = {}
+    notes_by_seed: dict[str, dict[int, str]] = {}
     for seed in seeds:
         settings = recipe.load(recipe.find(RECIPE), [f"seed={seed}"])
         untrained = evaluate.untrained(settings)
-        for name, figure in untrained.items():
-            found["untrained"].setdefault(name, []).append(figure)
-        for name, note in untrained.notes.items():
-            noted.setdefault(name, {})[seed] = note
+        for metric, value in untrained.items():
+            rows["untrained"].setdefault(metric, []).append(value)
+        for metric, note in untrained.notes.items():
+            notes_by_seed.setdefault(metric, {})[seed] = note
     notes = {
-        "raw pixels": {name: [note] for name, note in pixels.notes.items()},
-        "untrained": {name: notes_of_seeds(by_seed) for name, by_seed in noted.items()},
+        "raw pixels": {metric: [note] for metric, note in pixels.notes.items()},
+        "untrained": {metric: notes_of_seeds(by_seed) for metric, by_seed in notes_by_seed.items()},
     }
-    return found, notes
+    return rows, notes

@@ -1,7 +1,7 @@
-"""What this machine has and lacks, as data: versions, extras, devices, compilers, data sets, space on the disk.
+"""Check the installation: versions, extras, devices, compilers, data sets and disk space.
 
-Nothing heavy is imported: versions come from the packages' own notes, and data sets are told by their headers. No
-finding raises; what goes wrong while looking is a finding too.
+Optional packages are not imported: versions are read from package metadata, and data sets are recognized by their
+headers. No check raises; an error in a check is reported as a finding.
 """
 
 import importlib.metadata
@@ -20,20 +20,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-EXTRAS = ("train", "data", "export", "text", "graph", "mine")  # what users install; dev, docs and all are ours
-# Where the name to import is not the name to install.
+EXTRAS = ("train", "data", "export", "text", "graph", "mine")  # for users; dev, docs and all are for development
+# Import names that differ from the package name.
 MODULES = {"faiss-cpu": "faiss", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
-SPACE = 5 * 2**30  # bytes: two checkpoints of a ResNet-50 with Adam, a report, and air
-_PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-_COUNTED = 10_000  # files looked at in a folder, so that ImageNet does not take minutes
+SPACE = 5 * 2**30  # bytes: two checkpoints of a ResNet-50 with Adam, a report, and some reserve
+_IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_MAX_FILES = 10_000  # of a folder are counted, so that ImageNet does not take minutes
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
-    name: what · status: ``"ok"``, ``"missing"`` (can be added), ``"warning"`` (works, but look) or ``"broken"`` ·
-    detail: what was found · fix: what to do about it, empty where nothing is to be done
+    name: of the check · status: ``"ok"``, ``"missing"`` (optional, can be installed), ``"warning"`` (works with
+    limitations) or ``"broken"`` · detail: what was found · fix: what to do, empty if nothing is needed
 
     Examples:
         >>> Finding("cuda", "missing", "no GPU")
@@ -47,13 +47,13 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at everything, in the order in which a user would ask; never raises.
+    """Run all checks; never raises.
 
     Examples:
         >>> {finding.name: finding.status for finding in examine()}["torch"]
         'ok'
     """
-    looks: dict[str, Callable[[], Iterator[Finding]]] = {
+    all_checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "core": _core,
         "extras": _extras,
         "cpu": _cpu,
@@ -63,12 +63,12 @@ def examine() -> list[Finding]:
         "disk": _disk,
     }
     found: list[Finding] = []
-    for name, look in looks.items():
+    for name, check in all_checks.items():
         try:
-            found.extend(look())
-        except Exception as error:  # a doctor who faints helps nobody
+            found.extend(check())
+        except Exception as error:  # the other checks are still useful
             fix = "report this with the versions above"
-            found.append(Finding(name, "broken", f"could not be examined: {type(error).__name__}: {error}", fix))
+            found.append(Finding(name, "broken", f"the check failed: {type(error).__name__}: {error}", fix))
     return found
 
 
@@ -85,12 +85,12 @@ def _core() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """Every package of every extra, as the installed hardneg itself declares them."""
+    """Every package of every extra, as declared in the metadata of the installed hardneg."""
     try:
         declared = importlib.metadata.requires("hardneg") or []
     except importlib.metadata.PackageNotFoundError:
         yield Finding(
-            "extras", "warning", "hardneg runs from a folder that is not installed", 'pip install -e ".[train]"'
+            "extras", "warning", "hardneg is imported from a folder and is not installed", 'pip install -e ".[train]"'
         )
         return
     for extra in EXTRAS:
@@ -118,7 +118,7 @@ def _package(extra: str, package: str, at_least: str) -> Finding:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu as (2, 13): trailing zeros say nothing."""
+    """Version as numbers without trailing zeros: 2.13.0+cpu is (2, 13)."""
     numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^0-9.]", version)[0])]
     while numbers and numbers[-1] == 0:
         numbers.pop()
@@ -133,41 +133,41 @@ def _cpu() -> Iterator[Finding]:
     threads = torch.get_num_threads()
     detail = f"{cores} cores for this process, {threads} threads of torch"
     if threads > cores:
-        yield Finding("cpu", "warning", detail, f"set OMP_NUM_THREADS={cores}: more threads than cores slow each other")
+        yield Finding("cpu", "warning", detail, f"set OMP_NUM_THREADS={cores}: more threads than cores are slower")
     else:
         yield Finding("cpu", "ok", detail)
 
 
 def _accelerators() -> Iterator[Finding]:
-    seen = False
+    found = False
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            seen = True
+            found = True
             free, total = torch.cuda.mem_get_info(index)
             detail = f"{torch.cuda.get_device_name(index)}, {_bytes(free)} free of {_bytes(total)}"
             if free < 0.2 * total:
-                yield Finding(f"cuda:{index}", "warning", detail, "another process holds its memory: see nvidia-smi")
+                yield Finding(f"cuda:{index}", "warning", detail, "another process uses its memory: see nvidia-smi")
             else:
                 yield Finding(f"cuda:{index}", "ok", detail)
     elif shutil.which("nvidia-smi"):
-        seen = True
+        found = True
         if torch.version.cuda is None:
-            detail = "nvidia-smi is here, but this torch is built without CUDA"
+            detail = "nvidia-smi is installed, but this torch is built without CUDA"
             yield Finding("cuda", "warning", detail, "install the CUDA build of torch: pytorch.org/get-started")
         else:
-            detail = f"nvidia-smi is here, but torch {torch.__version__} finds no GPU"
+            detail = f"nvidia-smi is installed, but torch {torch.__version__} finds no GPU"
             yield Finding(
                 "cuda", "warning", detail, f"update the driver for CUDA {torch.version.cuda}, or free the GPU"
             )
     if torch.backends.mps.is_available():
-        seen = True
+        found = True
         yield Finding("mps", "ok", f"Apple GPU, {_bytes(torch.mps.recommended_max_memory())} recommended at most")
-    if not seen:
-        yield Finding("gpu", "missing", "none: training runs on the CPU, which is enough for digits-simclr")
+    if not found:
+        yield Finding("gpu", "missing", "none: training runs on the CPU, which is sufficient for digits-simclr")
 
 
 def _compile() -> Iterator[Finding]:
-    """Whether trainer.compile can work: on a CPU it needs a C++ compiler and Python's headers, on a GPU Triton."""
+    """Whether trainer.compile works: on a CPU it needs a C++ compiler and the headers of Python, on a GPU Triton."""
     if torch.cuda.is_available():
         if importlib.util.find_spec("triton") is None:
             yield Finding("torch.compile", "missing", "on a GPU it needs triton", "pip install triton")
@@ -181,10 +181,13 @@ def _compile() -> Iterator[Finding]:
     if compiler is None:
         detail = f"{variable}={chosen} is not found" if chosen else "no compiler is found"
         yield Finding(
-            "torch.compile", "missing", detail, f"install g++ or clang++, or set {variable}; until then leave"
+            "torch.compile",
+            "missing",
+            detail,
+            f"install g++ or clang++, or set {variable}; until then do not set trainer.compile",
         )
     elif not headers.exists():
-        yield Finding("torch.compile", "missing", f"{headers} is not there", "install python3-dev or python3-devel")
+        yield Finding("torch.compile", "missing", f"{headers} does not exist", "install python3-dev or python3-devel")
     else:
         yield Finding("torch.compile", "ok", compiler)
 
@@ -201,40 +204,35 @@ def _data() -> Iterator[Finding]:
     elif named and Path(named).resolve() != folders[0].resolve():
         folders.append(Path(named))
     entries = [entry for folder in folders if folder.is_dir() for entry in sorted(folder.iterdir())]
-    found = [finding for entry in entries if (finding := _guarded(entry)) is not None]
+    found = [finding for entry in entries if (finding := _data_set(entry)) is not None]
     yield from found
     if not found:
         where = " or ".join(str(folder) for folder in folders)
-        fix = "put an .npz, a folder of pictures or parquet there, or name any other place with data.source="
+        fix = "put an .npz, a folder of images or parquet files there, or set data.source= to another path"
         yield Finding("data", "missing", f"no data set in {where}", fix)
 
 
 def _digits() -> tuple[str, str, str]:
     if importlib.util.find_spec("sklearn") is None:
         return "missing", "comes with scikit-learn", 'pip install "hardneg[train]"'
-    return "ok", "1,797 pictures of 1x8x8, with scikit-learn", ""
+    return "ok", "1,797 images of 1x8x8, with scikit-learn", ""
 
 
-def _guarded(entry: Path) -> Finding | None:
+def _data_set(entry: Path) -> Finding | None:
     name = f"data: {entry}"
     try:
         detail = _npz(entry) if entry.suffix == ".npz" else _folder(entry) if entry.is_dir() else _file(entry)
-    except Exception as error:  # a file cut short can break any reader
+    except Exception as error:  # a truncated file can raise anything
         return Finding(name, "broken", f"cannot be read: {type(error).__name__}: {error}", "download or write it again")
-    if detail is None:
-        return None
-    fix = "python scripts/unpack_data.py SOURCE data, or make data" if detail.startswith("packed") else ""
-    return Finding(name, "warning" if fix else "ok", detail, fix)
+    return None if detail is None else Finding(name, "ok", detail)
 
 
 def _npz(file: Path) -> str | None:
-    """What the arrays in it are, from their headers."""
+    """The splits and shapes of its images, read from the headers of the arrays; None if it has no images."""
     found = []
     with zipfile.ZipFile(file) as archive:
         for member in archive.namelist():
             key = member.removesuffix(".npy")
-            if key == "blob":
-                return "packed pictures"
             if key == "images" or key.endswith("_images"):
                 with archive.open(member) as opened:
                     version = np.lib.format.read_magic(opened)
@@ -242,28 +240,26 @@ def _npz(file: Path) -> str | None:
                     shape = (read or np.lib.format.read_array_header_2_0)(opened)[0]
                 split = key.removesuffix("images").rstrip("_") or "all"
                 found.append(f"{split} {shape[0]:,} of {'x'.join(map(str, shape[1:]))}")
-    return f".npz of pictures: {', '.join(found)}" if found else None
+    return f".npz of images: {', '.join(found)}" if found else None
 
 
 def _folder(folder: Path) -> str | None:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         return "dataset saved by datasets"
-    pictures, tables, packed, seen = 0, 0, False, 0
+    images, tables, files = 0, 0, 0
     for _, _, names in os.walk(folder):
-        for name in islice(names, _COUNTED - seen):
-            seen += 1
-            pictures += name.lower().endswith(_PICTURES)
+        for name in islice(names, _MAX_FILES - files):
+            files += 1
+            images += name.lower().endswith(_IMAGE_SUFFIXES)
             tables += name.endswith((".parquet", ".arrow"))
-            packed = packed or name.endswith(".npz")
-        if seen >= _COUNTED:
+        if files >= _MAX_FILES:
             break
-    more = " or more" if seen >= _COUNTED else ""
+    more = " or more" if files >= _MAX_FILES else ""
     if tables:
         return f"{tables}{more} parquet or arrow files"
-    if pictures:
-        return f"folder of {pictures:,}{more} pictures"
-    inside = sorted(folder.glob("*.npz")) if packed else []
-    return (_npz(inside[0]) if inside else None) or f"folder of {seen:,}{more} files, none a picture"
+    if images:
+        return f"folder of {images:,}{more} images"
+    return f"folder of {files:,}{more} files without images"
 
 
 def _file(file: Path) -> str | None:
@@ -274,10 +270,10 @@ def _disk() -> Iterator[Finding]:
     here = Path.cwd()
     free = shutil.disk_usage(here).free
     if not os.access(here, os.W_OK):
-        yield Finding("disk", "broken", f"{here} cannot be written", "change to a folder of your own, or pass --run")
+        yield Finding("disk", "broken", f"{here} is not writable", "change to a writable folder, or pass --run")
     elif free < SPACE:
         detail = f"{_bytes(free)} free in {here}"
-        yield Finding("disk", "warning", detail, f"free some: a run of a ResNet-50 may need {_bytes(SPACE)}")
+        yield Finding("disk", "warning", detail, f"free some space: a run of a ResNet-50 may need {_bytes(SPACE)}")
     else:
         yield Finding("disk", "ok", f"{_bytes(free)} free in {here}")
 

@@ -32,6 +32,23 @@ def where_precise(tensor: Tensor) -> Tensor:
     return tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor
 
 
+def largest_columns(scores: Tensor, k: int) -> Tensor:
+    """Columns of the k largest of each row of scores (R, N), in no order; of equal ones, those that come first."""
+    if k == scores.shape[1]:
+        return torch.arange(k, device=scores.device).expand(len(scores), k)
+    largest, columns = scores.topk(k + 1, dim=1)
+    columns = columns[:, :k].contiguous()
+    # topk picks freely among equals, which matters only where the last one in equals the first one out.
+    torn = (largest[:, k - 1] == largest[:, k]).nonzero()[:, 0]
+    if len(torn):
+        scores, edge = scores[torn], largest[torn, k - 1, None]
+        inside, tied = scores > edge, scores == edge
+        room = k - inside.sum(dim=1, keepdim=True)
+        inside |= tied & (tied.cumsum(dim=1, dtype=torch.int32) <= room)
+        columns[torn] = inside.nonzero()[:, 1].view(-1, k)
+    return columns
+
+
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
     """No gradients, no autocast, and float32 matrix products in float32, whatever training has switched on."""

@@ -20,7 +20,7 @@ from hardneg.division import Division
 from hardneg.section import Section
 
 if TYPE_CHECKING:
-    from hardneg.evaluation.metrics import Accuracies
+    from hardneg.evaluation import EvaluationResult, Metric
 
 GIVEN = "given in Python"  # the name, in a recipe, of a part that was passed as an object
 
@@ -76,7 +76,7 @@ class EvaluationRequest:
 
     data: the section of the recipe, or of another source · shape: of a training sample · division: that the run
     recorded, or None · views: the run's, which prepare samples · named: whether the user named the source · own:
-    whether it is the run's own · size: of its samples, if the user named one · metrics: names, or None for all that
+    whether it is the run's own · size: of its samples, if the user named one · metrics: None for all that
     fit · seed: of what an evaluation draws · given: data passed as an object
     """
 
@@ -87,7 +87,7 @@ class EvaluationRequest:
     named: bool = False
     own: bool = True
     size: int | None = None
-    metrics: Sequence[str] | None = None
+    metrics: "Sequence[Metric] | None" = None
     seed: int = 0
     given: Any = None
 
@@ -161,8 +161,12 @@ class Modality(ABC):
         """Features and labels of the samples that have a label."""
 
     @abstractmethod
-    def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> "Accuracies":
+    def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> "EvaluationResult":
         """The metrics of a trained encoder."""
+
+    @abstractmethod
+    def sample(self, samples: Any, rows: Tensor) -> Any:
+        """The samples of these rows, in memory; those that cannot be read are left out."""
 
     @abstractmethod
     def thumbnail(self, samples: Any, index: int) -> Tensor:

@@ -1,17 +1,17 @@
-"""Text from elsewhere, such as names of files and classes, made harmless for a terminal or a page."""
+"""Escape invisible characters of untrusted text, such as names of files and classes, for terminals and HTML."""
 
 import re
 
-# Control characters but newline and tab, marks that change the direction of text, further line ends, and what stands
-# for the bytes of a file name that is not UTF-8.
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except newline and tab, marks of writing direction, Unicode line separators, and the surrogates
+# that stand for bytes of a file name that is not UTF-8.
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    r"""The text with what cannot be seen, but acts on what can, written as an escape sequence.
+    r"""Replace invisible characters that change how text is displayed by escape sequences.
 
     Examples:
         >>> print(printable("photo\u202egnp.exe \x1b[31m"))
         photo\u202egnp.exe \x1b[31m
     """
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

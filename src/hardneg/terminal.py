@@ -1,11 +1,11 @@
-"""What the commands print: results on stdout, notes on stderr, tables of comparisons."""
+"""Output of the commands: results on stdout, notes and errors on stderr, tables of comparisons."""
 
-import importlib
 import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -14,47 +14,42 @@ from rich.table import Table
 
 from hardneg.printable import printable
 
-# What is piped into a file has no width of its own.
+if TYPE_CHECKING:
+    from hardneg.evaluation import MetricFormat
+
+# A pipe or a file has no width of its own.
 out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
-MARK = "*"  # at a number that has a note
-METRIC_TITLES = {
-    "knn": "kNN",
-    "nearest": "1-NN",
-    "few_1": "1 label a class",
-    "few_5": "5 labels a class",
-    "linear": "linear",
-    "svm": "SVM, 10 folds",
-}
+MARK = "*"  # marks a number that has a note
 
 
 def say(message: str, style: str | None = None) -> None:
-    """A result: names in it may hold what rich would take for markup, or a terminal for commands."""
+    """Print a result; neither markup of rich nor control characters in it take effect."""
     out.print(printable(message), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def fail(message: str) -> None:
-    """One line that says what to mend, and exit code 2."""
+    """Print an error in one line and exit with code 2."""
     err.print(f"error: {_one_line(message)}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)
 
 
 def note(message: str) -> None:
-    """A remark, in one line."""
+    """Print a note in one line."""
     err.print(f"note: {_one_line(message)}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def remark(message: str) -> None:
-    """A line on stderr, in the colours of the terminal."""
+    """Print a line on stderr in the default color."""
     err.print(printable(message), markup=False, highlight=False, soft_wrap=True)
 
 
 def cell(text: str) -> str:
-    """A text from elsewhere for a table of rich."""
+    """Escape a text for a cell of a rich table."""
     return escape(printable(text))
 
 
 def print_json(content: Any) -> None:
-    """A result for machines."""
+    """Print a result as JSON."""
     sys.stdout.write(json.dumps(content, indent=1) + "\n")
 
 
@@ -64,58 +59,77 @@ def show_table(
     baseline: str,
     as_json: bool,
     more: Mapping[str, Any],
+    formats: Mapping[str, "MetricFormat"] | None = None,
 ) -> None:
-    """The table of a comparison: mean ± std in percent, and the difference to the baseline ± its standard error.
+    """Print a comparison: mean ± std of each metric, and the difference to the baseline ± its standard error.
 
-    rows, notes: by row and metric; a number with a note is marked
+    rows: values by row and metric · notes: by row and metric; a number with a note is marked · baseline: a row ·
+    more: further entries of the JSON · formats: of metrics that are not registered
     """
-    compared = importlib.import_module("hardneg.insight.significance")
-    metrics = [name for name in METRIC_TITLES if any(name in row for row in rows.values())]
+    # Imported here: both import torch, which a command that prints no table does without.
+    from hardneg.evaluation.metrics import columns
+    from hardneg.insight.significance import difference, significant_best
+
+    metrics = columns(rows, formats)
+    best = {
+        metric: significant_best({name: row.get(metric, ()) for name, row in rows.items()}, shown.better)
+        for metric, shown in metrics.items()
+    }
     summary: dict[str, dict[str, dict[str, Any]]] = {}
     for name, row in rows.items():
         summary[name] = {}
         for metric in metrics:
             if values := row.get(metric):
                 base = rows.get(baseline, {}).get(metric)
-                gap = compared.difference(values, base) if base else None
+                gap = difference(values, base) if base else None
                 summary[name][metric] = {
                     "mean": statistics.fmean(values),
                     "std": statistics.stdev(values) if len(values) > 1 else None,
                     "runs": len(values),
                     "difference": None if gap is None else gap.mean,
                     "standard_error": None if gap is None else gap.error,
+                    "significant": gap is not None and gap.significant,
+                    "best": best[metric] == name,
                     "notes": [*notes.get(name, {}).get(metric, ())],
                 }
     if as_json:
-        print_json({**more, "baseline": baseline, "rows": summary})
+        described = {metric: asdict(shown) for metric, shown in metrics.items()}
+        print_json({**more, "baseline": baseline, "metrics": described, "rows": summary})
         return
-    table = Table(title="accuracy on the test set, %", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("negatives", overflow="fold")
-    for metric in metrics:
-        table.add_column(METRIC_TITLES[metric], justify="right", no_wrap=True)
-    for name, figures in summary.items():
-        cells = [_cell(figures[metric], name == baseline) if metric in figures else "–" for metric in metrics]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method", overflow="fold")
+    for shown in metrics.values():
+        table.add_column(cell(shown.heading + shown.unit), justify="right", no_wrap=True)
+    for name, entries in summary.items():
+        cells = [
+            _cell(entries[metric], shown, name == baseline) if metric in entries else "–"
+            for metric, shown in metrics.items()
+        ]
         table.add_row(cell(name), *cells)
     out.print(table)
-    say(f"mean ± std over seeds; below, the difference to {baseline} ± its standard error", style="dim")
-    for name, figures in summary.items():
-        for metric, figure in figures.items():
-            if figure["notes"]:
-                say(f"{MARK} {METRIC_TITLES[metric]} of {name}: {'; '.join(figure['notes'])}")
+    say(
+        f"mean ± std over seeds; below, the difference to {baseline} ± its standard error: ▲ better, ▼ worse, ≈ not "
+        "significant at 95 %; bold: significantly better than every other row",
+        style="dim",
+    )
+    for name, entries in summary.items():
+        for metric, entry in entries.items():
+            if entry["notes"]:
+                say(f"{MARK} {metrics[metric].title} of {name}: {'; '.join(entry['notes'])}")
 
 
 def _one_line(message: str) -> str:
     return printable(" ".join(message.split()))
 
 
-def _cell(figure: Mapping[str, Any], is_baseline: bool) -> str:
-    def percent(name: str, sign: str = "") -> str:
-        number = figure[name]
-        return "" if number is None else f"{100 * number:{sign}.1f}"
-
-    spread = f"±{percent('std')}" if figure["std"] is not None else ""
-    text = percent("mean") + spread + MARK * bool(figure["notes"])
-    if not is_baseline and figure["difference"] is not None:
-        error = f"±{percent('standard_error')}" if figure["standard_error"] is not None else ""
-        text += f"\n[dim]{percent('difference', '+')}{error}[/]"
+def _cell(entry: Mapping[str, Any], shown: "MetricFormat", is_baseline: bool) -> str:
+    """One entry of the summary as markup of rich."""
+    spread = "" if entry["std"] is None else f"±{shown.number(entry['std'])}"
+    text = shown.number(entry["mean"]) + spread + MARK * bool(entry["notes"])
+    if entry["best"]:
+        text = f"[bold]{text}[/]"
+    if not is_baseline and (change := entry["difference"]) is not None:
+        arrow = ("▲" if shown.improves(change) else "▼") if entry["significant"] else "≈"
+        error = "" if entry["standard_error"] is None else f"±{shown.number(entry['standard_error'])}"
+        text += f"\n[dim]{arrow} {shown.number(change, '+')}{error}[/]"
     return text

@@ -1,4 +1,4 @@
-"""Features come from a frozen encoder, batch by batch, and leave no trace on it."""
+"""Features are computed batch by batch by a frozen encoder, which is left unchanged."""
 
 import pytest
 import torch
@@ -19,13 +19,13 @@ def convolutional() -> nn.Sequential:
     return encoder
 
 
-def photographs(count: int) -> Tensor:
+def random_images(count: int) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=generator)
 
 
 class Recorder(nn.Module):
-    """Flattens, and remembers what it was given."""
+    """Flattens its input, and records it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Recorder(nn.Module):
 
 @pytest.mark.parametrize("batch_size", [1, 5, 7, 100])
 def test_features_do_not_depend_on_the_batches(batch_size: int) -> None:
-    encoder, images = convolutional(), photographs(13)
+    encoder, images = convolutional(), random_images(13)
     expected = convolutional().eval()(images / 255).detach()
     features = extract(encoder, images, batch_size=batch_size)
     assert_close(features, expected)
@@ -48,12 +48,12 @@ def test_features_do_not_depend_on_the_batches(batch_size: int) -> None:
 def test_batch_norm_is_frozen() -> None:
     encoder = convolutional()
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
-    extract(encoder, photographs(5))
+    extract(encoder, random_images(5))
     assert_close(encoder.state_dict(), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_each_module_gets_its_own_mode_back(fails: bool) -> None:
+def test_the_mode_of_each_module_is_restored(fails: bool) -> None:
     encoder = convolutional().train()
     encoder[1].eval()  # a user may have frozen a part of the encoder already
     before = [module.training for module in encoder.modules()]
@@ -66,25 +66,25 @@ def test_each_module_gets_its_own_mode_back(fails: bool) -> None:
 
     if fails:
         with pytest.raises(RuntimeError, match="no such image"):
-            extract(encoder, photographs(3), prepare=prepare)
+            extract(encoder, random_images(3), prepare=prepare)
     else:
-        extract(encoder, photographs(3), prepare=prepare)
+        extract(encoder, random_images(3), prepare=prepare)
     assert [module.training for module in encoder.modules()] == before
 
 
-def test_bytes_are_scaled_and_floats_are_not() -> None:
+def test_uint8_is_scaled_and_floats_are_not() -> None:
     images = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
     assert_close(extract(nn.Flatten(), images), torch.tensor([[0, 0.2, 1]]))
     assert_close(extract(nn.Flatten(), images.float()), images.float())
 
 
 def test_prepare_replaces_the_scaling() -> None:
-    images = photographs(3)
+    images = random_images(3)
     assert_close(extract(nn.Flatten(), images, prepare=lambda batch: batch.float() - 1), images.flatten(1).float() - 1)
 
 
-def test_batches_arrive_one_at_a_time_and_images_are_left_alone() -> None:
-    encoder, images = Recorder(), photographs(7)
+def test_batches_are_encoded_one_at_a_time_and_images_stay_unchanged() -> None:
+    encoder, images = Recorder(), random_images(7)
     original = images.clone()
     extract(encoder, images, batch_size=3)
     assert [len(batch) for batch in encoder.seen] == [3, 3, 1]
@@ -92,7 +92,7 @@ def test_batches_arrive_one_at_a_time_and_images_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_features_are_float32_whatever_the_encoder_computes_in(dtype: torch.dtype) -> None:
+def test_features_are_float32_for_every_dtype_of_the_encoder(dtype: torch.dtype) -> None:
     encoder = nn.Linear(4, 2).to(dtype)
     features = extract(encoder, torch.rand(3, 4))
     assert features.dtype == torch.float32
@@ -119,16 +119,18 @@ def test_features_are_float32_whatever_the_encoder_computes_in(dtype: torch.dtyp
             nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)),
             torch.zeros(2, 3),
             {},
-            "encoder.0 keeps no running statistics.*track_running_stats=True",
+            "encoder.0 has no running statistics.*track_running_stats=True",
         ),
     ],
 )
-def test_errors_say_what_to_do(encoder: nn.Module, images: Tensor, options: dict[str, object], message: str) -> None:
+def test_errors_name_the_argument_and_the_fix(
+    encoder: nn.Module, images: Tensor, options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         extract(encoder, images, **options)  # type: ignore[arg-type]
 
 
-def test_random_ranks_draw_each_sample_of_a_class_equally_often() -> None:
+def test_random_ranks_choose_every_sample_of_a_class_equally_often() -> None:
     targets = torch.tensor([0, 1, 0, 2, 0, 1, 0])
     drawn = torch.stack([random_ranks(targets, 0, draw) < 1 for draw in range(3000)])  # (D, N)
     for target in range(3):
@@ -138,7 +140,7 @@ def test_random_ranks_draw_each_sample_of_a_class_equally_often() -> None:
     assert_close(share, 1 / counts.double(), rtol=0, atol=0.04)  # 0.04 is four standard deviations
 
 
-def test_products_are_exact_under_autocast_and_the_setting_comes_back() -> None:
+def test_products_are_exact_under_autocast_and_the_setting_is_restored() -> None:
     one, other = torch.randn(64, 64), torch.randn(64, 64)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")

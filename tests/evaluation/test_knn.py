@@ -1,4 +1,4 @@
-"""Weighted kNN agrees with a loop and with scikit-learn, however it is tiled; ties and few labels are well defined."""
+"""Weighted kNN equals a loop and scikit-learn for every tiling; ties are broken deterministically."""
 
 import math
 
@@ -22,7 +22,7 @@ def loop(train: Tensor, labels: Tensor, test: Tensor, k: int, temperature: float
         lengths = math.hypot(*one) * math.hypot(*other)
         return sum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0
 
-    winners = []
+    predicted = []
     for row in test.tolist():
         cosines = [cosine(row, candidate) for candidate in train.tolist()]
         nearest = sorted(range(len(cosines)), key=lambda j: (-cosines[j], j))[:k]
@@ -30,8 +30,8 @@ def loop(train: Tensor, labels: Tensor, test: Tensor, k: int, temperature: float
         for j in nearest:
             label = int(labels[j])
             votes[label] = votes.get(label, 0.0) + math.exp(cosines[j] / temperature)
-        winners.append(min(votes, key=lambda label: (-votes[label], label)))
-    return winners
+        predicted.append(min(votes, key=lambda label: (-votes[label], label)))
+    return predicted
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -49,13 +49,13 @@ def random_sets(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, 
 
 @pytest.mark.parametrize("k", [1, 2, 7, 59, 60, 200])
 @pytest.mark.parametrize("temperature", [0.02, 0.1, 1.0])
-def test_predictions_are_those_of_the_loop(k: int, temperature: float) -> None:
+def test_predictions_equal_a_loop(k: int, temperature: float) -> None:
     train, labels, test = random_sets(k)
     assert knn_predict(train, labels, test, k, temperature).tolist() == loop(train, labels, test, k, temperature)
 
 
 @pytest.mark.parametrize("k", [1, 20, 200])
-def test_predictions_are_those_of_sklearn_on_digits(k: int) -> None:
+def test_predictions_equal_scikit_learn_on_digits(k: int) -> None:
     train, train_labels, test, test_labels = digits()
 
     def weights(distances: np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ def test_tiling_does_not_change_predictions(chunk: int, k: int) -> None:
     assert knn_predict(train, labels, test, k, chunk=chunk).tolist() == knn_predict(train, labels, test, k).tolist()
 
 
-def test_k_of_one_does_not_weigh() -> None:
+def test_k_of_one_does_not_depend_on_the_temperature() -> None:
     train, labels, test = random_sets(3)
     predicted = knn_predict(train, labels, test, k=1)
     unit = torch.nn.functional.normalize
@@ -83,20 +83,20 @@ def test_k_of_one_does_not_weigh() -> None:
     assert_close(predicted, knn_predict(train, labels, test, k=1, temperature=1e-6))
 
 
-def test_a_low_temperature_is_the_nearest_and_a_high_one_the_majority() -> None:
+def test_a_low_temperature_gives_1nn_and_a_high_one_the_majority() -> None:
     train, labels, test = random_sets(4)
     assert_close(knn_predict(train, labels, test, k=9, temperature=1e-6), knn_predict(train, labels, test, k=1))
     nearest = (test / test.norm(dim=1, keepdim=True) @ (train / train.norm(dim=1, keepdim=True)).T).topk(9).indices
-    majority = [torch.tensor(row).mode().values for row in labels[nearest].tolist()]  # of equals, the smallest
+    majority = [torch.tensor(row).mode().values for row in labels[nearest].tolist()]  # of equal counts, the smallest
     assert_close(knn_predict(train, labels, test, k=9, temperature=1e20), torch.stack(majority))
 
 
-def test_more_neighbours_than_samples_means_all_samples() -> None:
+def test_k_above_the_number_of_samples_uses_all_samples() -> None:
     train, labels, test = random_sets(5)
     assert_close(knn_predict(train, labels, test, k=10_000), knn_predict(train, labels, test, k=60))
 
 
-def test_of_equal_cosines_the_earlier_and_of_equal_votes_the_smaller_wins() -> None:
+def test_ties_prefer_the_lower_index_and_then_the_smaller_label() -> None:
     train = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
     labels = torch.tensor([1, 7, 3, 3])
     test = torch.tensor([[5.0, 0.0]])
@@ -106,8 +106,8 @@ def test_of_equal_cosines_the_earlier_and_of_equal_votes_the_smaller_wins() -> N
 
 @pytest.mark.parametrize("k", [1, 2, 5, 17, 39])
 @pytest.mark.parametrize("chunk", [None, 3])
-def test_duplicates_are_chosen_by_index(k: int, chunk: int | None) -> None:
-    # Axes have exact cosines, so that many are equal; zero vectors are equally far from everything.
+def test_of_equal_samples_the_lower_index_is_the_neighbor(k: int, chunk: int | None) -> None:
+    # Cosines of axes are exact, so that many are equal; those of zero vectors are all 0.
     generator = torch.Generator().manual_seed(k)
     axes = torch.cat([torch.eye(4), -torch.eye(4), torch.zeros(1, 4)])
     train, test = (axes[torch.randint(0, 9, (size,), generator=generator)] for size in (40, 20))
@@ -124,26 +124,26 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     assert_close(knn_predict(train, labels, test.float(), k=15), expected)
 
 
-def test_autocast_does_not_reach_the_cosines() -> None:
+def test_autocast_does_not_change_the_cosines() -> None:
     train, labels, test = random_sets(7, torch.float32)
     expected = knn_predict(train, labels, test, k=15)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert_close(knn_predict(train, labels, test, k=15), expected)
 
 
-def test_length_does_not_matter() -> None:
+def test_predictions_do_not_depend_on_the_norm() -> None:
     train, labels, test = random_sets(8, torch.float32)
     factors = 2.0 ** (torch.arange(60) - 30)  # (60,) exact in floating point
     scaled = knn_predict(train * factors[:, None], labels, test * 2.0**-40, k=15)
     assert_close(scaled, knn_predict(train, labels, test, k=15))
 
 
-def test_a_label_that_training_lacks_is_an_error() -> None:
+def test_a_test_label_missing_in_training_counts_as_an_error() -> None:
     train = torch.eye(2)
     assert knn_accuracy(train, torch.tensor([3, 7]), train, torch.tensor([3, 5]), k=1) == 0.5
 
 
-def test_features_with_gradients_are_accepted_and_give_none() -> None:
+def test_predictions_of_features_with_gradients_have_none() -> None:
     train, labels, test = random_sets(9)
     assert not knn_predict(train.requires_grad_(), labels, test.requires_grad_()).requires_grad
 
@@ -159,7 +159,7 @@ def test_features_with_gradients_are_accepted_and_give_none() -> None:
     k=st.integers(1, 15),
     chunk=st.sampled_from([None, 1, 5]),
 )
-def test_degenerate_sets_give_a_label_of_training(
+def test_degenerate_features_give_labels_of_the_training_set(
     samples: list[tuple[float, float, int]], scale: float, k: int, chunk: int | None
 ) -> None:
     features = torch.tensor([sample[:2] for sample in samples]) * scale
@@ -171,10 +171,10 @@ def test_degenerate_sets_give_a_label_of_training(
     assert knn_accuracy(features, one_class, features, one_class, k, chunk=chunk) == 1
 
 
-def test_few_labels_are_the_mean_over_draws_of_one_nearest_neighbour() -> None:
+def test_few_label_accuracy_equals_1nn_of_scikit_learn_over_random_draws() -> None:
     train, train_labels, test, test_labels = digits()
     mean, std = few_label_accuracy(train, train_labels, test, test_labels, per_class=1, draws=40)
-    # An independent draw of the same kind: scikit-learn on random samples, one of each class.
+    # Independent draws: scikit-learn on one random sample of each class.
     generator = np.random.default_rng(0)
     scores = []
     for _ in range(40):
@@ -186,7 +186,7 @@ def test_few_labels_are_the_mean_over_draws_of_one_nearest_neighbour() -> None:
     assert std == pytest.approx(spread, rel=0.5)
 
 
-def test_all_labels_are_plain_nearest_neighbour() -> None:
+def test_few_label_accuracy_with_all_labels_equals_1nn() -> None:
     train, _, test = random_sets(10)
     labels, test_labels = torch.arange(60) % 3, torch.arange(25) % 3
     expected = knn_accuracy(train, labels, test, test_labels, k=1)
@@ -195,18 +195,30 @@ def test_all_labels_are_plain_nearest_neighbour() -> None:
     assert std == pytest.approx(0)
 
 
-def test_few_labels_depend_on_the_seed_alone() -> None:
+def test_few_label_accuracy_depends_only_on_the_seed() -> None:
     train, train_labels, test, test_labels = digits()
     results = [few_label_accuracy(train, train_labels, test, test_labels, 1, 2, seed) for seed in (0, 0, 1)]
     assert results[0] == results[1]
     assert results[0] != results[2]
 
 
-def test_more_labels_help() -> None:
+def test_more_labels_give_higher_accuracy() -> None:
     train, train_labels, test, test_labels = digits()
     one, five = (few_label_accuracy(train, train_labels, test, test_labels, count)[0] for count in (1, 5))
     assert one < five < knn_accuracy(train, train_labels, test, test_labels, k=1)
     assert few_label_accuracy(train, train_labels, test, test_labels, 1, draws=1)[1] == 0
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.uint8, np.uint32])
+def test_numpy_arrays_give_the_results_of_tensors(dtype: type) -> None:
+    sets = digits()
+    features, labels, test, test_labels = (part.numpy() for part in sets)
+    arrays = features, labels.astype(dtype), test, test_labels.astype(dtype)
+    assert knn_accuracy(*arrays) == knn_accuracy(*sets)
+    assert few_label_accuracy(*arrays, per_class=2, draws=2) == few_label_accuracy(*sets, per_class=2, draws=2)
+    assert knn_predict(*arrays[:3]).tolist() == knn_predict(*sets[:3]).tolist()
+    mixed = knn_accuracy(sets[0], arrays[1], arrays[2], sets[3], k=np.int64(3), temperature=np.float32(0.5))
+    assert mixed == knn_accuracy(*sets, k=3, temperature=0.5)
 
 
 FEATURES, LABELS = torch.eye(4), torch.arange(4)
@@ -216,7 +228,7 @@ FEATURES, LABELS = torch.eye(4), torch.arange(4)
     ("changes", "message"),
     [
         ({"train_features": torch.eye(4).long()}, "train_features must have a floating dtype"),
-        ({"train_features": np.eye(4)}, "train_features must be a torch.Tensor, got ndarray"),
+        ({"train_features": "eye"}, "train_features must be a tensor, a numpy array or a list of numbers, got str"),
         (
             {"train_features": torch.zeros(0, 4), "train_labels": LABELS[:0]},
             "train_features must have shape .* got \\(0, 4\\)",
@@ -232,7 +244,7 @@ FEATURES, LABELS = torch.eye(4), torch.arange(4)
         ({"train_labels": LABELS[:3]}, "train_labels must have shape \\(4,\\)"),
         ({"test_labels": LABELS[:, None]}, "test_labels must have shape \\(4,\\)"),
         ({"test_labels": LABELS.float()}, "test_labels must have an integer dtype"),
-        ({"test_labels": LABELS.to("meta")}, "test_labels is on meta, but train_features on cpu: move them"),
+        ({"test_labels": LABELS.to("meta")}, "test_labels is on meta, but test_features on cpu: move them"),
         ({"k": 0}, "k must be a whole number ≥ 1, got 0"),
         ({"k": 2.0}, "k must be a whole number ≥ 1, got 2.0"),
         ({"temperature": 0.0}, "temperature must be > 0"),
@@ -240,15 +252,15 @@ FEATURES, LABELS = torch.eye(4), torch.arange(4)
         ({"chunk": 0}, "chunk must be a whole number ≥ 1, got 0"),
     ],
 )
-def test_errors_say_what_to_do(changes: dict[str, object], message: str) -> None:
+def test_errors_name_the_argument_and_the_fix(changes: dict[str, object], message: str) -> None:
     arguments = {"train_features": FEATURES, "train_labels": LABELS, "test_features": FEATURES, "test_labels": LABELS}
     with pytest.raises(ValueError, match=message):
         knn_accuracy(**{**arguments, **changes})  # type: ignore[arg-type]
 
 
-def test_a_class_with_too_few_samples_is_named() -> None:
+def test_the_error_names_a_class_with_too_few_samples() -> None:
     labels = torch.tensor([3, 7, 7, 7])
-    with pytest.raises(ValueError, match="per_class=2, but train_labels holds class 3 only 1 times: lower per_class"):
+    with pytest.raises(ValueError, match="per_class=2, but train_labels has class 3 only 1 times: lower per_class"):
         few_label_accuracy(FEATURES, labels, FEATURES, labels, per_class=2)
     with pytest.raises(ValueError, match="draws must be a whole number ≥ 1, got 0"):
         few_label_accuracy(FEATURES, labels, FEATURES, labels, per_class=1, draws=0)

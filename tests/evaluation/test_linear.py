@@ -1,7 +1,8 @@
-"""The linear readout finds the minimum that scikit-learn finds, and chooses its penalty on held-out samples."""
+"""The linear probe finds the minimum of scikit-learn, and chooses its penalty on held-out samples."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from torch.testing import assert_close
 
 from hardneg import matmul
 from hardneg.evaluation import linear, linear_probe
-from hardneg.evaluation.linear import minimise, objective
+from hardneg.evaluation.linear import minimize, objective
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -26,11 +27,11 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def blobs(classes: int, per_class: int, dim: int, spread: float = 1.0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(classes)
     labels = torch.arange(classes).repeat(per_class)
-    centres = torch.randn(classes, dim, generator=generator)
-    return centres[labels] + spread * torch.randn(len(labels), dim, generator=generator), labels
+    centers = torch.randn(classes, dim, generator=generator)
+    return centers[labels] + spread * torch.randn(len(labels), dim, generator=generator), labels
 
 
-def standardised(features: Tensor, reference: Tensor) -> Tensor:
+def standardized(features: Tensor, reference: Tensor) -> Tensor:
     std = reference.std(dim=0, correction=0)
     return (features - reference.mean(dim=0)) / std.masked_fill(std == 0, 1)
 
@@ -49,10 +50,10 @@ def sklearn_fit(inputs: Tensor, targets: Tensor, penalty: float) -> LogisticRegr
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("penalty", [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0])
-def test_the_minimum_is_that_of_sklearn_on_digits(penalty: float, dtype: torch.dtype) -> None:
+def test_the_minimum_equals_scikit_learn_on_digits(penalty: float, dtype: torch.dtype) -> None:
     train, train_labels, test, test_labels = digits()
     result = linear_probe(train.to(dtype), train_labels, test.to(dtype), test_labels, [penalty])
-    inputs, held = standardised(train, train), standardised(test, train)
+    inputs, held = standardized(train, train), standardized(test, train)
     peer = sklearn_fit(inputs, train_labels, penalty)
     best = loss(inputs, train_labels, torch.tensor(peer.coef_), torch.tensor(peer.intercept_), penalty)
     assert result.converged
@@ -64,7 +65,7 @@ def test_the_minimum_is_that_of_sklearn_on_digits(penalty: float, dtype: torch.d
 
 
 @pytest.mark.parametrize("tile", [1, 100, 1 << 25])
-def test_value_and_gradient_are_those_of_autograd(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_and_gradient_equal_autograd(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "TILE", tile)
     features, targets = blobs(4, 5, 3)
     point = torch.randn(2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
@@ -83,23 +84,23 @@ def test_value_and_gradient_are_those_of_autograd(tile: int, monkeypatch: pytest
     assert_close(gradient, leaf.grad)
 
 
-def test_float32_resolves_samples_that_are_fitted_well() -> None:
+def test_float32_is_accurate_for_well_fitted_samples() -> None:
     inputs, targets = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
     point = torch.tensor([[[10.0, 0.0], [-10.0, 0.0]]])
     value, gradient = objective(inputs, targets, point, torch.zeros(1))
-    missed = 1 / (1 + math.exp(20))  # 2e-9: 1 − p would be 0 in float32
+    rest = 1 / (1 + math.exp(20))  # 2e-9: 1 − p would be 0 in float32
     assert float(value) == pytest.approx(math.log1p(math.exp(-20)), rel=1e-5)
-    assert_close(gradient[0, :, 0], torch.tensor([-missed, missed]), rtol=1e-5, atol=0)
+    assert_close(gradient[0, :, 0], torch.tensor([-rest, rest]), rtol=1e-5, atol=0)
 
 
-def test_penalties_solved_together_are_those_solved_alone() -> None:
+def test_a_batch_of_penalties_gives_the_same_fits_as_single_penalties() -> None:
     features, targets = blobs(5, 40, 6, spread=2.0)
-    inputs, start = standardised(features, features), torch.zeros(3, 5, 7)
+    inputs, start = standardized(features, features), torch.zeros(3, 5, 7)
     grid = [1e-4, 1e-2, 1.0]
-    together, reached, _ = minimise(inputs, targets, grid, start, 500)
+    together, reached, _ = minimize(inputs, targets, grid, start, 500)
     assert bool(reached.all())
     for index, penalty in enumerate(grid):
-        alone, _, _ = minimise(inputs, targets, [penalty], start[:1], 500)
+        alone, _, _ = minimize(inputs, targets, [penalty], start[:1], 500)
         ours, other = (
             loss(inputs, targets, solution[:, :-1], solution[:, -1], penalty)
             for solution in (together[index], alone[0])
@@ -107,7 +108,7 @@ def test_penalties_solved_together_are_those_solved_alone() -> None:
         assert ours == pytest.approx(other, rel=1e-4)
 
 
-def test_without_weights_the_bias_gives_the_class_shares() -> None:
+def test_a_huge_penalty_fits_the_class_shares_by_the_bias() -> None:
     features, labels = blobs(3, 20, 4)
     features, labels = features[:50], labels[:50].clone()
     labels[:10] = 2  # shares that differ
@@ -117,11 +118,11 @@ def test_without_weights_the_bias_gives_the_class_shares() -> None:
     assert result.weight.abs().max() < 1e-4
 
 
-def test_the_penalty_is_chosen_on_held_out_samples_and_all_are_refitted() -> None:
+def test_the_penalty_is_chosen_on_held_out_samples_and_the_final_fit_uses_all() -> None:
     train, train_labels, test, test_labels = digits()
     penalties = (1e-4, 1e-2, 1.0, 10.0)
     result = linear_probe(train, train_labels, test, test_labels, penalties, validation=0.3, seed=4)
-    inputs = standardised(train, train)
+    inputs = standardized(train, train)
     held = linear._held_out(train_labels, 0.3, 4)
     for penalty, accuracy in result.validation_accuracies.items():
         peer = sklearn_fit(inputs[~held], train_labels[~held], penalty)
@@ -134,7 +135,7 @@ def test_the_penalty_is_chosen_on_held_out_samples_and_all_are_refitted() -> Non
     assert alone.validation_accuracies == {}
 
 
-def test_the_split_takes_its_share_of_each_class_and_never_all_of_it() -> None:
+def test_the_split_holds_out_a_share_of_each_class_but_never_all_of_it() -> None:
     targets = torch.tensor([0] * 10 + [1] * 3 + [2] * 2 + [3])
     held = linear._held_out(targets, 0.2, 0)
     assert targets[held].bincount(minlength=4).tolist() == [2, 1, 0, 0]
@@ -143,7 +144,7 @@ def test_the_split_takes_its_share_of_each_class_and_never_all_of_it() -> None:
     assert not torch.equal(held, linear._held_out(targets, 0.2, 1))
 
 
-def test_the_result_labels_as_documented() -> None:
+def test_the_documented_formula_gives_the_predictions() -> None:
     train, train_labels, test, test_labels = digits()
     result = linear_probe(train.float(), train_labels * 5 - 3, test.float(), test_labels * 5 - 3)
     inputs = (test - result.mean) / result.std
@@ -153,7 +154,7 @@ def test_the_result_labels_as_documented() -> None:
     assert result.classes.tolist() == [label * 5 - 3 for label in range(10)]
 
 
-def test_two_runs_are_equal_to_the_bit() -> None:
+def test_two_runs_are_bitwise_equal() -> None:
     features, labels = blobs(4, 30, 5, spread=2.0)
     one, other = (linear_probe(features, labels, features, labels) for _ in range(2))
     assert torch.equal(one.weight, other.weight)
@@ -161,7 +162,7 @@ def test_two_runs_are_equal_to_the_bit() -> None:
     assert one.validation_accuracies == other.validation_accuracies
 
 
-def test_units_of_the_features_do_not_matter() -> None:
+def test_the_fit_does_not_depend_on_the_scale_of_the_features() -> None:
     features, labels = blobs(4, 30, 5, spread=2.0)
     expected = linear_probe(features, labels, features, labels, [0.01])
     factors = torch.tensor([1e-30, 1e-3, 1.0, 1e3, 1e30])
@@ -174,14 +175,14 @@ def test_units_of_the_features_do_not_matter() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_constant_features_are_ignored(dtype: torch.dtype) -> None:
     features, labels = blobs(3, 20, 4)
-    constants = torch.linspace(0.1, 1e6, 50, dtype=dtype).expand(60, 50)  # a deviation by rounding would make signals
+    constants = torch.linspace(0.1, 1e6, 50, dtype=dtype).expand(60, 50)  # std from rounding would be amplified
     both = torch.cat([features.to(dtype), constants], dim=1)
     result = linear_probe(both, labels, both, labels)
     assert_close(result.std[4:], torch.ones(50, dtype=torch.float64), rtol=0, atol=0)
     assert result.weight[:, 4:].abs().max() < 1e-6
 
 
-def test_more_features_than_samples_and_half_precision() -> None:
+def test_half_precision_with_more_features_than_samples_is_fitted() -> None:
     features, labels = blobs(3, 6, 100)
     for dtype in (torch.float16, torch.bfloat16):
         result = linear_probe(features.to(dtype), labels, features.to(dtype), labels)
@@ -190,26 +191,26 @@ def test_more_features_than_samples_and_half_precision() -> None:
         assert result.converged
 
 
-def test_a_fit_that_was_cut_short_says_so() -> None:
+def test_a_fit_with_too_few_steps_is_not_converged() -> None:
     train, train_labels, test, test_labels = digits()
     assert not linear_probe(train, train_labels, test, test_labels, [1e-3], steps=3).converged
     assert not linear_probe(train, train_labels, test, test_labels, [1e-3, 1e-2], steps=3).converged
     assert linear_probe(train, train_labels, test, test_labels, [1e-3, 1e-2]).converged
 
 
-def test_a_penalty_beyond_float32_ends_and_says_so() -> None:
+def test_a_penalty_below_float32_precision_terminates() -> None:
     features, labels = torch.eye(2).repeat(10, 1), torch.tensor([3, 7]).repeat(10)
     result = linear_probe(features, labels, features, labels, [1e-30])
     assert result.accuracy == 1
     assert bool(result.weight.isfinite().all())
 
 
-def test_a_label_that_training_lacks_is_an_error() -> None:
+def test_a_test_label_missing_in_training_counts_as_an_error() -> None:
     features, labels = torch.eye(2).repeat(10, 1), torch.tensor([3, 7]).repeat(10)
     assert linear_probe(features, labels, features, torch.tensor([3, 5]).repeat(10)).accuracy == 0.5
 
 
-def test_autocast_does_not_reach_the_fit() -> None:
+def test_autocast_does_not_change_the_fit() -> None:
     features, labels = blobs(4, 30, 5, spread=2.0)
     expected = linear_probe(features, labels, features, labels)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -243,6 +244,15 @@ def test_degenerate_sets_are_fitted(samples: list[tuple[float, float, int]], sca
     assert linear_probe(features, one_class, features, one_class, [penalty]).accuracy == 1
 
 
+def test_numpy_arrays_give_the_results_of_tensors() -> None:
+    features, labels = blobs(4, 30, 5, spread=2.0)
+    expected = linear_probe(features, labels, features, labels)
+    arrays = features.numpy(), labels.numpy().astype("int32")
+    found = linear_probe(*arrays, *arrays, validation=np.float64(0.2), steps=np.int64(500))
+    assert torch.equal(found.weight, expected.weight)
+    assert found.accuracy == expected.accuracy
+
+
 FEATURES, LABELS = torch.eye(2).repeat(4, 1), torch.tensor([3, 7]).repeat(4)
 
 
@@ -260,7 +270,7 @@ FEATURES, LABELS = torch.eye(2).repeat(4, 1), torch.tensor([3, 7]).repeat(4)
         ({"steps": 0}, "steps must be a whole number ≥ 1, got 0"),
     ],
 )
-def test_errors_say_what_to_do(changes: dict[str, object], message: str) -> None:
+def test_errors_name_the_argument_and_the_fix(changes: dict[str, object], message: str) -> None:
     arguments = {"train_features": FEATURES, "train_labels": LABELS, "test_features": FEATURES, "test_labels": LABELS}
     with pytest.raises(ValueError, match=message):
         linear_probe(**{**arguments, **changes})  # type: ignore[arg-type]

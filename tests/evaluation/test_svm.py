@@ -1,4 +1,4 @@
-"""The SVM's accuracies are those of scikit-learn's own grid search, and the test fold takes no part in any choice."""
+"""Accuracies of the SVM equal a grid search of scikit-learn in each fold; the test fold is not used for any choice."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def plain(
     grid: tuple[float, ...],
     gamma: str = "scale",
 ) -> tuple[list[float], list[float]]:
-    """The same protocol by scikit-learn alone: a grid search inside each fold."""
+    """The same protocol by scikit-learn: a grid search inside each fold."""
     x, y, scores, chosen = features.numpy(), labels.numpy(), [], []
     for repeat in range(repeats):
         outer = StratifiedKFold(10, shuffle=True, random_state=mix(0, repeat) % 2**32)
@@ -48,10 +48,10 @@ def plain(
 
 @pytest.mark.parametrize("kernel", ["rbf", "linear"])
 @pytest.mark.parametrize("standardize", [False, True])
-def test_accuracies_are_those_of_a_grid_search_in_each_fold(kernel: str, standardize: bool) -> None:
+def test_accuracies_equal_a_grid_search_in_each_fold(kernel: str, standardize: bool) -> None:
     features, labels = iris()
-    features = features + torch.randn(150, 4, generator=torch.Generator().manual_seed(0))  # hard enough to differ
-    # A linear machine on raw features takes its time where a high penalty forbids errors it cannot avoid.
+    features = features + torch.randn(150, 4, generator=torch.Generator().manual_seed(0))  # noise, so that folds differ
+    # A linear SVM on unscaled features converges slowly with a high penalty.
     grid = PENALTIES if kernel == "rbf" else PENALTIES[:5]
     result = svm_accuracy(features, labels, kernel, grid, standardize=standardize)
     scores, chosen = plain(features, labels, kernel, standardize, 1, grid)
@@ -60,7 +60,7 @@ def test_accuracies_are_those_of_a_grid_search_in_each_fold(kernel: str, standar
     assert result.unconverged == 0
 
 
-def test_another_width_of_the_kernel_is_sklearns_of_that_name() -> None:
+def test_gamma_auto_equals_scikit_learn() -> None:
     features, labels = iris()
     features = 3 * features + torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
     scores, _ = plain(features, labels, "rbf", False, 1, PENALTIES, gamma="auto")
@@ -69,7 +69,7 @@ def test_another_width_of_the_kernel_is_sklearns_of_that_name() -> None:
     assert result.accuracies.tolist() != svm_accuracy(features, labels).accuracies.tolist()
 
 
-def test_many_classes_are_told_apart_as_by_sklearn() -> None:
+def test_many_classes_equal_scikit_learn() -> None:
     images, numbers = load_digits(return_X_y=True)
     features, labels = torch.tensor(images[:300]), torch.tensor(numbers[:300])
     scores, _ = plain(features, labels, "rbf", False, 2, grid=(1.0, 10.0))
@@ -77,7 +77,7 @@ def test_many_classes_are_told_apart_as_by_sklearn() -> None:
     assert result.accuracies.flatten().tolist() == pytest.approx(scores)
 
 
-def test_threads_change_nothing() -> None:
+def test_the_number_of_threads_does_not_change_the_result() -> None:
     features, labels = iris()
     one, many = (svm_accuracy(features, labels, folds=5, jobs=jobs) for jobs in (1, 3))
     assert (one.accuracies == many.accuracies).all()
@@ -91,15 +91,15 @@ def test_the_seed_chooses_the_folds() -> None:
     assert (runs[0] != runs[2]).any()
 
 
-def test_random_labels_are_guessed_at_chance() -> None:
-    # Choosing C on the test fold, as published code does, would come out above chance.
-    draws = torch.Generator().manual_seed(2)
-    features, labels = torch.randn(120, 5, generator=draws), torch.arange(120) % 2
+def test_random_labels_give_accuracy_one_half() -> None:
+    # Choosing C on the test fold, as published code does, would give more than one half.
+    generator = torch.Generator().manual_seed(2)
+    features, labels = torch.randn(120, 5, generator=generator), torch.arange(120) % 2
     result = svm_accuracy(features, labels, penalties=(0.1, 1.0, 10.0), repeats=2)
     assert abs(result.mean - 0.5) < 0.1
 
 
-def test_the_two_deviations_are_what_they_say() -> None:
+def test_both_standard_deviations_equal_numpy() -> None:
     features, labels = iris()
     features = features + torch.randn(150, 4, generator=torch.Generator().manual_seed(3))
     result = svm_accuracy(features, labels, penalties=[1.0], repeats=3)
@@ -117,10 +117,16 @@ def test_unknown_labels_are_left_out() -> None:
     assert (whole.accuracies == known.accuracies).all()
 
 
-def test_machines_that_run_out_of_steps_are_counted_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folds_without_convergence_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svm, "STEPS", 3)
     features, labels = iris()
     assert svm_accuracy(features, labels, "linear", penalties=[1e3], folds=5).unconverged == 5
+
+
+def test_numpy_arrays_give_the_results_of_tensors() -> None:
+    features, labels = iris()
+    found = svm_accuracy(features.numpy(), labels.numpy().astype("int32"), folds=3, penalties=np.array([0.1, 1.0]))
+    assert (found.accuracies == svm_accuracy(features, labels, folds=3, penalties=[0.1, 1.0]).accuracies).all()
 
 
 @settings(max_examples=12)
@@ -138,7 +144,7 @@ def test_degenerate_features_give_an_accuracy(scale: float, constant: bool, kern
     options = {"folds": 3, "inner_folds": 2, "penalties": (0.1, 1.0), "jobs": 1}
     accuracy = svm_accuracy(features, labels, kernel, standardize=standardize, **options).mean
     assert 0 <= accuracy <= 1
-    if scale == 0:  # all alike: one of two equal classes, everywhere
+    if scale == 0:  # equal features: one of two equal classes is always predicted
         assert accuracy == 0.5
 
 
@@ -157,7 +163,7 @@ def test_degenerate_features_give_an_accuracy(scale: float, constant: bool, kern
         ({"repeats": 0}, "repeats must be"),
     ],
 )
-def test_bad_input_names_the_argument(changes: dict[str, object], message: str) -> None:
+def test_errors_name_the_argument_and_the_fix(changes: dict[str, object], message: str) -> None:
     features, labels = iris()
     with pytest.raises(ValueError, match=message):
         svm_accuracy(**{"features": features, "labels": labels, **changes})

@@ -223,18 +223,18 @@ def test_jitter_probability_and_strengths_have_torchvisions_law() -> None:
     views = ImageViews(8, jitter=(0.4, 1.5, 0.2, 0.1), jitter_probability=0.75, grey=0.3, flip=0.4, blur=0.6)
     count = 20_000
     draws = views.draws(torch.rand(2 * TRIES + 11, count, generator=generator("cpu", 4)), 8, 8, seed=0)
-    jittered = draws.colours[3] != 0
+    jittered = draws.colors[3] != 0
     for share, probability in (
         (jittered, 0.75),
-        (draws.greyed, 0.3),
+        (draws.grayscaled, 0.3),
         (draws.flipped, 0.4),
         (draws.sigmas > 0, 0.6),
     ):
         assert stats.binomtest(int(share.sum()), count, probability).pvalue > 1e-3
-    unchanged = draws.colours[:, ~jittered]
+    unchanged = draws.colors[:, ~jittered]
     assert (unchanged == torch.tensor([[1.0], [1.0], [1.0], [0.0]])).all()
     for factors, (low, high) in zip(
-        draws.colours[:, jittered].numpy(), [(0.6, 1.4), (0.0, 2.5), (0.8, 1.2), (-0.1, 0.1)], strict=True
+        draws.colors[:, jittered].numpy(), [(0.6, 1.4), (0.0, 2.5), (0.8, 1.2), (-0.1, 0.1)], strict=True
     ):
         assert stats.kstest(factors, stats.uniform(low, high - low).cdf).pvalue > 1e-3
     sigmas = draws.sigmas[draws.sigmas > 0].numpy()
@@ -254,8 +254,8 @@ def test_a_view_is_the_operations_in_the_drawn_order() -> None:
     draws = views.draws(torch.rand(2 * TRIES + 11, 5, generator=generator("cpu", 6)), 16, 16, seed=1)
     expected = crop_resize(images / 255, draws.boxes, 16, draws.flipped)
     for which in draws.order:
-        ADJUSTMENTS[which](expected, draws.colours[which])
-    expected = torch.where(draws.greyed.bool()[:, None, None, None], luma(expected), expected)
+        ADJUSTMENTS[which](expected, draws.colors[which])
+    expected = torch.where(draws.grayscaled.bool()[:, None, None, None], luma(expected), expected)
     expected = gaussian_blur(expected, draws.sigmas, radius=1)
     assert_close(views.render(images, draws), expected, atol=1e-6, rtol=0)
 

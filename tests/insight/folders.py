@@ -1,4 +1,4 @@
-"""Run folders as training writes them, made in no time: digits as pictures, curves and features that were made up."""
+"""Run folders as training writes them, with synthetic metrics and features of digits."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardneg.images import load_images
-from hardneg.insight.samples import Look, Sight
+from hardneg.insight.samples import EncodedSamples, LoadSamples
 from hardneg.training import recipe
 
 PRESETS = ("simclr", "debiased", "hcl", "scl", "hscl", "supcon", "decoupled")
@@ -26,7 +26,7 @@ def make_run(
     overrides: Sequence[str] = (),
     evaluation: dict[str, Any] | None = None,
 ) -> Path:
-    """A finished run whose metrics look like those of digits."""
+    """A finished run with plausible metrics."""
     folder.mkdir(parents=True)
     settings = recipe.load({"seed": seed}, [f"objective.preset={preset}", f"trainer.epochs={epochs}", *overrides])
     (folder / "recipe.yaml").write_text(recipe.dump(settings), encoding="utf-8")
@@ -80,17 +80,19 @@ def digits() -> tuple[Tensor, Tensor, tuple[str, ...]]:
     return images.images, images.labels, images.classes  # type: ignore[union-attr]
 
 
-def digits_look(samples: int = 300) -> Look:
-    """Features that tell classes apart a little, more so for later presets."""
+def digits_samples(samples: int = 300) -> LoadSamples:
+    """Samples of digits with features that separate the classes, to a degree that depends on the folder."""
 
-    def look(folder: Path) -> Sight:
+    def load(folder: Path) -> EncodedSamples:
         images, labels, classes = (part[:samples] for part in digits())
         strength = 0.3 * (1 + sum(map(ord, folder.parent.name)) % 4)
         pixels = images.flatten(1).float() / 255
         classes_of = torch.nn.functional.one_hot(labels, 10).float()
-        return Sight(images, labels, classes, torch.cat([pixels - pixels.mean(dim=0), strength * classes_of], dim=1))
+        return EncodedSamples(
+            images, labels, classes, torch.cat([pixels - pixels.mean(dim=0), strength * classes_of], dim=1)
+        )
 
-    return look
+    return load
 
 
 def make_comparison(folder: Path, presets: Sequence[str] = PRESETS, seeds: int = 3, epochs: int = 60) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Numbers about embeddings agree with plain loops and closed forms, however large, small or equal the vectors are."""
+"""Diagnostics of embeddings equal plain loops and closed forms, also for huge, tiny and equal vectors."""
 
 import math
 from itertools import combinations
@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import hardneg.matmul as products_module
 from hardneg.insight import alignment, cosine_histograms, hardest_false_share, hardest_negatives, uniformity
-from hardneg.insight.diagnostics import MOST
+from hardneg.insight.diagnostics import MAX_SAMPLES
 
 
 def samples(seed: int, size: int = 40, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -38,8 +38,8 @@ def test_histograms_count_each_pair_once(bins: int) -> None:
         if labels[i] < 0 or labels[j] < 0:
             continue
         found = cosine(features[i], features[j])
-        place = min(int((found + 1) / 2 * bins), bins - 1)
-        (same if labels[i] == labels[j] else different)[place] += 1
+        index = min(int((found + 1) / 2 * bins), bins - 1)
+        (same if labels[i] == labels[j] else different)[index] += 1
         pairs[bool(labels[i] == labels[j])].append(found)
     found_histograms = cosine_histograms(features, labels, bins)
     assert found_histograms.same.tolist() == same
@@ -49,7 +49,7 @@ def test_histograms_count_each_pair_once(bins: int) -> None:
     assert_close(found_histograms.edges, torch.linspace(-1, 1, bins + 1))
 
 
-def test_histograms_are_numpys() -> None:
+def test_histograms_equal_numpy() -> None:
     features, _ = samples(1)
     labels = torch.zeros(40, dtype=torch.int64)
     expected, _ = np.histogram(1 - pdist(features.numpy(), "cosine"), bins=20, range=(-1, 1))
@@ -59,7 +59,7 @@ def test_histograms_are_numpys() -> None:
     assert math.isnan(found.different_mean)
 
 
-def test_tiles_do_not_change_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiling_does_not_change_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = samples(2)
     known = labels.clamp(min=0)
 
@@ -74,11 +74,11 @@ def test_tiles_do_not_change_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert everything() == whole
 
 
-def test_of_many_samples_some_are_drawn_by_seed() -> None:
+def test_a_subset_of_many_samples_is_chosen_by_the_seed() -> None:
     generator = torch.Generator().manual_seed(0)
-    features, labels = torch.randn(MOST + 300, 3, generator=generator), torch.arange(MOST + 300) % 3
+    features, labels = torch.randn(MAX_SAMPLES + 300, 3, generator=generator), torch.arange(MAX_SAMPLES + 300) % 3
     one, again, other = (cosine_histograms(features, labels, seed=seed) for seed in (0, 0, 1))
-    assert int((one.same + one.different).sum()) == MOST * (MOST - 1) // 2
+    assert int((one.same + one.different).sum()) == MAX_SAMPLES * (MAX_SAMPLES - 1) // 2
     assert one.same.tolist() == again.same.tolist() != other.same.tolist()
     assert one.same_mean == pytest.approx(0, abs=0.02)
 
@@ -90,7 +90,7 @@ def test_alignment_is_the_mean_squared_distance_of_unit_vectors() -> None:
     assert alignment(z1, 7 * z1) == pytest.approx(0)
 
 
-def test_uniformity_is_the_loop_over_pairs() -> None:
+def test_uniformity_equals_a_loop_over_pairs() -> None:
     z, _ = samples(5)
     unit = z / z.norm(dim=1, keepdim=True)
     expected = math.log(np.mean(np.exp(-2 * pdist(unit.numpy(), "sqeuclidean"))))
@@ -98,7 +98,7 @@ def test_uniformity_is_the_loop_over_pairs() -> None:
     assert uniformity(z.float()) == pytest.approx(expected, rel=1e-5)
 
 
-def test_uniformity_of_a_simplex_and_of_the_sphere_is_known() -> None:
+def test_uniformity_of_a_simplex_and_of_the_sphere_equals_the_closed_form() -> None:
     # All distances of a simplex of n unit vectors are 2n/(n − 1).
     corners = torch.eye(5, dtype=torch.float64) - 0.2
     assert uniformity(corners) == pytest.approx(-2 * 2 * 5 / 4)
@@ -109,7 +109,7 @@ def test_uniformity_of_a_simplex_and_of_the_sphere_is_known() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 4, 39])
-def test_hardest_negatives_are_sklearns_neighbours(k: int) -> None:
+def test_hardest_negatives_equal_the_neighbors_of_scikit_learn(k: int) -> None:
     features, _ = samples(6)
     anchors = torch.tensor([3, 0, 39, 3])
     peer = NearestNeighbors(n_neighbors=k + 1, metric="cosine", algorithm="brute").fit(features.numpy())
@@ -119,13 +119,13 @@ def test_hardest_negatives_are_sklearns_neighbours(k: int) -> None:
     assert_close(found.cosines, torch.tensor(1 - distances[:, 1:]))
 
 
-def test_an_anchor_is_never_its_own_negative_and_its_copy_is() -> None:
+def test_an_anchor_is_not_its_own_negative_but_its_copy_is() -> None:
     features = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     assert hardest_negatives(features, torch.arange(3), 1).indices[:, 0].tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("k", [1, 3, None])
-def test_false_negatives_are_counted_by_a_loop(k: int | None) -> None:
+def test_the_share_of_false_negatives_equals_a_loop(k: int | None) -> None:
     features, labels = samples(7)
     known = [i for i in range(40) if labels[i] >= 0]
     shares = []
@@ -145,7 +145,7 @@ def test_false_negatives_are_counted_by_a_loop(k: int | None) -> None:
     scale=st.sampled_from([0.0, 1e-38, 1e-20, 1.0, 1e20, 3e38]),
     dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
 )
-def test_degenerate_embeddings_give_numbers_in_range(
+def test_degenerate_embeddings_give_values_in_range(
     rows: list[tuple[float, float, int]], scale: float, dtype: torch.dtype
 ) -> None:
     limit = min(scale, float(torch.finfo(dtype).max))
@@ -161,6 +161,18 @@ def test_degenerate_embeddings_give_numbers_in_range(
     assert bool((hardest.indices[:, 0] != torch.arange(len(rows))).all())
     if known >= 2:
         assert 0 <= hardest_false_share(features, labels, 1) <= 1
+
+
+def test_numpy_arrays_give_the_results_of_tensors() -> None:
+    (z1, labels), (z2, _) = samples(8), samples(9)
+    assert alignment(z1.numpy(), z2.numpy()) == alignment(z1, z2) == alignment(z1, z2.numpy())
+    assert uniformity(z1.numpy()) == uniformity(z1)
+    found, expected = cosine_histograms(z1.numpy(), labels.numpy()), cosine_histograms(z1, labels)
+    assert found.same.tolist() == expected.same.tolist()
+    assert hardest_false_share(z1.numpy(), labels.numpy(), 3) == hardest_false_share(z1, labels, 3)
+    anchors = np.array([3, 0], dtype=np.int32)
+    indices = hardest_negatives(z1.numpy(), anchors, np.int64(2)).indices
+    assert torch.equal(indices, hardest_negatives(z1, torch.tensor([3, 0]), 2).indices)
 
 
 EYE, LABELS = torch.eye(4), torch.arange(4)
@@ -179,11 +191,11 @@ EYE, LABELS = torch.eye(4), torch.arange(4)
         (lambda: cosine_histograms(EYE, LABELS, bins=0), "bins must be a whole number ≥ 1, got 0"),
         (lambda: hardest_negatives(EYE, LABELS, 4), "k=4, but an anchor has only 3 other samples: lower k"),
         (lambda: hardest_negatives(EYE, LABELS + 1, 1), "anchors must hold indices from 0 to 3"),
-        (lambda: hardest_negatives(EYE, [0], 1), r"anchors must be an integer tensor of shape \(A,\), got list"),
+        (lambda: hardest_negatives(EYE, LABELS[:, None], 1), r"anchors must have shape \(A,\), got \(4, 1\)"),
         (lambda: hardest_false_share(EYE, LABELS, 0), "k must be a whole number ≥ 1, got 0"),
         (lambda: hardest_false_share(EYE, LABELS - 9), "labels must be known .* for at least 2 samples, got 0"),
     ],
 )
-def test_errors_say_what_to_do(call: object, message: str) -> None:
+def test_errors_name_the_argument_and_the_fix(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]

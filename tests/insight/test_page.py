@@ -1,4 +1,4 @@
-"""The report in a real browser: it is silent, fetches nothing, fits a phone, follows dark mode and answers a hover."""
+"""The report in a browser: no errors, no requests, readable on a phone and in dark mode, with tooltips and sorting."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from insight.folders import digits_look, make_comparison, make_run
+from insight.folders import digits_samples, make_comparison, make_run
 
 from hardneg.insight.report import write_report
 
@@ -25,12 +25,18 @@ ARGUMENTS = [
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("report")
     runs = make_comparison(folder, ("simclr", "hcl", "hscl", "decoupled"), seeds=2)
+    content = json.loads((runs[0] / "evaluation.json").read_text())
+    described = {"uniformity": {"title": "uniformity", "better": "lower", "percent": False}}
+    (runs[0] / "evaluation.json").write_text(json.dumps({**content, "metrics": described}))
     bad = ["<script>alert(1)</script>", *map(str, range(1, 10))]
     return write_report(
         runs,
         folder / "report.html",
-        extra_rows={"raw pixels": {"knn": [0.98]}, "a-name-without-any-place-to-break-it-" * 3: {"knn": [0.5]}},
-        look=lambda run: digits_look()(run)._replace(classes=bad),
+        extra_rows={
+            "raw pixels": {"knn": [0.98], "uniformity": [-1.0]},
+            "a-name-without-any-line-break-" * 3: {"knn": [0.5], "uniformity": [-2.0]},
+        },
+        load_samples=lambda run: digits_samples()(run)._replace(classes=bad),
     )
 
 
@@ -44,17 +50,17 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, written: Path) -> Iterator[Any]:
-    """The page in a window; whatever it does in a test, it must neither complain nor fetch."""
+    """The page in a window; no test may cause an error or a request."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: complaints.append(dialog.message))
-    page.on("request", lambda request: request.url[:5] in ("file:", "data:") or complaints.append(request.url))
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("dialog", lambda dialog: messages.append(dialog.message))
+    page.on("request", lambda request: request.url[:5] in ("file:", "data:") or messages.append(request.url))
     page.goto(written.as_uri())
     yield page
     page.close()
-    assert complaints == []
+    assert messages == []
 
 
 def open_everything(page: Any) -> None:
@@ -67,7 +73,7 @@ ODD = [f"{REVERSED} (1)", ARABIC, LONG, "\u8d85\u957f" * 80, "W" * 90, "a\u2067b
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of runs whose names, classes, metrics, settings and environment were chosen to break a page."""
+    """A report of runs with long and bidirectional names, classes, metrics, settings and environments."""
     folder: Path = tmp_path_factory.mktemp("odd")
     values = {"simclr": (0.5, 0.51), "hcl": (0.8, 0.81), "hscl": (0.6, 0.61), "scl": (0.7, 0.71)}
     runs = []
@@ -84,18 +90,18 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 line["objective"] |= {LONG: number, REVERSED: number + 1}
             (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
             runs.append(run)
-    look = digits_look()
+    load = digits_samples()
     return write_report(
         runs,
         folder / "report.html",
         names=[LONG, REVERSED, ARABIC, "\u8d85\u957f" * 80],
         extra_rows={"W" * 200: {"knn": [0.4]}},
-        look=lambda run: look(run)._replace(classes=ODD),
+        load_samples=lambda run: load(run)._replace(classes=ODD),
     )
 
 
 @pytest.mark.parametrize("width", [320, 1280])
-def test_odd_names_neither_widen_the_page_nor_leave_their_place(browser: Any, odd: Path, width: int) -> None:
+def test_long_and_bidirectional_names_stay_inside_their_box(browser: Any, odd: Path, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.goto(odd.as_uri())
     for _ in ("as it opens", "with everything open"):
@@ -103,13 +109,13 @@ def test_odd_names_neither_widen_the_page_nor_leave_their_place(browser: Any, od
         open_everything(page)
     if shots := os.environ.get("HARDNEG_SCREENSHOTS"):
         page.screenshot(path=f"{shots}/odd-{width}.png", full_page=True)
-    # Nothing sticks out of its part of the page but what scrolls in a box of its own.
+    # Every element stays inside its section, except in boxes that scroll.
     wide = page.evaluate("""[...document.querySelectorAll("main *")].filter((element) => {
         if (element.closest(".wide, pre, .hidden, svg, script")) return false;
         return element.getBoundingClientRect().right > element.closest("section").getBoundingClientRect().right + 1;
     }).map((element) => element.outerHTML.slice(0, 80))""")
     assert wide == []
-    # A table that scrolls is not made endless by a name.
+    # A long name does not widen a table that scrolls.
     widths = page.evaluate("[...document.querySelectorAll('.wide table')].map((table) => table.scrollWidth)")
     assert max(widths) < 1800
     cut = page.evaluate("""[...document.querySelectorAll(".plot text.name")].filter((name) =>
@@ -118,24 +124,24 @@ def test_odd_names_neither_widen_the_page_nor_leave_their_place(browser: Any, od
     page.close()
 
 
-def test_the_direction_of_a_name_ends_with_it(browser: Any, odd: Path) -> None:
+def test_the_writing_direction_of_a_name_is_isolated(browser: Any, odd: Path) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(odd.as_uri())
     open_everything(page)
-    # Every text that can turn the direction stands in an element that isolates it.
+    # Every text that can change the direction is in an element that isolates it.
     loose = page.evaluate("""(() => {
         const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
         const found = [];
         while (walker.nextNode()) {
             const [at, words] = [walker.currentNode.parentElement, walker.currentNode.data];
             if (!/[\\u202e\\u2067\\u0600-\\u06ff]/.test(words) || at.closest("script, style")) continue;
-            const own = ["text", "title", "code", "pre"].includes(at.localName);  // each is a paragraph, or made plain
+            const own = ["text", "title", "code", "pre"].includes(at.localName);  // each is a paragraph, or escaped
             if (!at.closest("bdi") && !own) found.push(at.outerHTML.slice(0, 80));
         }
         return found;
     })()""")
     assert loose == []
-    # In a sentence, what follows the name is also seen after it.
+    # In a sentence, the text after a name is also displayed after it.
     found = page.evaluate("""[...document.querySelectorAll("bdi")].filter((name) =>
         name.textContent.includes("\\u202e") && name.nextSibling instanceof Text && name.nextSibling.data.trim()
     ).map((name) => {
@@ -146,7 +152,7 @@ def test_the_direction_of_a_name_ends_with_it(browser: Any, odd: Path) -> None:
     })""")
     assert len(found) >= 2
     assert all(found)
-    # No mark is left where no element isolates it.
+    # Direction marks are escaped where no element isolates them.
     text = odd.read_text(encoding="utf-8")
     assert "\u202e" not in text[text.index("<title>") : text.index("</title>")]
     attributes = page.evaluate("""[...document.querySelectorAll("[aria-label], [alt], [title]")].map((element) =>
@@ -157,7 +163,7 @@ def test_the_direction_of_a_name_ends_with_it(browser: Any, odd: Path) -> None:
     page.close()
 
 
-def test_all_pictures_are_decoded(page: Any) -> None:
+def test_all_images_are_decoded(page: Any) -> None:
     open_everything(page)
     widths = page.evaluate("Promise.all([...document.images].map((i) => i.decode().then(() => i.naturalWidth)))")
     assert len(widths) == 6 * (1 + 4 * 8)
@@ -188,7 +194,7 @@ def test_labels_of_charts_do_not_overlap_and_are_not_cut_off(page: Any, width: i
     assert faults == []
 
 
-def test_text_of_charts_is_readable_on_a_phone(page: Any) -> None:
+def test_text_of_charts_is_at_least_10_pixels_on_a_phone(page: Any) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     scale = page.evaluate(
         "(() => { const p = document.querySelector('#curves .plot'); return p.clientWidth / 340; })()"
@@ -196,29 +202,29 @@ def test_text_of_charts_is_readable_on_a_phone(page: Any) -> None:
     assert 11 * scale >= 10
 
 
-def test_dark_mode_changes_the_ground_and_keeps_the_contrast(page: Any) -> None:
-    grounds = {}
+def test_dark_mode_changes_the_background_and_keeps_the_contrast(page: Any) -> None:
+    backgrounds = {}
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        colours = page.evaluate("""["body", ".see", "th", ".line.s0", ".line.s3"].map((name) => {
+        colors = page.evaluate("""["body", ".hint", "th", ".line.s0", ".line.s3"].map((name) => {
             const style = getComputedStyle(document.querySelector(name));
             return name.startsWith(".line") ? style.stroke : style.color;
         }).concat(getComputedStyle(document.querySelector("section")).backgroundColor)""")
-        *inks, ground = (luminance(colour) for colour in colours)
-        grounds[scheme] = ground
+        *inks, background = (luminance(color) for color in colors)
+        backgrounds[scheme] = background
         for ink, least in zip(inks, (7, 4.5, 4.5, 3, 3), strict=True):
-            assert (max(ink, ground) + 0.05) / (min(ink, ground) + 0.05) >= least, (scheme, colours)
-    assert grounds["dark"] < 0.05 < 0.9 < grounds["light"]
+            assert (max(ink, background) + 0.05) / (min(ink, background) + 0.05) >= least, (scheme, colors)
+    assert backgrounds["dark"] < 0.05 < 0.9 < backgrounds["light"]
 
 
-def luminance(colour: str) -> float:
-    """Relative luminance of "rgb(r, g, b)", as the guidelines for accessible pages define it."""
-    parts = [int(part) / 255 for part in colour[4:-1].split(",")]
+def luminance(color: str) -> float:
+    """Relative luminance of "rgb(r, g, b)", as defined by the WCAG."""
+    parts = [int(part) / 255 for part in color[4:-1].split(",")]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_a_hover_reads_out_all_lines(page: Any) -> None:
+def test_hovering_shows_the_values_of_all_lines(page: Any) -> None:
     chart = page.locator("#curves [data-chart]").first
     plot = chart.locator(".plot")
     plot.scroll_into_view_if_needed()
@@ -226,7 +232,7 @@ def test_a_hover_reads_out_all_lines(page: Any) -> None:
     page.mouse.move(box["x"] + box["width"] - 14, box["y"] + 60)
     tip = chart.locator(".tip")
     assert tip.locator("strong").inner_text() == "epoch 60 (nats)"
-    final = plot.get_attribute("aria-label").rpartition("At the end: ")[2].rstrip(".")
+    final = plot.get_attribute("aria-label").rpartition("Last values: ")[2].rstrip(".")
     expected = dict(entry.rsplit(" ", 1) for entry in final.split(", "))
     shown = {row.locator("span").inner_text(): row.locator("b").inner_text() for row in tip.locator("div").all()}
     assert {name: float(value) for name, value in shown.items()} == {n: float(v) for n, v in expected.items()}
@@ -234,7 +240,7 @@ def test_a_hover_reads_out_all_lines(page: Any) -> None:
     assert not tip.is_visible()
 
 
-def test_the_keyboard_reads_out_too(page: Any) -> None:
+def test_arrow_keys_show_the_values(page: Any) -> None:
     chart = page.locator("#histograms [data-chart]").first
     chart.locator(".plot").focus()
     page.keyboard.press("ArrowLeft")
@@ -245,7 +251,12 @@ def test_the_keyboard_reads_out_too(page: Any) -> None:
     assert not chart.locator(".tip").is_visible()
 
 
-def test_a_column_sorts_the_table(page: Any) -> None:
+def test_a_click_on_a_heading_sorts_by_that_column_with_the_best_first(page: Any) -> None:
+    page.locator("#comparison th", has_text="uniformity").locator("button").click()
+    column = "[...document.querySelectorAll('#comparison tbody tr')].map((row) => row.cells[7].dataset.value)"
+    rising = [float(value) for value in page.evaluate(column) if value]
+    assert len(rising) == 2
+    assert rising == sorted(rising)  # lower is better: the best value first
     head = page.locator("#comparison th", has_text="kNN")
     values = "[...document.querySelectorAll('#comparison tbody tr')].map((row) => row.cells[{}].dataset.value)"
     head.locator("button").click()
@@ -255,13 +266,13 @@ def test_a_column_sorts_the_table(page: Any) -> None:
     head.locator("button").click()
     assert [float(value) for value in page.evaluate(values.format(2))] == falling[::-1]
     page.locator("#comparison th", has_text="linear").locator("button").click()
-    assert page.evaluate(values.format(4))[-2:] == ["", ""]  # what is missing stays below
-    page.locator("#comparison th", has_text="negatives").locator("button").click()
+    assert page.evaluate(values.format(4))[-2:] == ["", ""]  # empty cells stay at the end
+    page.locator("#comparison th", has_text="method").locator("button").click()
     names = page.evaluate(values.format(0))
     assert names == sorted(names)
 
 
-def test_a_group_can_be_seen_alone(page: Any) -> None:
+def test_a_group_can_be_shown_alone(page: Any) -> None:
     button = page.locator("#curves .legend button", has_text="hscl")
     faded = "document.querySelectorAll('#curves .plot .faded').length"
     button.click()
@@ -272,7 +283,7 @@ def test_a_group_can_be_seen_alone(page: Any) -> None:
     assert page.evaluate(faded) == 0
 
 
-def test_the_page_needs_no_script(browser: Any, written: Path) -> None:
+def test_tables_and_charts_are_shown_without_scripts(browser: Any, written: Path) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto(written.as_uri())
     assert page.locator("#comparison tbody tr").count() == 6

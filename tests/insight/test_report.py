@@ -1,4 +1,4 @@
-"""The report says what the runs say: one file, sound HTML, harmless names, and no run too broken to be compared."""
+"""The report shows the values of the runs in one valid HTML file, with untrusted names escaped and files missing."""
 
 import json
 import os
@@ -9,31 +9,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from insight.folders import PRESETS, digits_look, make_comparison, make_run
+from insight.folders import PRESETS, digits_samples, make_comparison, make_run
 
 from hardneg.insight import report
 from hardneg.insight.report import write_report
-from hardneg.insight.samples import Sight, examine
+from hardneg.insight.samples import EncodedSamples, summarize
 
 VOID = {"meta", "link", "img", "wbr", "br"}
 INLINE = {"bdi", "wbr", "strong", "em"}
 
 
 class Page(HTMLParser):
-    """Elements and text; every element must be closed by its own end."""
+    """Elements and text of a page; raises if an element is not closed by its own end tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
-        self.words: list[str] = []
+        self.texts: list[str] = []
         self.feed(text)
         self.close()
         assert not self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        self.words.append("" if tag in INLINE else " ")
+        self.texts.append("" if tag in INLINE else " ")
         if tag not in VOID:
             self.open.append(tag)
 
@@ -42,52 +42,52 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag, self.getpos()
-        self.words.append("" if tag in INLINE else " ")
+        self.texts.append("" if tag in INLINE else " ")
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] not in ("style", "script"):
-            self.words.append(data)
+            self.texts.append(data)
 
     @property
     def text(self) -> str:
-        return " ".join("".join(self.words).split())
+        return " ".join("".join(self.texts).split())
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
 
 
 def write(folder: Path, runs: list[Path], **options: object) -> tuple[Page, str]:
-    options = {"look": digits_look(), **options}
+    options = {"load_samples": digits_samples(), **options}
     text = write_report(runs, folder / "report.html", **options).read_text(encoding="utf-8")  # type: ignore[arg-type]
     return Page(text), text
 
 
-def broken_look(folder: Path) -> Sight:
+def broken_samples(folder: Path) -> EncodedSamples:
     raise FileNotFoundError("encoder.safetensors is gone")
 
 
 def row(text: str, name: str, metric: int) -> str:
-    """The words of one cell of the comparison."""
+    """The text of one cell of the table of metrics."""
     table = text[text.index('<table class="sortable">') :]
     line = next(part for part in table.split("<tr>") if f'data-value="{name}"' in part)
     return " ".join(re.sub(r"<[^>]+>", " ", line.split("<td")[metric + 2].split("</td>")[0]).split(">", 1)[1].split())
 
 
-def test_the_page_is_sound_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_page_is_valid_and_loads_nothing(tmp_path: Path) -> None:
     page, text = write(tmp_path, make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=2))
     keys = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(keys) == len({*keys})
-    assert {"comparison", "curves", "histograms", "gallery", "time", "provenance"} <= {*keys}
+    assert {"comparison", "curves", "histograms", "projection", "gallery", "time", "provenance"} <= {*keys}
     assert len(page.all("img")) == 6 * (1 + 2 * 8)
     assert all(image["alt"] and (image["src"] or "").startswith("data:image/png;base64,") for image in page.all("img"))
     assert all(plot["aria-label"] for plot in page.all("svg") if "plot" in (plot["class"] or ""))
     assert all((link["href"] or "")[0] == "#" for link in page.all("a"))
     assert not re.search(r"@import|url\(|src=\"(?!data:)|<link(?! rel=\"icon\" href=\"data:,\")", text)
-    # Each chart's numbers can be read without seeing it.
-    assert "Loss (nats) over epochs. At the end: objective.preset=simclr 4." in text
+    # A screen reader reads the last values of each chart.
+    assert "Loss (nats) by epoch. Last values: objective.preset=simclr 4." in text
 
 
-def test_the_table_shows_mean_spread_and_difference(tmp_path: Path) -> None:
+def test_the_table_shows_mean_std_and_difference(tmp_path: Path) -> None:
     values = {"simclr": [0.90, 0.91, 0.92], "hcl": [0.95, 0.96, 0.94]}
     runs = [
         make_run(tmp_path / f"{preset}{seed}", preset, seed, evaluation={"knn": value})
@@ -99,10 +99,10 @@ def test_the_table_shows_mean_spread_and_difference(tmp_path: Path) -> None:
     error = 100 * (2 * statistics.variance(values["hcl"]) / 3) ** 0.5
     assert row(text, "hard", 0) == f"95.0 ± 1.0 ▲ +4.0 ± {error:.1f}"
     assert "<strong>95.0</strong>" in text
-    assert "Clearly the best: hard in kNN." in page.text
+    assert "Significantly better than all other rows: hard in kNN." in page.text
 
 
-def test_the_best_is_not_bold_within_the_noise(tmp_path: Path) -> None:
+def test_the_best_row_is_not_bold_without_significance(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / f"{preset}{seed}", preset, seed, evaluation={"knn": 0.9 + 0.02 * seed + gain})
         for preset, gain in (("simclr", 0), ("hcl", 0.001))
@@ -111,86 +111,114 @@ def test_the_best_is_not_bold_within_the_noise(tmp_path: Path) -> None:
     page, text = write(tmp_path, runs)
     assert "≈ +0.1" in row(text, "objective.preset=hcl", 0)
     assert "<strong>" not in text[text.index("<table") : text.index("</table>")]
-    assert "Nothing here is clearly the best" in page.text
+    assert "No row is significantly better than all others in any metric." in page.text
 
 
-def test_rows_without_runs_and_another_baseline(tmp_path: Path) -> None:
+def test_rows_without_runs_are_shown_and_can_be_the_baseline(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=3, epochs=5)
     extra = {"raw pixels": {"knn": [0.98], "silhouette": [-0.25]}}
     page, text = write(tmp_path, runs, extra_rows=extra, baseline="raw pixels")
     assert row(text, "raw pixels", 0) == "98.0"
     assert "▼ −" in row(text, "objective.preset=simclr", 0)
     assert row(text, "objective.preset=simclr", 5) == "–"
-    assert row(text, "raw pixels", 5) == "−0.25"  # no fraction, no percentage
-    assert "given as numbers: raw pixels" in page.text
+    assert row(text, "raw pixels", 5) == "−0.25"  # not a fraction, so not a percentage
+    assert "given as values: raw pixels" in page.text
 
 
-def test_metrics_stand_in_an_order_that_makes_sense(tmp_path: Path) -> None:
+def test_lower_is_better_for_a_metric_that_a_run_folder_describes_so(tmp_path: Path) -> None:
+    described = {"spread_of_z": {"title": "spread of z", "better": "lower", "percent": False}}
+    values = {"simclr": [-1.0, -1.1, -1.2], "hcl": [-2.0, -2.1, -2.2], "scl": [0.5, 0.6, 0.7]}
+    runs = [
+        make_run(
+            tmp_path / f"{preset}{seed}",
+            preset,
+            seed,
+            evaluation={"spread_of_z": value, "metrics": described},
+            epochs=10,
+        )
+        for preset, given in values.items()
+        for seed, value in enumerate(given)
+    ]
+    page, text = write(tmp_path, runs, names=["base", "low", "high"])
+    assert row(text, "low", 0) == "−2.1 ± 0.1 ▲ −1 ± 0.0816"
+    assert row(text, "high", 0) == "0.6 ± 0.1 ▼ +1.7 ± 0.0816"
+    assert "<strong>−2.1</strong>" in text
+    assert '<span class="change better">▲ −1' in text
+    assert "Significantly better than all other rows: low in spread of z." in page.text
+    assert "spread of z ↓" in page.text
+    assert "↓ in a heading: lower is better." in page.text
+
+
+def test_columns_are_in_the_order_of_the_registry(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", evaluation={"few_10": 0.5, "other": 0.1, "few_2": 0.4, "linear": 0.9, "knn": 0.8})
     page, _ = write(tmp_path, [run])
-    heads = ["kNN %", "linear readout %", "2 labels/class %", "10 labels/class %", "other %"]
+    heads = ["kNN %", "linear probe %", "2 labels/class %", "10 labels/class %", "other %"]
     assert " ".join(heads) in page.text
 
 
-def test_a_run_whose_pictures_are_gone_is_compared_all_the_same(tmp_path: Path) -> None:
+def test_a_run_without_its_data_is_compared_by_its_metrics(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=2, epochs=5)
 
-    def half(folder: Path) -> Sight:
-        return broken_look(folder) if "hcl" in str(folder) else digits_look()(folder)
+    def half(folder: Path) -> EncodedSamples:
+        return broken_samples(folder) if "hcl" in str(folder) else digits_samples()(folder)
 
-    page, text = write(tmp_path, runs, look=half)
-    said = "cannot be read (FileNotFoundError: encoder.safetensors is gone)"
-    assert page.text.count(said) == 2  # in both parts that look
+    page, text = write(tmp_path, runs, load_samples=half)
+    reason = "cannot be read (FileNotFoundError: encoder.safetensors is gone)"
+    assert page.text.count(reason) == 2  # in the histograms and in the gallery
     assert len(page.all("img")) == 6 * 9
     assert row(text, "objective.preset=hcl", 0)
-    page, _ = write(tmp_path, runs, look=broken_look)
-    assert page.text.count(said) == 4
+    page, _ = write(tmp_path, runs, load_samples=broken_samples)
+    assert page.text.count(reason) == 4
     assert not page.all("img")
 
 
-def test_another_seed_is_looked_at_where_the_first_is_gone(tmp_path: Path) -> None:
+def test_the_next_seed_is_shown_if_the_first_has_no_weights(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", ("hcl",), seeds=2, epochs=5)
-    page, _ = write(tmp_path, runs, look=lambda f: broken_look(f) if f.name == "seed-0" else digits_look()(f))
-    assert "seed 1, 300 pictures" in page.text
+    page, _ = write(
+        tmp_path, runs, load_samples=lambda f: broken_samples(f) if f.name == "seed-0" else digits_samples()(f)
+    )
+    assert "seed 1, 300 samples" in page.text
     assert "is gone" not in page.text
 
 
-def test_an_empty_run_still_has_a_page(tmp_path: Path) -> None:
+def test_a_run_with_only_a_recipe_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text("{seed: 3, trainer: {epochs: 9}}")
-    page, _ = write(tmp_path, [tmp_path / "run"], look=broken_look)
-    for said in ("No run has an evaluation yet", "hold no metrics", "hold no times", "not recorded", "0 of 9 epochs"):
-        assert said in page.text
+    page, _ = write(tmp_path, [tmp_path / "run"], load_samples=broken_samples)
+    for text in ("No run has an evaluation", "have no metrics", "have no times", "not recorded", "0 of 9 epochs"):
+        assert text in page.text
 
 
-def test_without_labels_there_is_a_gallery_and_no_histogram(tmp_path: Path) -> None:
+def test_samples_without_labels_have_a_gallery_and_no_histogram(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=2)
-    page, _ = write(tmp_path, [run], look=lambda folder: digits_look()(folder)._replace(labels=None, classes=()))
-    assert "its pictures have no labels" in page.text
+    page, _ = write(
+        tmp_path, [run], load_samples=lambda folder: digits_samples()(folder)._replace(labels=None, classes=())
+    )
+    assert "its samples have no labels" in page.text
     assert len(page.all("img")) == 6 * 9
     assert "same class as the anchor" not in str(page.elements)
 
 
-def test_false_negatives_are_marked_and_others_are_not(tmp_path: Path) -> None:
+def test_only_false_negatives_are_marked(tmp_path: Path) -> None:
     features = torch.tensor([[1.0, 0.0], [0.99, 0.1], [0.9, 0.4], [0.0, 1.0]])
     images = torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 3, 8, 8).contiguous()
-    sight = Sight(images, torch.tensor([0, 1, 0, -1]), ["cat", "dog"], features)
-    (anchor, negatives), *_ = examine(sight).gallery
+    samples = EncodedSamples(images, torch.tensor([0, 1, 0, -1]), ["cat", "dog"], features)
+    (anchor, negatives), *_ = summarize(samples).gallery
     assert anchor.label == "cat"
-    others = {picture.label: picture.same for picture in negatives}
+    others = {negative.label: negative.same_class for negative in negatives}
     assert others == {"cat": True, "dog": False, None: False}
-    assert [p.cosine for p in negatives] == sorted((p.cosine for p in negatives), reverse=True)
+    assert [n.cosine for n in negatives] == sorted((n.cosine for n in negatives), reverse=True)
 
 
 def test_anchors_are_the_same_for_every_encoder_and_of_different_classes() -> None:
-    sight = digits_look()(Path("a/b"))
-    one = examine(sight)
-    other = examine(sight._replace(features=torch.randn(300, 4, generator=torch.Generator().manual_seed(0))))
+    samples = digits_samples()(Path("a/b"))
+    one = summarize(samples)
+    other = summarize(samples._replace(features=torch.randn(300, 4, generator=torch.Generator().manual_seed(0))))
     assert [anchor for anchor, _ in one.gallery] == [anchor for anchor, _ in other.gallery]
     assert len({anchor.label for anchor, _ in one.gallery}) == 6
 
 
-def test_names_are_harmless(tmp_path: Path) -> None:
+def test_untrusted_names_are_escaped(tmp_path: Path) -> None:
     bad = '<script>alert("x")</script>&amp;"\'>'
     run = make_run(
         tmp_path / "run", epochs=2, overrides=[f"about={json.dumps(bad)}"], evaluation={bad: 0.5, "knn": 0.9}
@@ -206,17 +234,17 @@ def test_names_are_harmless(tmp_path: Path) -> None:
         [run],
         names=[bad],
         extra_rows={bad + "2": {bad: [0.4]}},
-        look=lambda folder: digits_look()(folder)._replace(classes=[bad] * 10),
+        load_samples=lambda folder: digits_samples()(folder)._replace(classes=[bad] * 10),
     )
     assert "<script>alert" not in text
     assert [script.get("type") for script in page.all("script")].count(None) == 1  # the page's own
     assert page.text.count(bad) > 10
 
 
-def test_a_class_whose_folder_is_not_utf_8_has_a_page(tmp_path: Path) -> None:
+def test_a_class_name_that_is_not_utf_8_is_shown_escaped(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     run = make_run(tmp_path / "run", epochs=2)
-    page, _ = write(tmp_path, [run], look=lambda folder: digits_look()(folder)._replace(classes=[name] * 10))
+    page, _ = write(tmp_path, [run], load_samples=lambda folder: digits_samples()(folder)._replace(classes=[name] * 10))
     assert "anchor: caf\\udce9" in page.text
 
 
@@ -230,7 +258,7 @@ def test_curves_show_mean_and_range_over_seeds(tmp_path: Path) -> None:
     assert 'class="band' in text
 
 
-def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_has_a_note(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=4)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[2]["loss"] = float("nan")
@@ -241,7 +269,7 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [None, True, "x", [], {}, 10**400, 1e308, -1e308, float("inf"), float("nan")])
-def test_numbers_that_are_none_are_left_out(tmp_path: Path, odd: object) -> None:
+def test_values_that_are_not_finite_numbers_are_left_out(tmp_path: Path, odd: object) -> None:
     runs = [make_run(tmp_path / str(seed), seed=seed, epochs=3) for seed in range(2)]
     lines = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
     for line, key in zip(lines, ("loss", "seconds", "epoch"), strict=True):
@@ -253,14 +281,14 @@ def test_numbers_that_are_none_are_left_out(tmp_path: Path, odd: object) -> None
     assert "0 of 3 epochs" in page.text
 
 
-def test_what_never_moves_is_not_drawn(tmp_path: Path) -> None:
+def test_constant_quantities_are_not_drawn(tmp_path: Path) -> None:
     page, _ = write(tmp_path, [make_run(tmp_path / "run", "simclr", epochs=4)])
     assert "Effective negatives" in page.text
     assert "Anchors without negatives" not in page.text
-    assert "Negatives in the support" not in page.text
+    assert "Candidates in the support" not in page.text
 
 
-def test_time_is_that_of_a_step_without_the_first_epoch(tmp_path: Path) -> None:
+def test_time_per_step_excludes_the_first_epoch(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=3)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line, factor in zip(lines, (100, 1, 2), strict=True):
@@ -272,7 +300,7 @@ def test_time_is_that_of_a_step_without_the_first_epoch(tmp_path: Path) -> None:
     assert "pause" not in page.text
 
 
-def test_one_command_for_all_is_shown_once(tmp_path: Path) -> None:
+def test_a_command_shared_by_all_runs_is_shown_once(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=2, epochs=2)
     page, _ = write(tmp_path, runs)
     assert page.text.count("hardneg train digits-simclr objective.preset=hcl seed=1") == 1
@@ -282,19 +310,19 @@ def test_one_command_for_all_is_shown_once(tmp_path: Path) -> None:
     assert page.text.count("hardneg compare 'a b'") == 1
 
 
-def test_seven_groups_of_three_seeds_stay_small(tmp_path: Path) -> None:
+def test_a_page_of_seven_groups_and_three_seeds_is_below_3_mb(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", PRESETS, seeds=3, epochs=400)
     generator = torch.Generator().manual_seed(0)
 
-    def noise(folder: Path) -> Sight:  # pictures that cannot be compressed, each group with its own
+    def noise(folder: Path) -> EncodedSamples:  # incompressible images, different for each group
         images = torch.randint(0, 256, (120, 3, 96, 96), dtype=torch.uint8, generator=generator)
-        return Sight(images, torch.arange(120) % 10, [*"abcdefghij"], torch.randn(120, 8, generator=generator))
+        return EncodedSamples(images, torch.arange(120) % 10, [*"abcdefghij"], torch.randn(120, 8, generator=generator))
 
-    _, text = write(tmp_path, runs, look=noise)
+    _, text = write(tmp_path, runs, load_samples=noise)
     assert len(text.encode()) < 3_000_000
 
 
-def test_writing_twice_gives_the_same_file_and_leaves_no_other(tmp_path: Path) -> None:
+def test_writing_twice_gives_the_same_file_and_no_temporary_file(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=1, epochs=3)
     _, one = write(tmp_path / "new" / "folder", runs)
     _, two = write(tmp_path / "new" / "folder", runs)
@@ -302,7 +330,7 @@ def test_writing_twice_gives_the_same_file_and_leaves_no_other(tmp_path: Path) -
     assert [file.name for file in (tmp_path / "new" / "folder").iterdir()] == ["report.html"]
 
 
-def test_errors_say_what_to_do(tmp_path: Path) -> None:
+def test_errors_name_the_argument_and_the_fix(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=1)
     to = tmp_path / "report.html"
     with pytest.raises(ValueError, match="runs is empty: pass at least one run folder"):
@@ -320,6 +348,6 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     assert not to.exists()
 
 
-def test_the_script_that_may_run_is_the_pages_own() -> None:
+def test_assets_cannot_end_their_element() -> None:
     assert "</script" not in report._asset("page.js")
     assert "</style" not in report._asset("page.css")

@@ -1,4 +1,4 @@
-"""Run folders are read whatever is missing, and runs that differ only in seed are one group."""
+"""Run folders are read even if files are missing, and runs that differ only in seed form a group."""
 
 import json
 import os
@@ -14,7 +14,7 @@ def names(runs: list[Path], given: list[str] | None = None) -> list[tuple[str, l
     return [(group.name, [run.seed for run in group.runs]) for group in group_runs([*map(read_run, runs)], given)]
 
 
-def test_runs_that_differ_only_in_seed_are_one_group(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_seed_form_a_group(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / "a", "simclr", seed=1),
         make_run(tmp_path / "b", "hcl", seed=0),
@@ -23,7 +23,7 @@ def test_runs_that_differ_only_in_seed_are_one_group(tmp_path: Path) -> None:
     assert names(runs) == [("objective.preset=simclr", [0, 1]), ("objective.preset=hcl", [0])]
 
 
-def test_a_group_is_called_by_what_differs(tmp_path: Path) -> None:
+def test_a_group_is_named_by_the_settings_that_differ(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / "a", "hcl", overrides=["objective.beta=0.5", "optimizer.lr=0.01"]),
         make_run(tmp_path / "b", "hcl", overrides=["objective.beta=2.0", "optimizer.lr=0.01"]),
@@ -33,12 +33,12 @@ def test_a_group_is_called_by_what_differs(tmp_path: Path) -> None:
     assert names(runs[:1]) == [("objective.preset=hcl", [0])]
 
 
-def test_what_a_recipe_is_about_makes_no_group(tmp_path: Path) -> None:
+def test_the_description_of_a_recipe_does_not_separate_groups(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(seed), seed=seed, overrides=[f"about=number {seed}"]) for seed in range(2)]
     assert len(names(runs)) == 1
 
 
-def test_names_are_for_runs_or_for_groups(tmp_path: Path) -> None:
+def test_names_are_one_per_run_or_one_per_group(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"{p}{s}", p, s) for p in ("simclr", "hcl") for s in range(2)]
     expected = [("plain", [0, 1]), ("hard", [0, 1])]
     assert names(runs, ["plain", "hard"]) == names(runs, ["plain", "plain", "hard", "hard"]) == expected
@@ -48,16 +48,16 @@ def test_names_are_for_runs_or_for_groups(tmp_path: Path) -> None:
         names(runs, ["same", "same"])
 
 
-def test_one_result_is_not_counted_as_two_seeds(tmp_path: Path) -> None:
+def test_the_same_result_twice_is_an_error(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name) for name in "ab"]
     with pytest.raises(
-        ValueError, match="are one recipe with one seed, 0: leave one out, or give them different names"
+        ValueError, match="have the same recipe and seed 0: leave one out, or give them different names"
     ):
         names(runs)
     assert names(runs, ["here", "there"]) == [("here", [0]), ("there", [0])]
 
 
-def test_all_but_the_recipe_may_be_missing(tmp_path: Path) -> None:
+def test_every_file_except_the_recipe_may_be_missing(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     for name in ("metrics.jsonl", "evaluation.json", "environment.json"):
         os.remove(folder / name)
@@ -67,7 +67,7 @@ def test_all_but_the_recipe_may_be_missing(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_knn_of_training_stands_in_for_an_evaluation(tmp_path: Path) -> None:
+def test_online_knn_replaces_a_missing_evaluation(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", evaluation={})
     lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     assert read_run(folder).evaluation == {"knn": lines[-1]["knn"]}
@@ -75,7 +75,7 @@ def test_knn_of_training_stands_in_for_an_evaluation(tmp_path: Path) -> None:
     assert read_run(folder).evaluation == {"knn": 0.5}
 
 
-def test_a_line_cut_off_by_a_kill_is_the_end(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_of_metrics_is_ignored(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", epochs=3)
     file = folder / "metrics.jsonl"
     file.write_text(file.read_text()[:-20])
@@ -94,7 +94,7 @@ def test_a_line_cut_off_by_a_kill_is_the_end(tmp_path: Path) -> None:
         ("environment.json", "[]", "environment.json must hold an object, got list"),
     ],
 )
-def test_broken_files_are_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_errors_name_the_broken_file(tmp_path: Path, name: str, text: str, message: str) -> None:
     folder = make_run(tmp_path / "run", epochs=1)
     (folder / name).write_text(text)
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Charts put numbers where they belong, whatever the numbers are."""
+"""Charts draw values at the right coordinates, for every range of values."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def parsed(chart: str) -> tuple[ElementTree.Element, dict[str, object]]:
 
 
 @given(numbers, numbers)
-def test_ticks_are_few_round_and_enclose_everything(one: float, other: float) -> None:
+def test_ticks_are_few_equidistant_and_cover_the_range(one: float, other: float) -> None:
     low, high = min(one, other), max(one, other)
     marks = svg.ticks(low, high)
     room = 1e-6 * max(abs(low), abs(high), 1e-9)
@@ -33,7 +33,7 @@ def test_ticks_are_few_round_and_enclose_everything(one: float, other: float) ->
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20))
-def test_everything_drawn_lies_within_the_picture(points: list[tuple[float, float]]) -> None:
+def test_all_elements_are_inside_the_chart(points: list[tuple[float, float]]) -> None:
     points = sorted(dict(points).items())
     xs, ys = zip(*points, strict=True)
     drawing, _ = parsed(svg.line_chart([svg.Series("a", 0, xs, ys, ys, ys)], "epoch", "nats", "words"))
@@ -48,7 +48,7 @@ def test_everything_drawn_lies_within_the_picture(points: list[tuple[float, floa
         assert left + width <= svg.WIDTH + 1, text.text
 
 
-def test_a_line_goes_through_its_points() -> None:
+def test_a_line_passes_through_its_points() -> None:
     drawing, reading = parsed(svg.line_chart([svg.Series("a", 0, [0, 10], [0.0, 100.0])], "epoch", "%", "words"))
     left, top, right, bottom = reading["box"]  # type: ignore[misc]
     (path,) = (p for p in drawing.iter("path") if "line" in p.attrib["class"])
@@ -57,7 +57,7 @@ def test_a_line_goes_through_its_points() -> None:
 
 
 @pytest.mark.parametrize("epochs", [2, 3, 15, 60, 400])
-def test_epochs_are_whole(epochs: int) -> None:
+def test_ticks_of_epochs_are_whole_numbers(epochs: int) -> None:
     xs = list(range(1, epochs + 1))
     drawing, _ = parsed(svg.line_chart([svg.Series("a", 0, xs, xs)], "epoch", "nats", "words"))
     shown = [text.text or "" for text in drawing.iter("text") if text.attrib.get("class") == "middle"]
@@ -65,18 +65,18 @@ def test_epochs_are_whole(epochs: int) -> None:
     assert all(1 <= int(text) <= epochs for text in shown)
 
 
-def test_lines_with_other_epochs_are_read_out_where_they_are() -> None:
+def test_tooltip_values_of_lines_with_different_epochs() -> None:
     lines = [svg.Series("a", 0, [1, 2, 3], [1.0, 2.0, 3.0]), svg.Series("b", 1, [2], [5.0])]
     _, reading = parsed(svg.line_chart(lines, "epoch", "nats", "words"))
     assert reading["x"] == [1, 2, 3]
     assert [line["y"] for line in reading["series"]] == [[1, 2, 3], [None, 5, None]]  # type: ignore[union-attr]
 
 
-def test_twenty_four_series_look_different() -> None:
+def test_24_series_have_different_styles() -> None:
     assert len({svg.style_classes(number) for number in range(24)}) == 24
 
 
-def test_names_are_escaped_in_drawing_and_data() -> None:
+def test_names_are_escaped_in_svg_and_json() -> None:
     name = '</script><script>alert("&")</script>'
     charts = [
         svg.line_chart([svg.Series(name, 0, [1], [1.0])], name, name, name),
@@ -89,7 +89,7 @@ def test_names_are_escaped_in_drawing_and_data() -> None:
 
 
 @pytest.mark.parametrize("mean", [0.5, math.nan])
-def test_the_area_of_a_histogram_is_its_shares(mean: float) -> None:
+def test_the_area_of_a_histogram_equals_its_shares(mean: float) -> None:
     edges, shares = [-1.0, -0.5, 0.0, 0.5, 1.0], [10.0, 20.0, 30.0, 40.0]
     drawing, reading = parsed(svg.histogram_chart(edges, [("a", "same", shares, mean)], 40, "cosine", "%", "words"))
     (path,) = drawing.iter("path")

@@ -70,7 +70,7 @@ def test_settings_are_refused_at_construction(options: dict[str, Any], message: 
         (lambda: hn.Linear(0, 1, until=0), r"until must be > 0"),
         (lambda: hn.Steps([1.0], [0.5]), r"one more than boundaries"),
         (lambda: hn.Steps([1.0, 2.0, 3.0], [0.5, 0.5]), r"boundaries must increase"),
-        (lambda: hn.HardnessAnneal(1.0, 0), r"changes must be ≥ 1"),
+        (lambda: hn.HardnessAnneal(1.0, 0), r"changes must be a whole number ≥ 1"),
         (lambda: hn.HardnessAnneal(1.0, 2, "sideways"), r"'down' or 'up'"),
         (lambda: hn.Adaptive(start=2.0), r"start must be in"),
         (lambda: hn.Adaptive(step=0.0), r"step must be > 0"),
@@ -98,6 +98,9 @@ def test_parts_are_refused_at_construction(make: Callable[[], object], message: 
         ({}, {"z1": Z, "z2": Z[:, :2]}, r"z2 must have shape"),
         ({}, {"z1": Z.long(), "z2": Z}, r"z1 must have a floating dtype, got torch.int64"),
         ({}, {"z1": Z.numpy(), "z2": Z}, r"z1 must be a torch.Tensor, got ndarray"),
+        ({}, {"z1": Z, "z2": Z.numpy()}, r"z2 must be a torch.Tensor, got ndarray"),
+        ({"supervision": "full"}, {"z1": Z, "z2": Y}, r"z2 must hold the embeddings of the other view.*labels="),
+        ({}, {"z1": Z, "z2": Y}, r"z2 must hold the embeddings of the other view, got dtype torch.int64"),
         ({}, {"z1": NAN, "z2": Z}, r"z1 holds NaN or inf"),
         ({}, {"z1": Z, "z2": INF}, r"z2 holds NaN or inf"),
         ({"in_batch": None}, {"z1": Z, "z2": Z, "negatives": NAN}, r"negatives holds NaN or inf"),
@@ -156,3 +159,9 @@ def test_a_custom_weight_that_is_no_weight_is_refused(fn: Callable[[torch.Tensor
 def test_diagnostics_before_any_call_say_so() -> None:
     with pytest.raises(RuntimeError, match="call the loss first"):
         hn.simclr().diagnostics()
+
+
+@pytest.mark.parametrize("make", [lambda: hn.InfoNCE(0.5, hn.Uniform(), 0.1), lambda: hn.JSD(1.0, 0.1, 2.0)])  # type: ignore[call-arg, misc]
+def test_further_settings_are_keyword_only(make: Callable[[], object]) -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        make()

@@ -128,3 +128,33 @@ def test_a_copy_of_the_positive_is_kept_at_margin_zero_and_dropped_above(backend
         loss = hn.InfoNCE(in_batch=None, temperature=0.05, hardening=hn.BelowPositive(margin), backend=backend)
         loss(z1, z2, negatives=z2[:, None].clone())
         assert loss.diagnostics()["without_candidates"] == 256 - kept_by
+
+
+@pytest.mark.parametrize(
+    "hardening",
+    [
+        hn.Uniform(),
+        hn.Exponential(1 / 3),
+        hn.Exponential(hn.Linear(0.0, 2.0)),
+        hn.Threshold(0.7),
+        hn.Threshold(score=-3.0),
+        hn.Threshold(cosine=hn.Linear(-0.3, 0.0)),
+        hn.Ring(1 - hn.RingAnneal(), 1 - 0.1 * hn.RingAnneal()),
+        hn.BelowPositive(0.1),
+        hn.BelowPositive(relative=0.95),
+    ],
+)
+def test_evaluating_the_repr_of_a_hardening_gives_the_same_hardening(hardening: hn.Hardening) -> None:
+    again = eval(repr(hardening), {name: getattr(hn, name) for name in hn.__all__})
+    assert repr(again) == repr(hardening)
+    for progress in (0.0, 0.3, 1.0):
+        assert again.at(progress) == hardening.at(progress)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_threshold_on_cosines_is_one_on_scores_times_the_temperature(backend: str) -> None:
+    z1, z2 = torch.randn(2, 12, 4)
+    by_cosine = hn.InfoNCE(0.2, hn.Threshold(cosine=0.1), backend=backend)
+    by_score = hn.InfoNCE(0.2, hn.Threshold(score=0.5), backend=backend)
+    assert_close(by_cosine(z1, z2), by_score(z1, z2))
+    assert by_cosine.diagnostics()["support"] < 22

@@ -96,7 +96,7 @@ def problem(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, 
 def test_loss_is_that_of_the_loop(supervision: str, beta: float, prior: float, reach: float | None) -> None:
     nodes, graphs, batch, labels = problem()
     given = None if supervision == "none" else labels
-    loss = JSD(beta, prior, reach, supervision)(nodes, graphs, batch, given)
+    loss = JSD(beta, prior, weight_range=reach, supervision=supervision)(nodes, graphs, batch, given)
     expected = loop(nodes, graphs, batch, beta, prior, reach, given, supervision)
     assert_close(loss, torch.tensor(expected, dtype=torch.float64))
 
@@ -164,7 +164,7 @@ def test_gradients_are_those_of_autograd_on_masked_matrices(supervision: str, pr
     nodes, graphs, batch, labels = problem(15)
     leaves = nodes.requires_grad_(), graphs.requires_grad_()
     upstream = torch.rand(13, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    loss = JSD(3.0, prior, 2.0, supervision, through, reduction="none", tile=4)
+    loss = JSD(3.0, prior, supervision=supervision, grad_through_weights=through, reduction="none", tile=4)
     losses = loss(nodes, graphs, batch, None if supervision == "none" else labels)
     found = torch.autograd.grad((losses * upstream).sum(), leaves)
 

@@ -1,3 +1,5 @@
+"""Schedules: their values against the papers' formulas, their state, and their representation."""
+
 import copy
 import pickle
 from collections.abc import Callable
@@ -173,3 +175,49 @@ def test_an_adaptive_schedule_moves_the_loss_without_set_progress() -> None:
 def test_presets_with_schedules_can_be_pickled() -> None:
     loss = pickle.loads(pickle.dumps(hn.hscl_threshold()))
     assert loss.supervision == "full"
+
+
+SHARE = hn.RingAnneal()
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        hn.Constant(0.1),
+        hn.Linear(0.2, 1 / 3, until=0.7),
+        hn.Steps([1.0, 0.5, 0.1], [0.25, 0.5]),
+        hn.HardnessAnneal(2.0, 3, "up"),
+        SHARE,
+        hn.Adaptive(0.8, 0.1, 3, 0.2, 0.9, "lower"),
+        1 - SHARE,
+        2 * SHARE + hn.Linear(0.0, 1.0),
+        (1 - 0.1 * SHARE) / (3 - hn.Constant(1.0)),
+        -SHARE - (0.5 - SHARE),
+        (SHARE * 2).exp(),
+        hn.Linear(0.0, 1.0).exp() * 2,
+    ],
+)
+def test_evaluating_the_repr_of_a_schedule_gives_the_same_schedule(schedule: hn.Schedule) -> None:
+    again = eval(repr(schedule), {name: getattr(hn, name) for name in hn.__all__})
+    assert repr(again) == repr(schedule)
+    assert [again.at(p / 20) for p in range(21)] == [schedule.at(p / 20) for p in range(21)]
+
+
+def test_the_repr_of_a_loss_shows_its_schedules() -> None:
+    assert "Exponential(beta=Linear(start=0.0, end=2.0, until=1.0))" in repr(hn.hscl(beta=hn.Linear(0, 2)))
+
+
+def test_a_schedule_of_a_users_own_has_a_repr() -> None:
+    class Squared(hn.Schedule):
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        def at(self, progress: float) -> float:
+            return self.factor * progress**2
+
+    class Hidden(Squared):
+        def __init__(self, other: float) -> None:
+            super().__init__(other)
+
+    assert repr(1 - Squared(3.0)) == "(1.0 - Squared(factor=3.0))"
+    assert "Hidden object" in repr(Hidden(3.0))

@@ -1,4 +1,4 @@
-"""Real processes that share a queue and a bank: each works on its part of a batch and saves what it found."""
+"""Processes with a gathered queue and bank: each takes its part of a batch and saves its results for the tests."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def inputs(step: int) -> dict[str, Tensor]:
 
 
 def queue_states(rows: slice, gather: bool) -> dict[str, Tensor]:
-    """The queue after a few batches, of which this process has some rows."""
+    """The state of the queue after STEPS batches, of which this process has some rows."""
     queue = Queue(11, DIM, gather=gather)
     for step in range(STEPS):
         batch = {name: tensor[rows] for name, tensor in inputs(step).items()}
@@ -35,7 +35,7 @@ def queue_states(rows: slice, gather: bool) -> dict[str, Tensor]:
 
 
 def bank_states(rows: slice, gather: bool) -> dict[str, Tensor]:
-    """The bank after the same batches."""
+    """The state of the bank after the same batches."""
     bank = MemoryBank(12, DIM, gather=gather)
     for step in range(STEPS):
         batch = inputs(step)
@@ -47,14 +47,14 @@ def moco_gradients(rows: slice, gather: bool) -> Tensor:
     """The gradients of a linear encoder at every step of MoCo, (steps, 4, d)."""
     generator = torch.Generator().manual_seed(9)
     encoder = nn.Linear(DIM, 4, bias=False).double()
-    slow = nn.Linear(DIM, 4, bias=False).double()
-    for module in (encoder, slow):
+    key_encoder = nn.Linear(DIM, 4, bias=False).double()
+    for module in (encoder, key_encoder):
         module.weight.data = torch.randn(4, DIM, generator=generator, dtype=torch.float64)
     queue, loss = Queue(11, 4, dtype=torch.float64, gather=gather), hn.moco(gather=gather)
     found = []
     for step in range(STEPS):
         batch = {name: tensor[rows] for name, tensor in inputs(step).items()}
-        keys = slow(batch["images"]).detach()
+        keys = key_encoder(batch["images"]).detach()
         others = ~queue.same_instance(batch["ids"])
         encoder.zero_grad()
         loss(encoder(batch["images"]), keys, negatives=queue.keys, negative_mask=others).backward()
@@ -79,6 +79,6 @@ def work(rank: int, sizes: list[int], folder: str) -> None:
 
 
 def launch(sizes: list[int], folder: Path) -> list[dict[str, Any]]:
-    """What each of ``len(sizes)`` processes found."""
+    """The results of ``len(sizes)`` processes."""
     children.spawn(work, (sizes, str(folder)), len(sizes))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(len(sizes))]

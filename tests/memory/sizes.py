@@ -1,4 +1,4 @@
-"""How large the temporaries of a computation are."""
+"""Size of the largest temporary of a computation."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor made inside; views of ``given`` do not count."""
+    """Records the number of elements of the largest tensor created inside; views of ``given`` do not count."""
 
     def __init__(self, *given: Tensor) -> None:
         super().__init__()

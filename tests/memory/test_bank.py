@@ -1,8 +1,9 @@
-"""The bank moves the rows of a batch as a loop would, on any storage, and leaves every other row alone."""
+"""Updates of the bank equal a loop over the batch, in any dtype, and change no other row."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,7 +26,7 @@ def loop(rows: Tensor, idx: list[int], z: Tensor, momentum: float) -> Tensor:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99, 1.0])
-def test_updates_are_those_of_the_loop(momentum: float) -> None:
+def test_updates_equal_the_loop(momentum: float) -> None:
     bank = MemoryBank(20, 6, momentum, dtype=torch.float64)
     for idx in ([3, 14, 15], [3, 3, 9, 3, 14], list(range(20)), [7]):
         z = 5 * torch.randn(len(idx), 6, dtype=torch.float64)
@@ -36,7 +37,7 @@ def test_updates_are_those_of_the_loop(momentum: float) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(idx=st.lists(st.integers(0, 4), max_size=12), seed=st.integers(0, 99))
-def test_of_one_instance_in_a_batch_the_last_wins(idx: list[int], seed: int) -> None:
+def test_of_several_occurrences_of_an_instance_the_last_is_used(idx: list[int], seed: int) -> None:
     z = torch.randn(len(idx), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     bank = MemoryBank(5, 3, dtype=torch.float64)
     expected = loop(bank.rows, idx, z, 0.5)
@@ -44,7 +45,7 @@ def test_of_one_instance_in_a_batch_the_last_wins(idx: list[int], seed: int) -> 
     assert_close(bank.rows, expected)
 
 
-def test_other_rows_are_not_touched() -> None:
+def test_an_update_changes_no_other_row() -> None:
     bank = MemoryBank(50, 8, dtype=torch.float16)
     before = bank.rows.clone()
     bank.update(torch.tensor([3, 40]), torch.randn(2, 8))
@@ -52,7 +53,7 @@ def test_other_rows_are_not_touched() -> None:
     assert changed == [3, 40]
 
 
-def test_lookup_and_update_cost_the_batch_and_not_the_bank() -> None:
+def test_temporaries_of_lookup_and_update_have_the_size_of_the_batch() -> None:
     bank, idx, z = MemoryBank(5000, 8), torch.tensor([3, 40, 3]), torch.randn(3, 8)
     with Largest(bank.rows) as largest:
         _ = bank[idx]
@@ -60,7 +61,7 @@ def test_lookup_and_update_cost_the_batch_and_not_the_bank() -> None:
     assert 0 < largest.elements <= 3 * 8
 
 
-def test_momentum_zero_replaces_and_one_freezes() -> None:
+def test_momentum_zero_replaces_rows_and_one_keeps_them() -> None:
     z, idx = torch.randn(4, 8), torch.tensor([0, 2, 4, 6])
     replaced, frozen = MemoryBank(8, 8, momentum=0), MemoryBank(8, 8, momentum=1)
     before = frozen.rows.clone()
@@ -70,7 +71,7 @@ def test_momentum_zero_replaces_and_one_freezes() -> None:
     assert_close(frozen.rows, before)
 
 
-def test_rows_start_as_unit_vectors_that_depend_on_the_seed_alone() -> None:
+def test_initial_rows_are_unit_vectors_that_depend_on_the_seed_alone() -> None:
     torch.manual_seed(1)
     one = MemoryBank(3000, 16)
     torch.manual_seed(2)
@@ -82,7 +83,7 @@ def test_rows_start_as_unit_vectors_that_depend_on_the_seed_alone() -> None:
     assert_close(one.rows.T @ one.rows / 3000, torch.eye(16) / 16, atol=0.01, rtol=0)
 
 
-def test_rows_of_a_large_bank_differ_between_blocks() -> None:
+def test_initial_rows_of_a_large_bank_differ_between_blocks() -> None:
     rows = MemoryBank((1 << 16) + 5, 2).rows
     assert not torch.equal(rows[:5], rows[1 << 16 :])
 
@@ -100,7 +101,17 @@ def test_lookup_copies_and_takes_any_shape() -> None:
     assert bank[idx[:0]].shape == (0, 3, 4)
 
 
-def test_half_precision_stores_what_float32_computes() -> None:
+@pytest.mark.parametrize("convert", [Tensor.numpy, Tensor.tolist])
+def test_numpy_arrays_and_lists_are_looked_up_and_updated_as_tensors(convert: Any) -> None:
+    expected, bank = MemoryBank(10, 4, 0.25), MemoryBank(np.int64(10), torch.tensor(4), np.float32(0.25))  # type: ignore[arg-type]
+    idx, z = torch.tensor([1, 5]), torch.randn(2, 4)
+    expected.update(idx, z)
+    bank.update(convert(idx), convert(z))
+    assert torch.equal(bank.rows, expected.rows)
+    assert torch.equal(bank[convert(idx)], expected[idx])
+
+
+def test_half_precision_rows_are_computed_in_float32() -> None:
     small, exact = MemoryBank(10, 8, dtype=torch.float16), MemoryBank(10, 8, dtype=torch.float64)
     exact.rows.copy_(small.rows)
     idx, z = torch.tensor([1, 5]), (1000 * torch.randn(2, 8)).half()  # the squares overflow float16
@@ -110,7 +121,7 @@ def test_half_precision_stores_what_float32_computes() -> None:
     assert_close(small.rows, exact.rows.half())
 
 
-def test_rows_on_the_host_stay_there() -> None:
+def test_rows_on_the_host_are_not_moved() -> None:
     bank = MemoryBank(10, 4, on_host=True)
     before = bank.rows
     moved = torch.nn.ModuleDict({"bank": bank}).to("meta").double()["bank"]
@@ -118,18 +129,18 @@ def test_rows_on_the_host_stay_there() -> None:
     assert MemoryBank(10, 4).double().rows.dtype == torch.float64
 
 
-def test_a_row_that_would_vanish_stays() -> None:
+def test_a_row_that_would_become_zero_is_not_changed() -> None:
     bank = MemoryBank(3, 4, dtype=torch.float64)
     before = bank.rows.clone()
     bank.update(torch.tensor([0, 1]), torch.stack([-before[0], before[1]]))
     assert_close(bank.rows, before)
-    silent = MemoryBank(3, 4, momentum=0)
-    before = silent.rows.clone()
-    silent.update(torch.tensor([2]), torch.zeros(1, 4))
-    assert torch.equal(silent.rows, before)
+    replacing = MemoryBank(3, 4, momentum=0)
+    before = replacing.rows.clone()
+    replacing.update(torch.tensor([2]), torch.zeros(1, 4))
+    assert torch.equal(replacing.rows, before)
 
 
-def test_embeddings_with_gradients_are_accepted_and_leave_none() -> None:
+def test_rows_updated_with_embeddings_that_require_gradients_require_none() -> None:
     bank = MemoryBank(5, 4)
     bank.update(torch.tensor([1]), torch.randn(1, 4, requires_grad=True))
     assert not bank.rows.requires_grad
@@ -147,7 +158,7 @@ def test_updating_between_loss_and_backward_raises(backend: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
-def test_the_own_row_is_the_positive_and_never_a_negative(backend: str) -> None:
+def test_the_row_of_the_instance_is_its_positive_and_not_a_negative(backend: str) -> None:
     bank, idx = MemoryBank(20, 4, dtype=torch.float64), torch.tensor([3, 9])
     z = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
     loss = hn.instance_discrimination(backend=backend, reduction="none")
@@ -171,7 +182,7 @@ def test_a_resumed_bank_continues_exactly(dtype: torch.dtype, tmp_path: Path) ->
     assert torch.equal(whole.rows, resumed.rows)
 
 
-def test_a_bank_of_another_size_is_refused_with_the_remedy() -> None:
+def test_loading_a_bank_of_another_size_raises_an_error_that_names_the_fix() -> None:
     state = torch.nn.Sequential(MemoryBank(8, 2)).state_dict()
     with pytest.raises(RuntimeError, match=r"the state of 0 holds size=8, dim=2, .*MemoryBank\(size=8, dim=2\)"):
         torch.nn.Sequential(MemoryBank(9, 2)).load_state_dict(state)
@@ -190,13 +201,13 @@ Z = torch.eye(4)[:2]
         (lambda: MemoryBank(4, 4)[torch.tensor([4])], "idx must hold indices from 0 to 3"),
         (lambda: MemoryBank(4, 4)[torch.tensor([-1])], "idx must hold indices from 0 to 3"),
         (lambda: MemoryBank(4, 4)[torch.tensor([True])], "idx must have an integer dtype"),
-        (lambda: MemoryBank(4, 4)[2], "idx must be an integer tensor, got int"),
+        (lambda: MemoryBank(4, 4)[2], "idx must be a tensor, a numpy array or a list of numbers, got int"),
         (lambda: MemoryBank(4, 4).update(torch.tensor([0]), Z), r"idx must have shape \(2,\)"),
         (lambda: MemoryBank(4, 4).update(torch.tensor([0, 4]), Z), "idx must hold indices from 0 to 3"),
         (lambda: MemoryBank(4, 4).update(torch.tensor([0, 1]), Z[:, :3]), r"z must have shape \(B, 4\), got \(2, 3\)"),
         (lambda: MemoryBank(4, 4).update(torch.tensor([0, 1]), Z / 0), "z holds NaN or inf"),
     ],
 )
-def test_errors_say_what_to_do(make: Any, message: str) -> None:
+def test_errors_name_the_argument_and_the_fix(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Clusters are as good as scikit-learn's, the same every time, and their close sets are those of a loop."""
+"""Clusters are as good as scikit-learn's and deterministic, and close neighbors equal a loop."""
 
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,14 @@ def inertia(rows: Tensor, assigned: Tensor) -> float:
     """Σ ‖row − mean of its cluster‖²."""
     total = 0.0
     for cluster in assigned.unique():
-        mine = rows[assigned == cluster].double()
-        total += float((mine - mine.mean(dim=0)).square().sum())
+        members = rows[assigned == cluster].double()
+        total += float((members - members.mean(dim=0)).square().sum())
     return total
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("centers", "k", "spread"), [(8, 8, 0.05), (8, 20, 0.2), (60, 60, 0.1), (100, 50, 0.3)])
-def test_inertia_is_that_of_sklearn(backend: str, centers: int, k: int, spread: float) -> None:
+def test_inertia_is_at_most_5_percent_above_sklearns(backend: str, centers: int, k: int, spread: float) -> None:
     rows = blobs(centers, 2000, spread)
     peer = KMeans(k, n_init=3, random_state=0).fit(rows.numpy())
     ours = inertia(rows, Clusters(k, backend=backend).fit(rows).assignments[0])
@@ -50,7 +50,7 @@ def test_inertia_is_that_of_sklearn(backend: str, centers: int, k: int, spread: 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_digits_fall_into_their_classes(backend: str) -> None:
+def test_clusters_of_digits_are_mostly_of_one_class(backend: str) -> None:
     images, labels = load_digits(return_X_y=True)
     assigned = Clusters(10, backend=backend).fit(torch.tensor(images)).assignments[0].numpy()
     purity = sum(np.bincount(labels[assigned == cluster]).max() for cluster in range(10)) / len(labels)
@@ -72,7 +72,7 @@ def test_clusters_depend_on_rows_seed_and_step_alone(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_length_does_not_matter(backend: str) -> None:
+def test_clusters_do_not_depend_on_the_length_of_rows(backend: str) -> None:
     rows = blobs(10, 300, 0.3)
     factors = 2.0 ** (torch.arange(300) % 20 - 10)  # exact in floating point
     clusters = Clusters(10, backend=backend)
@@ -82,14 +82,14 @@ def test_length_does_not_matter(backend: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_any_floating_dtype_is_clustered(backend: str, dtype: torch.dtype) -> None:
+def test_all_floating_dtypes_give_the_same_clusters(backend: str, dtype: torch.dtype) -> None:
     rows = blobs(6, 300, 0.05)
     expected = Clusters(6, backend=backend).fit(rows).same(torch.arange(300))
     assert torch.equal(Clusters(6, backend=backend).fit(rows.to(dtype)).same(torch.arange(300)), expected)
 
 
 @pytest.mark.parametrize("tile", [1, 200, 1000])
-def test_tiling_does_not_change_clusters(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_do_not_depend_on_the_tile_size(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = blobs(30, 100, 0.5).double()
     clusters = Clusters(12, repeats=2, iterations=5, backend="torch")
     expected = clusters.fit(rows).assignments
@@ -98,24 +98,24 @@ def test_tiling_does_not_change_clusters(tile: int, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_empty_clusters_are_seeded_again(backend: str) -> None:
+def test_empty_clusters_are_filled(backend: str) -> None:
     rows = blobs(5, 200, 0.05)
-    one_place = rows[:1].expand(5, -1).contiguous()  # four of the five serve nobody
+    equal = rows[:1].expand(5, -1).contiguous()  # four of the five clusters are empty at first
     run = kmeans.by_torch if backend == "torch" else kmeans.by_faiss
-    assert len(run(rows, one_place, 20).unique()) == 5
+    assert len(run(rows, equal, 20).unique()) == 5
 
 
-def test_as_many_clusters_as_rows_are_the_rows() -> None:
+def test_as_many_clusters_as_rows_have_one_row_each() -> None:
     rows = blobs(7, 40, 0.5)
     assert len(Clusters(40, backend="torch").fit(rows).assignments[0].unique()) == 40
 
 
-def test_seeds_are_different_rows_and_spread_out() -> None:
+def test_initial_centroids_are_distinct_rows_of_all_blobs() -> None:
     rows = blobs(20, 2000, 0.02)
-    drawn = kmeans.seeds(rows, 20, (0,))
+    drawn = kmeans.initial_centroids(rows, 20, (0,))
     which = (drawn @ rows[:20].T).argmax(dim=1)
     assert len(which.unique()) == 20  # uniform draws would hit about 13 of the 20 blobs
-    assert len(kmeans.seeds(rows[:50], 50, (0,)).unique(dim=0)) == 50
+    assert len(kmeans.initial_centroids(rows[:50], 50, (0,)).unique(dim=0)) == 50
 
 
 @settings(max_examples=30, deadline=None)
@@ -130,14 +130,14 @@ def test_degenerate_rows_are_clustered(points: list[tuple[float, float]], k: int
     assert clusters.assignments.shape == (2, len(rows))
     assert int(clusters.assignments.min()) >= 0
     assert int(clusters.assignments.max()) < k
-    everyone = torch.arange(len(rows))
-    assert clusters.same(everyone).diagonal().all()
-    for row, members in zip(everyone.tolist(), clusters.members(everyone).tolist(), strict=True):
+    idx = torch.arange(len(rows))
+    assert clusters.same(idx).diagonal().all()
+    for row, members in zip(idx.tolist(), clusters.members(idx).tolist(), strict=True):
         assert row in members
 
 
 def assigned(table: list[list[int]], k: int) -> Clusters:
-    """Clusters given by hand, (repeats, N)."""
+    """Clusters with these assignments, (repeats, N)."""
     clusters = Clusters(k, repeats=len(table))
     state = {"assignments": torch.tensor(table, dtype=torch.int32), "_extra_state": torch.tensor([k, 0])}
     clusters.load_state_dict(state)
@@ -146,7 +146,7 @@ def assigned(table: list[list[int]], k: int) -> Clusters:
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), repeats=st.integers(1, 3), size=st.integers(1, 9))
-def test_close_sets_are_those_of_the_loop(data: st.DataObject, repeats: int, size: int) -> None:
+def test_close_neighbors_equal_a_loop(data: st.DataObject, repeats: int, size: int) -> None:
     lists = st.lists(st.integers(0, 3), min_size=size, max_size=size)
     table = data.draw(st.lists(lists, min_size=repeats, max_size=repeats))
     idx = data.draw(st.lists(st.integers(0, size - 1), max_size=5))
@@ -161,7 +161,16 @@ def test_close_sets_are_those_of_the_loop(data: st.DataObject, repeats: int, siz
     assert clusters.same(query, torch.tensor(among).expand(len(idx), -1)).tolist() == expected
 
 
-def test_clusters_never_hold_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_arrays_and_lists_are_clustered_and_queried_as_tensors() -> None:
+    rows, idx = blobs(5, 60, 0.5), torch.tensor([3, 40])
+    expected = Clusters(5, backend="torch").fit(rows)
+    clusters = Clusters(np.int64(5), backend="torch").fit(rows.numpy())  # type: ignore[arg-type]
+    assert torch.equal(clusters.assignments, expected.assignments)
+    assert torch.equal(clusters.members(idx.numpy()), expected.members(idx))
+    assert torch.equal(clusters.same([3, 40], np.array([1, 2, 3])), expected.same(idx, torch.tensor([1, 2, 3])))
+
+
+def test_temporaries_are_smaller_than_all_pairs_of_rows_and_centroids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "TILE", 1 << 12)
     rows, idx = blobs(20, 2000, 0.3, dim=4), torch.tensor([5, 80, 7])
     clusters = Clusters(30, iterations=2, backend="torch")
@@ -173,7 +182,7 @@ def test_clusters_never_hold_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
-def test_cave_takes_negatives_from_the_same_cluster_only(backend: str) -> None:
+def test_cave_uses_negatives_of_the_same_cluster_only(backend: str) -> None:
     bank = MemoryBank(30, 4, dtype=torch.float64)
     clusters, idx = Clusters(4, backend="torch").fit(bank.rows), torch.tensor([2, 17])
     z = torch.randn(2, 4, dtype=torch.float64)
@@ -208,13 +217,13 @@ def test_a_resumed_run_has_the_same_clusters_and_refreshes_at_the_same_steps(tmp
     assert torch.equal(whole.members(idx), resumed.members(idx))
 
 
-def test_clusters_that_were_never_fitted_are_saved_and_loaded_as_such() -> None:
+def test_clusters_without_a_fit_are_saved_and_loaded_as_such() -> None:
     clusters = Clusters(3)
     clusters.load_state_dict(Clusters(3).state_dict())
     assert clusters.fitted_at is None
 
 
-def test_clusters_of_another_kind_are_refused() -> None:
+def test_loading_clusters_of_other_settings_raises() -> None:
     state = Clusters(3, repeats=2, backend="torch").fit(torch.eye(5)).state_dict()
     with pytest.raises(ValueError, match=r"k=3, but k=4 here: build Clusters\(k=3\)"):
         Clusters(4, repeats=2).load_state_dict(state)
@@ -222,7 +231,7 @@ def test_clusters_of_another_kind_are_refused() -> None:
         Clusters(3).load_state_dict(state)
 
 
-def test_auto_is_torch_where_faiss_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_torch_if_faiss_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kmeans, "faiss_is_installed", lambda: False)
     rows = blobs(30, 300, 0.5)
     expected = Clusters(12, backend="torch").fit(rows).assignments
@@ -241,7 +250,7 @@ FITTED = Clusters(2, backend="torch").fit(torch.eye(4))
         (lambda: Clusters(2, repeats=0), "repeats must be a whole number"),
         (lambda: Clusters(2, iterations=0), "iterations must be a whole number"),
         (lambda: Clusters(2, backend="fais"), "did you mean 'faiss'"),
-        (lambda: Clusters(5).fit(torch.eye(4)), "k=5 clusters need as many rows, got 4: lower k"),
+        (lambda: Clusters(5).fit(torch.eye(4)), "k=5 clusters need at least as many rows, got 4: lower k"),
         (lambda: Clusters(2).fit(torch.eye(4)[0]), r"rows must have shape \(N, d\), got \(4,\)"),
         (lambda: Clusters(2).fit(torch.eye(4) / 0), "rows holds NaN or inf"),
         (lambda: Clusters(2).fit(torch.eye(4).long()), "rows must have a floating dtype"),
@@ -253,6 +262,6 @@ FITTED = Clusters(2, backend="torch").fit(torch.eye(4))
         (lambda: FITTED.refresh(torch.eye(4), 1, every=0), "every must be a whole number"),
     ],
 )
-def test_errors_say_what_to_do(make: Any, message: str) -> None:
+def test_errors_name_the_argument_and_the_fix(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Real gloo processes share one queue and one bank, and MoCo's gradients are those of a single process."""
+"""With gather=True, gloo processes have the queue, the bank and the MoCo gradients of a single process."""
 
 from typing import Any
 
@@ -14,23 +14,23 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_processes_have_the_queue_of_one_process(found: tuple[list[int], Any]) -> None:
-    alone = processes.queue_states(slice(0, processes.ROWS), gather=False)
+    single = processes.queue_states(slice(0, processes.ROWS), gather=False)
     for rank in found[1]:
-        for name, tensor in alone.items():
+        for name, tensor in single.items():
             assert torch.equal(rank["queue"][name], tensor), name
 
 
 def test_processes_have_the_bank_of_one_process(found: tuple[list[int], Any]) -> None:
-    alone = processes.bank_states(slice(0, processes.ROWS), gather=False)
+    single = processes.bank_states(slice(0, processes.ROWS), gather=False)
     for rank in found[1]:
-        assert torch.equal(rank["bank"]["rows"], alone["rows"])
+        assert torch.equal(rank["bank"]["rows"], single["rows"])
 
 
 def test_processes_have_the_gradients_of_one_process(found: tuple[list[int], Any]) -> None:
     sizes, ranks = found
     if 0 in sizes:
         pytest.skip("a loss needs a row")
-    alone = processes.moco_gradients(slice(0, processes.ROWS), gather=False)
-    assert alone[1:].abs().amax(dim=(1, 2)).min() > 1e-3  # at first the queue is empty
-    together = torch.stack([rank["gradients"] for rank in ranks]).mean(dim=0)  # as DDP averages
-    assert_close(together, alone, rtol=1e-6, atol=1e-9)
+    single = processes.moco_gradients(slice(0, processes.ROWS), gather=False)
+    assert single[1:].abs().amax(dim=(1, 2)).min() > 1e-3  # at first the queue is empty
+    averaged = torch.stack([rank["gradients"] for rank in ranks]).mean(dim=0)  # as DDP averages
+    assert_close(averaged, single, rtol=1e-6, atol=1e-9)

@@ -1,9 +1,10 @@
-"""The queue is a deque of unit vectors: whatever the batches, the processes or the interruptions."""
+"""The queue equals a deque of unit vectors for all batch sizes, and after it is saved and loaded."""
 
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from hardneg.memory import Queue
 
 
 def direction(number: int) -> Tensor:
-    """A unit vector that tells which key it is."""
+    """A unit vector that identifies a key."""
     angle = torch.tensor(0.01 * number, dtype=torch.float64)
     return torch.stack([angle.cos(), angle.sin()]).float()
 
@@ -40,7 +41,7 @@ def test_queue_keeps_every_key_when_the_batch_does_not_divide_it(size: int, batc
     expected = deque(range(number), maxlen=size)
     assert sorted(queue.ids.tolist()) == list(expected)
     assert len(queue) == len(queue.keys) == len(queue.labels) == len(expected)
-    # One key at a time into slot (number mod size): what a batch must not change.
+    # As for single keys, key number n is in slot n mod size.
     for slot, key, label in zip(queue.ids.tolist(), queue.keys, queue.labels.tolist(), strict=True):
         assert queue.ids.tolist().index(slot) == slot % size
         assert label == slot % 5
@@ -49,15 +50,15 @@ def test_queue_keeps_every_key_when_the_batch_does_not_divide_it(size: int, batc
 
 @settings(max_examples=50, deadline=None)
 @given(size=st.integers(1, 9), batches=st.lists(st.integers(0, 20), max_size=5))
-def test_batches_and_single_keys_leave_the_same_queue(size: int, batches: list[int]) -> None:
-    together, alone = Queue(size, 2), Queue(size, 2)
-    fill(together, batches)
-    fill(alone, [1] * sum(batches))
-    for name, tensor in together.state_dict().items():
-        assert torch.equal(tensor, alone.state_dict()[name]), name
+def test_batches_and_single_keys_give_the_same_queue(size: int, batches: list[int]) -> None:
+    batched, single = Queue(size, 2), Queue(size, 2)
+    fill(batched, batches)
+    fill(single, [1] * sum(batches))
+    for name, tensor in batched.state_dict().items():
+        assert torch.equal(tensor, single.state_dict()[name]), name
 
 
-def test_a_half_filled_queue_offers_only_what_is_there() -> None:
+def test_a_half_filled_queue_has_only_the_enqueued_keys() -> None:
     queue = Queue(8, 2)
     assert queue.keys.shape == (0, 2)
     fill(queue, [3])
@@ -76,7 +77,7 @@ def test_an_empty_queue_gives_no_loss_and_no_gradient() -> None:
     assert not z.grad.any()
 
 
-def test_what_is_offered_is_a_view() -> None:
+def test_keys_labels_and_ids_are_views() -> None:
     queue = Queue(8, 2)
     fill(queue, [5])
     for view, store in (
@@ -103,7 +104,7 @@ def test_a_zero_key_stays_zero() -> None:
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("given_as", [torch.float16, torch.float32, torch.float64])
-def test_keys_are_normalised_before_they_are_rounded(stored: torch.dtype, given_as: torch.dtype) -> None:
+def test_keys_are_normalized_before_they_are_rounded(stored: torch.dtype, given_as: torch.dtype) -> None:
     keys = torch.randn(6, 16).to(given_as) * 500  # the squares overflow float16
     queue = Queue(8, 16, dtype=stored)
     queue.enqueue(keys)
@@ -112,7 +113,7 @@ def test_keys_are_normalised_before_they_are_rounded(stored: torch.dtype, given_
     assert_close(queue.keys, torch.nn.functional.normalize(keys.to(precise)).to(stored))
 
 
-def test_labels_and_ids_are_unknown_unless_told() -> None:
+def test_labels_and_ids_are_unknown_unless_given() -> None:
     queue = Queue(4, 2)
     queue.enqueue(torch.eye(2), labels=torch.tensor([3, -1]))
     queue.enqueue(torch.eye(2), ids=torch.tensor([5, 6]).int())
@@ -120,7 +121,18 @@ def test_labels_and_ids_are_unknown_unless_told() -> None:
     assert queue.ids.tolist() == [-1, -1, 5, 6]
 
 
-def test_an_overwritten_key_forgets_its_label() -> None:
+@pytest.mark.parametrize("convert", [Tensor.numpy, Tensor.tolist])
+def test_numpy_arrays_and_lists_are_enqueued_as_tensors(convert: Any) -> None:
+    keys, labels, ids = torch.randn(3, 2), torch.tensor([3, -1, 4]), torch.tensor([5, 6, 7])
+    expected, queue = Queue(4, 2), Queue(np.int64(4), np.int32(2))  # type: ignore[arg-type]
+    expected.enqueue(keys, labels, ids)
+    queue.enqueue(convert(keys), convert(labels), convert(ids))
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(queue.state_dict()[name], tensor), name
+    assert torch.equal(queue.same_instance(convert(ids[:2])), expected.same_instance(ids[:2]))
+
+
+def test_an_overwritten_key_loses_its_label_and_id() -> None:
     queue = Queue(2, 2)
     queue.enqueue(torch.eye(2), labels=torch.tensor([3, 4]), ids=torch.tensor([5, 6]))
     queue.enqueue(torch.eye(2)[:1])
@@ -129,13 +141,13 @@ def test_an_overwritten_key_forgets_its_label() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(stored=st.lists(st.integers(-1, 4), max_size=10), asked=st.lists(st.integers(-1, 4), max_size=5))
-def test_same_instance_is_what_a_loop_finds(stored: list[int], asked: list[int]) -> None:
+@given(stored=st.lists(st.integers(-1, 4), max_size=10), queried=st.lists(st.integers(-1, 4), max_size=5))
+def test_same_instance_equals_a_loop(stored: list[int], queried: list[int]) -> None:
     queue = Queue(6, 2)
     queue.enqueue(torch.ones(len(stored), 2), ids=torch.tensor(stored).long())
-    mask = queue.same_instance(torch.tensor(asked).long())
-    expected = [[own == other != -1 for other in queue.ids.tolist()] for own in asked]
-    assert mask.shape == (len(asked), len(queue))
+    mask = queue.same_instance(torch.tensor(queried).long())
+    expected = [[own == other != -1 for other in queue.ids.tolist()] for own in queried]
+    assert mask.shape == (len(queried), len(queue))
     assert mask.tolist() == expected
 
 
@@ -173,7 +185,7 @@ def test_a_resumed_queue_continues_exactly(batches: list[int], file_format: str,
         assert torch.equal(tensor, resumed.state_dict()[name]), name
 
 
-def test_a_queue_of_another_size_is_refused_with_the_remedy() -> None:
+def test_loading_a_queue_of_another_size_raises_an_error_that_names_the_fix() -> None:
     model = torch.nn.ModuleDict({"queue": Queue(8, 2)})
     with pytest.raises(RuntimeError, match=r"the state of queue holds size=8, dim=2, .* build it with Queue\(size=8"):
         torch.nn.ModuleDict({"queue": Queue(6, 2)}).load_state_dict(model.state_dict())
@@ -193,7 +205,7 @@ def test_enqueueing_between_loss_and_backward_raises(backend: str, dtype: torch.
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
-def test_enqueueing_after_backward_is_the_way(backend: str) -> None:
+def test_enqueueing_after_backward_raises_no_error(backend: str) -> None:
     queue = Queue(8, 4)
     for _ in range(4):
         z = torch.randn(3, 4, requires_grad=True)
@@ -217,16 +229,16 @@ KEYS = torch.eye(2)
         (lambda: Queue(4, 2).enqueue(KEYS, labels=torch.tensor([1])), r"labels must have shape \(2,\)"),
         (lambda: Queue(4, 2).enqueue(KEYS, ids=torch.tensor([1, -2])), "ids must be ≥ −1"),
         (lambda: Queue(4, 2).enqueue(KEYS, ids=torch.tensor([1.0, 2.0])), "ids must have an integer dtype"),
-        (lambda: Queue(4, 2).same_instance([1]), "ids must be an integer tensor, got list"),
+        (lambda: Queue(4, 2).same_instance("1"), "ids must be a tensor, a numpy array or a list of numbers, got str"),
         (lambda: Queue(4, 2).same_instance(torch.ones(1, 1).long()), "ids must have shape"),
     ],
 )
-def test_errors_say_what_to_do(make: Any, message: str) -> None:
+def test_errors_name_the_argument_and_the_fix(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_a_refused_batch_leaves_the_queue_as_it_was() -> None:
+def test_a_batch_that_raises_an_error_leaves_the_queue_unchanged() -> None:
     queue = Queue(4, 2)
     fill(queue, [3])
     before = {name: tensor.clone() for name, tensor in queue.state_dict().items()}

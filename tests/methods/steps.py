@@ -1,6 +1,7 @@
 """A method outside of a run: built from a recipe for a few digits, and trained step by step."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ class FakeTrainer:
 
     global_step: int = 0
     world_size: int = 1
+
+    @property
+    def fit_loop(self) -> SimpleNamespace:
+        return SimpleNamespace(total_batch_idx=self.global_step)
 
 
 def digits(size: int = SIZE) -> ImageSet:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import children
@@ -72,6 +73,10 @@ class FakeTrainer:
     """The attributes of a trainer that a method reads."""
 
     global_step, world_size = 0, 1
+
+    @property
+    def fit_loop(self) -> SimpleNamespace:
+        return SimpleNamespace(total_batch_idx=self.global_step)
 
 
 def with_trainer(module: Method) -> Method:
@@ -144,7 +149,7 @@ def test_indices_and_batches_train_to_the_same_encoder(kind: str) -> None:
         module, sampler = make_method(kind).double(), UniformBatchSampler(len(graphs), 8, seed=1)
         if indexed:
             module.samples = graphs
-            trainer().fit(module, Batches(sampler, epochs=2))
+            trainer(max_epochs=2).fit(module, Batches(sampler))
         else:
             trainer(max_epochs=2).fit(module, DataLoader(graphs, batch_sampler=sampler))
         results.append(extract_graphs(module.encoder, graphs))
@@ -170,9 +175,8 @@ def test_the_proximity_sampler_is_refreshed_during_training() -> None:
     graphs, module = paths_and_stars(), make_method("graphcl", hn.hcl(temperature=0.2, in_batch="other"))
     sampler = hn.ProximityBatchSampler(24, 8, candidates=10, neighbors=4, restart=hn.Linear(0.2, 0.05), refresh_every=2)
     module.samples = graphs
-    trainer(callbacks=[Refresh(sampler, lambda: extract_graphs(module.encoder, graphs))]).fit(
-        module, Batches(sampler, epochs=2)
-    )
+    callbacks = [Refresh(sampler, lambda: extract_graphs(module.encoder, graphs))]
+    trainer(max_epochs=2, callbacks=callbacks).fit(module, Batches(sampler))
     assert sampler.refreshes == 3
 
 
@@ -323,5 +327,5 @@ def test_mutag_is_classified_well_above_its_larger_class(kind: str) -> None:
     else:
         module = InfoGraph(encoder, Discriminator(96), Discriminator(96), JSD(1.0), adam)
     module.samples = graphs
-    trainer().fit(module, Batches(UniformBatchSampler(len(graphs), 64, seed=0), epochs=20))
+    trainer(max_epochs=20).fit(module, Batches(UniformBatchSampler(len(graphs), 64, seed=0)))
     assert svm_accuracy(extract_graphs(module.encoder, graphs), graphs.labels).mean > 0.8  # the larger class is 0.665

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import hardneg as hn
 from hardneg.images import ImageSet
 from hardneg.memory import Clusters, MemoryBank
-from hardneg.memory.clustered_bank import Past
+from hardneg.memory.clustered_bank import ClusteredBank
 from hardneg.methods.instance_discrimination import InstanceDiscrimination
 from hardneg.methods.local_aggregation import LocalAggregationMethod
 from hardneg.methods.moco import MoCo
@@ -56,7 +56,7 @@ def test_instance_discrimination_is_a_softmax_over_the_bank() -> None:
     views = steps.first_views(module, BATCHES[1])
     assert len(views) == 16  # one view
     z = unit(module.head(module.encoder(views)))
-    expected = nn.functional.cross_entropy(z @ module.past.bank.rows.T / 0.2, BATCHES[1])
+    expected = nn.functional.cross_entropy(z @ module.memory.bank.rows.T / 0.2, BATCHES[1])
     assert_close(module.loss(views, BATCHES[1], None), expected)
 
 
@@ -65,15 +65,15 @@ def test_local_aggregation_is_instance_discrimination_until_clusters_are_fitted(
     assert isinstance(la, LocalAggregationMethod)
     for batch in BATCHES:  # an epoch
         assert steps.step(la, batch) == steps.step(ir, batch)
-        assert la.past.clusters is not None
-        assert la.past.clusters.fitted_at is None
+        assert la.memory.clusters is not None
+        assert la.memory.clusters.fitted_at is None
     value = steps.loss(la, BATCHES[0])
-    assert la.past.clusters is not None
+    assert la.memory.clusters is not None
     assert la.noted is not None
-    assert la.past.clusters.fitted_at == 3
+    assert la.memory.clusters.fitted_at == 3
     with torch.no_grad():
-        scores = (unit(la.noted[1]) @ la.past.bank.rows.T / 0.2).exp()  # (B, N); the background is the whole bank
-        close = la.past.clusters.same(BATCHES[0])
+        scores = (unit(la.noted[1]) @ la.memory.bank.rows.T / 0.2).exp()  # (B, N); the background is the whole bank
+        close = la.memory.clusters.same(BATCHES[0])
         expected = -((scores * close).sum(1) / close.sum(1) / scores.mean(1)).log().mean()
     assert_close(value, expected, rtol=1e-4, atol=1e-4)
     assert la.diagnostics()["support"] == steps.SIZE - 1
@@ -82,11 +82,11 @@ def test_local_aggregation_is_instance_discrimination_until_clusters_are_fitted(
 def test_clusters_are_fitted_at_the_epochs_of_the_settings() -> None:
     module = steps.made("ir", "memory={clusters: 3, close: negatives, cluster_after: 2, cluster_every: 2}")
     assert isinstance(module, InstanceDiscrimination)
-    assert module.past.clusters is not None
+    assert module.memory.clusters is not None
     fitted = []
     for number in range(18):
         steps.step(module, BATCHES[number % 3])
-        fitted.append(module.past.clusters.fitted_at)
+        fitted.append(module.memory.clusters.fitted_at)
     assert fitted == [None] * 6 + [6] * 6 + [12] * 6
 
 
@@ -94,7 +94,7 @@ def test_cave_takes_negatives_only_from_the_cluster_of_the_anchor() -> None:
     module = steps.made("ir", "memory={clusters: 3, close: negatives, cluster_after: 0}")
     assert isinstance(module, InstanceDiscrimination)
     steps.loss(module, BATCHES[0])
-    terms, clusters = module.past.terms(BATCHES[0], 0), module.past.clusters
+    terms, clusters = module.memory.loss_arguments(BATCHES[0], 0), module.memory.clusters
     assert clusters is not None
     for anchor in range(16):
         for row in range(steps.SIZE):
@@ -109,11 +109,11 @@ def test_ring_with_close_positives_is_the_log_of_their_mean() -> None:
     assert isinstance(module, InstanceDiscrimination)
     value = float(steps.loss(module, BATCHES[0]))
     assert module.noted is not None
-    assert module.past.clusters is not None
+    assert module.memory.clusters is not None
     losses = []
     for anchor, z in zip(BATCHES[0].tolist(), unit(module.noted[1]), strict=True):
-        scores = (module.past.bank.rows @ z / 0.2).double()
-        same = module.past.clusters.assignments[0] == module.past.clusters.assignments[0, anchor]
+        scores = (module.memory.bank.rows @ z / 0.2).double()
+        same = module.memory.clusters.assignments[0] == module.memory.clusters.assignments[0, anchor]
         others = torch.cat([scores[:anchor], scores[anchor + 1 :]]).sort().values
         ring_of = others[int(0.5 * 47 + 1e-9) : int(0.9 * 47 + 1e-9)]
         losses.append(math.log(1 + float(ring_of.exp().sum() / scores[same].exp().mean())))
@@ -127,17 +127,17 @@ def test_close_positives_are_the_anchors_row_and_distinct_cluster_members(
 ) -> None:
     from hardneg.memory import clustered_bank
 
-    past = Past(MemoryBank(30, 4, seed=step), Clusters(k, repeats, backend="torch"), "positives")
-    past.refresh(0)
+    memory = ClusteredBank(MemoryBank(30, 4, seed=step), Clusters(k, repeats, backend="torch"), "positives")
+    memory.refresh(0)
     idx = torch.tensor([0, 7, 29, 7])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clustered_bank, "MOST", most)
-        chosen = past.positives(idx, step)
-        again = past.positives(idx[:2], step)
-    assert past.clusters is not None
+        patch.setattr(clustered_bank, "MAX_CLUSTER_POSITIVES", most)
+        chosen = memory.positives(idx, step)
+        again = memory.positives(idx[:2], step)
+    assert memory.clusters is not None
     for row, anchor in zip(chosen.tolist(), idx.tolist(), strict=True):
         taken = [member for member in row if member >= 0]
-        members = set(past.clusters.same(torch.tensor([anchor]))[0].nonzero()[:, 0].tolist())
+        members = set(memory.clusters.same(torch.tensor([anchor]))[0].nonzero()[:, 0].tolist())
         assert row[0] == anchor
         assert len(set(taken)) == len(taken)
         assert set(taken) <= members
@@ -207,11 +207,12 @@ def test_settings_that_do_not_fit_the_method_are_refused(name: str, overrides: l
         steps.made(name, *overrides)
 
 
-def test_ddp_does_not_broadcast_memories() -> None:
-    module = steps.made("la")
-    assert set(module._ddp_params_and_buffers_to_ignore) == {"past.bank.rows", "past.clusters.assignments"}
-    stores = {"queue.key_store", "queue.label_store", "queue.id_store"}
-    assert set(steps.made("moco")._ddp_params_and_buffers_to_ignore) == stores
+def test_ddp_sends_no_memory_from_process_to_process() -> None:
+    for name in ("la", "moco"):
+        module = steps.made(name)
+        memory = {"memory.bank.rows", "memory.clusters.assignments", "queue.key_store", "queue.label_store"}
+        assert memory & module.state_dict().keys()
+        assert not memory & dict(module.named_buffers()).keys()  # DDP broadcasts buffers
 
 
 def test_moco_ring_is_moco_with_another_objective() -> None:

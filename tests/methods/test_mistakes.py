@@ -127,24 +127,24 @@ def test_the_bank_row_of_the_anchor_is_no_negative(close: str, monkeypatch: pyte
 def test_the_positive_is_read_before_the_bank_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The positive is the row as it was before this step, not the view that is being compared."""
     module = ir("memory.bank=0.0")
-    before = module.past.bank.rows.clone()
+    before = module.memory.bank.rows.clone()
     calls = recorded_calls(module, monkeypatch)
     steps.step(module, BATCHES[0])
     assert torch.equal(calls[0]["z2"], before[:16])
-    assert_close(module.past.bank.rows[:16], unit(calls[0]["z1"]))
-    assert torch.equal(module.past.bank.rows[16:], before[16:])
+    assert_close(module.memory.bank.rows[:16], unit(calls[0]["z1"]))
+    assert torch.equal(module.memory.bank.rows[16:], before[16:])
 
 
 def test_cmc_compares_each_view_with_the_bank_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     module = steps.made("cmc", "memory.bank=0.0")
     assert isinstance(module, CMC)
-    first, second = (past.bank.rows.clone() for past in module._pasts())
+    first, second = (past.bank.rows.clone() for past in module._memories())
     calls = recorded_calls(module, monkeypatch)
     steps.step(module, BATCHES[0])
     assert torch.equal(calls[0]["negatives"], second)
     assert torch.equal(calls[1]["negatives"], first)
-    for past, call in zip(module._pasts(), calls, strict=True):
-        assert_close(past.bank.rows[:16], unit(call["z1"]))
+    for memory, call in zip(module._memories(), calls, strict=True):
+        assert_close(memory.bank.rows[:16], unit(call["z1"]))
 
 
 @torch.no_grad()

@@ -70,14 +70,14 @@ def test_training_improves_few_label_accuracy(learner: str, tmp_path: Path) -> N
 KILLED = """
 import os, signal, sys
 from hardneg.training import recipe, run
-from hardneg.training.callbacks import keeper
+from hardneg.training.callbacks.checkpoints import Checkpoints
 folder, moment, name, *overrides = sys.argv[1:]
-step = keeper.Keeper.on_train_batch_end
-def kill_after(self, trainer, *rest):
+step = Checkpoints.on_train_batch_end
+def deadly(self, trainer, *rest):
     step(self, trainer, *rest)
     if trainer.global_step == int(moment):
         os.kill(os.getpid(), signal.SIGKILL)
-keeper.Keeper.on_train_batch_end = kill_after
+Checkpoints.on_train_batch_end = deadly
 run.train(recipe.load(recipe.find(name), overrides), folder)
 """
 RESUMED = {

@@ -1,4 +1,4 @@
-"""What real processes run: samplers in DataLoaders over numbers, so that a batch shows which samples are in it."""
+"""Samplers in DataLoaders over numbers, so that a batch shows its samples; run in several processes by the tests."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def loader(sampler: UniformBatchSampler, workers: int, persistent: bool) -> Data
 
 
 def used(batches: DataLoader[int], sampler: UniformBatchSampler, epochs: int) -> list[list[int]]:
-    """What training sees; embeddings come after the first epoch and again after the second."""
+    """The batches of several epochs, with a refresh after each."""
     seen = []
     for epoch in range(epochs):
         seen += [batch.tolist() for batch in batches]
@@ -56,9 +56,9 @@ def used(batches: DataLoader[int], sampler: UniformBatchSampler, epochs: int) ->
 
 
 def work(rank: int, folder: str) -> None:
-    """One of two processes: its batches of two epochs, with a refresh in between."""
+    """One of two processes: store the batches of three epochs, with a refresh after each."""
     torch.set_num_threads(1)
-    torch.manual_seed(rank)  # what else a process does must not matter
+    torch.manual_seed(rank)  # the batches must not depend on the global generator
     found = {}
     for kind in KINDS:
         sampler = build(kind, rank, 2)

@@ -1,4 +1,4 @@
-"""Diagnostics of batches agree with loops over all pairs and with numpy."""
+"""Statistics of batches agree with loops over all pairs and with numpy."""
 
 import itertools
 import math
@@ -32,12 +32,12 @@ def test_false_negatives_are_the_pairs_of_equal_known_labels(labels: list[int]) 
         assert math.isnan(share)
 
 
-def test_several_batches_are_averaged() -> None:
+def test_the_share_of_several_batches_is_their_mean() -> None:
     labels = torch.tensor([[0, 0, 1], [2, 2, 2], [5, -1, -1]])  # the last has no known pair
     assert false_negative_share(labels) == pytest.approx((1 / 3 + 1) / 2)
 
 
-def test_uniform_labels_give_the_chance_of_meeting_the_same_class() -> None:
+def test_balanced_labels_give_the_probability_of_a_pair_of_one_class() -> None:
     labels = torch.arange(10).repeat_interleave(7)
     assert false_negative_share(labels) == pytest.approx(6 / 69)
 
@@ -58,7 +58,7 @@ def test_the_histogram_is_that_of_numpy(bins: int) -> None:
     assert edges.tolist() == pytest.approx(expected_edges.tolist())
 
 
-def test_histograms_of_true_and_false_negatives_make_up_the_whole() -> None:
+def test_histograms_of_true_and_false_negatives_add_up() -> None:
     embeddings, labels = torch.randn(20, 3), torch.randint(4, (20,))
     same = labels[:, None] == labels
     whole, one, other = (cosine_histogram(embeddings, 10, allowed)[0] for allowed in (None, same, ~same))
@@ -71,12 +71,22 @@ def test_equal_and_opposite_vectors_fall_into_the_outer_bins() -> None:
     assert counts.tolist() == [2, 0, 0, 1]
 
 
+def test_numpy_arrays_and_lists_give_the_statistics_of_tensors() -> None:
+    embeddings, labels = torch.randn(20, 3), torch.randint(4, (2, 20))
+    same = labels[0][:, None] == labels[0]
+    for convert in (Tensor.numpy, Tensor.tolist):
+        assert false_negative_share(convert(labels)) == false_negative_share(labels)
+        assert mean_cosine(convert(embeddings)) == mean_cosine(embeddings)
+        counts, _ = cosine_histogram(convert(embeddings), np.int64(5), convert(same))  # type: ignore[arg-type]
+        assert counts.tolist() == cosine_histogram(embeddings, 5, same)[0].tolist()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: false_negative_share(torch.ones(3)), "integer dtype"),
         (lambda: false_negative_share(torch.tensor(3)), r"\(B,\) or \(S, B\)"),
-        (lambda: false_negative_share([1, 2]), "got list"),
+        (lambda: false_negative_share("12"), "labels must be a tensor, a numpy array or a list of numbers, got str"),
         (lambda: mean_cosine(torch.ones(1, 3)), "B ≥ 2"),
         (lambda: mean_cosine(torch.full((3, 3), torch.nan)), "NaN or inf"),
         (lambda: cosine_histogram(torch.ones(3, 3), 0), "bins must be a whole number"),
@@ -84,6 +94,6 @@ def test_equal_and_opposite_vectors_fall_into_the_outer_bins() -> None:
         (lambda: cosine_histogram(torch.ones(3, 3), 4, torch.ones(3, dtype=torch.bool)), r"of shape \(3, 3\)"),
     ],
 )
-def test_bad_arguments_say_what_to_do(call: object, message: str) -> None:
+def test_bad_arguments_raise_an_error_that_names_the_fix(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]

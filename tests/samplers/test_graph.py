@@ -1,4 +1,4 @@
-"""The proximity graph offers uniformly, keeps the nearest, and does not depend on how the work is cut."""
+"""Candidates are uniform, a row keeps the nearest, and the graph does not depend on the tiling."""
 
 import math
 import sys
@@ -15,7 +15,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from hardneg.samplers.graph import ProximityGraph
-from hardneg.samplers.random_candidates import deal, draw_rows
+from hardneg.samplers.random_candidates import balanced_lists, independent_lists
 
 MODES = ("shared", "independent")
 
@@ -34,7 +34,7 @@ def assert_well_formed(graph: ProximityGraph, size: int, neighbors: int) -> None
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("extra", [0, 1, 1000])
-def test_all_candidates_give_the_exact_nearest_neighbours(mode: str, extra: int) -> None:
+def test_all_candidates_give_the_exact_nearest_neighbors(mode: str, extra: int) -> None:
     embeddings = torch.nn.functional.normalize(vectors(150))
     graph = ProximityGraph.build(embeddings, candidates=149 + extra, neighbors=9, mode=mode)
     peer = NearestNeighbors(n_neighbors=10, metric="cosine", algorithm="brute").fit(embeddings.numpy())
@@ -44,27 +44,27 @@ def test_all_candidates_give_the_exact_nearest_neighbours(mode: str, extra: int)
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("candidates", [1, 2, 3, 10, 40, 90, 97, 98, 99])
-def test_rows_hold_neither_themselves_nor_repeats(mode: str, candidates: int) -> None:
-    # As many neighbours as candidates: every candidate is seen.
+def test_a_row_is_linked_neither_to_itself_nor_twice_to_a_node(mode: str, candidates: int) -> None:
+    # As many neighbors as candidates, so that the graph shows every candidate.
     graph = ProximityGraph.build(vectors(100), candidates, candidates, mode=mode)
     assert_well_formed(graph, 100, candidates)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_of_its_candidates_a_row_keeps_the_nearest_in_order(mode: str) -> None:
+def test_a_row_keeps_its_nearest_candidates_in_descending_order(mode: str) -> None:
     embeddings = vectors(200)
-    offered = ProximityGraph.build(embeddings, 30, 30, seed=4, mode=mode, weights=True)
+    full = ProximityGraph.build(embeddings, 30, 30, seed=4, mode=mode, weights=True)
     kept = ProximityGraph.build(embeddings, 30, 7, seed=4, mode=mode)
-    assert kept.neighbors.tolist() == offered.neighbors[:, :7].tolist()
-    expected = (embeddings[:, None] * embeddings[offered.neighbors.long()]).sum(dim=2)
-    assert offered.weights is not None
-    torch.testing.assert_close(offered.weights, expected)
+    assert kept.neighbors.tolist() == full.neighbors[:, :7].tolist()
+    expected = (embeddings[:, None] * embeddings[full.neighbors.long()]).sum(dim=2)
+    assert full.weights is not None
+    torch.testing.assert_close(full.weights, expected)
     assert bool((expected.diff(dim=1) <= 1e-12).all())
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("candidates", [1, 5, 9])
-def test_every_other_node_is_offered_equally_often(mode: str, candidates: int) -> None:
+def test_every_other_node_is_equally_likely_a_candidate(mode: str, candidates: int) -> None:
     size, graphs = 12, 1500
     counts = np.zeros((size, size))
     for seed in range(graphs):
@@ -78,7 +78,7 @@ def test_every_other_node_is_offered_equally_often(mode: str, candidates: int) -
     assert stats.chi2.sf(statistic, size * (size - 2)) > 1e-4
 
 
-def test_pairs_of_candidates_are_uniform_too() -> None:
+def test_pairs_of_candidates_are_uniform() -> None:
     size = 6
     counts: dict[tuple[int, ...], int] = {}
     for seed in range(3000):
@@ -90,22 +90,22 @@ def test_pairs_of_candidates_are_uniform_too() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 30), st.data())
-def test_hands_hold_no_repeats_and_every_card_is_dealt_equally_often(size: int, data: st.DataObject) -> None:
+def test_balanced_lists_hold_no_repeats_and_every_node_equally_often(size: int, data: st.DataObject) -> None:
     width = data.draw(st.integers(1, size))
-    turns = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=8))
-    hands = torch.cat(list(deal(size, width, turns, torch.Generator().manual_seed(1))))
-    assert hands.shape == (sum(turns), width)
-    assert all(len(set(hand)) == width for hand in hands.tolist())
-    counts = hands.flatten().bincount(minlength=size)
-    assert int(counts.max() - counts.min()) <= 1
-    at_once = next(deal(size, width, [sum(turns)], torch.Generator().manual_seed(1)))
-    assert hands.tolist() == at_once.tolist(), "turns change what is dealt"
+    counts = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=8))
+    lists = torch.cat(list(balanced_lists(size, width, counts, torch.Generator().manual_seed(1))))
+    assert lists.shape == (sum(counts), width)
+    assert all(len(set(nodes)) == width for nodes in lists.tolist())
+    occurrences = lists.flatten().bincount(minlength=size)
+    assert int(occurrences.max() - occurrences.min()) <= 1
+    at_once = next(balanced_lists(size, width, [sum(counts)], torch.Generator().manual_seed(1)))
+    assert lists.tolist() == at_once.tolist(), "the lists depend on how many are drawn at a time"
 
 
-def test_a_hand_that_spans_two_permutations_is_uniform_in_order() -> None:
+def test_a_list_that_spans_two_permutations_is_uniform_in_order() -> None:
     counts: dict[tuple[int, ...], int] = {}
     for seed in range(6000):
-        second = tuple(next(deal(5, 3, [2], torch.Generator().manual_seed(seed)))[1].tolist())
+        second = tuple(next(balanced_lists(5, 3, [2], torch.Generator().manual_seed(seed)))[1].tolist())
         counts[second] = counts.get(second, 0) + 1
     assert len(counts) == math.perm(5, 3)
     assert stats.chisquare(list(counts.values())).pvalue > 1e-4
@@ -113,10 +113,10 @@ def test_a_hand_that_spans_two_permutations_is_uniform_in_order() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 80), st.data())
-def test_rows_drawn_on_their_own_are_distinct_others(size: int, data: st.DataObject) -> None:
+def test_independent_lists_hold_distinct_other_nodes(size: int, data: st.DataObject) -> None:
     width = data.draw(st.integers(1, size - 1))
     rows = torch.arange(size)
-    drawn = draw_rows(size, width, rows, torch.Generator().manual_seed(0))
+    drawn = independent_lists(size, width, rows, torch.Generator().manual_seed(0))
     assert drawn.shape == (size, width)
     for row, others in enumerate(drawn.tolist()):
         assert len(set(others)) == width
@@ -141,7 +141,7 @@ def test_graphs_of_equal_seeds_are_equal_and_of_others_are_not() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 12), st.integers(1, 14), st.data(), st.sampled_from(MODES))
-def test_degenerate_embeddings_still_give_a_graph(size: int, candidates: int, data: st.DataObject, mode: str) -> None:
+def test_degenerate_embeddings_give_a_valid_graph(size: int, candidates: int, data: st.DataObject, mode: str) -> None:
     neighbors = data.draw(st.integers(1, candidates))
     entries = st.sampled_from([0.0, 1.0, -1.0, 1e-30, 1e15])
     embeddings = torch.tensor(
@@ -158,7 +158,7 @@ def test_half_precision_is_computed_in_float32() -> None:
 
 
 @pytest.mark.parametrize("weights", [False, True])
-def test_a_graph_survives_a_file(tmp_path: Path, weights: bool) -> None:
+def test_a_graph_is_the_same_after_saving_and_loading(tmp_path: Path, weights: bool) -> None:
     graph = ProximityGraph.build(vectors(40), 10, 4, weights=weights)
     graph.save(tmp_path / "graph.safetensors")
     loaded = ProximityGraph.load(tmp_path / "graph.safetensors")
@@ -183,17 +183,18 @@ def test_a_graph_survives_a_file(tmp_path: Path, weights: bool) -> None:
         ({"embeddings": torch.full((20, 4), torch.nan)}, "NaN or inf"),
         ({"embeddings": torch.full((20, 4), -torch.inf)}, "NaN or inf"),
         ({"embeddings": torch.full((20, 4), 1e30)}, "overflow: scale them to unit length"),
-        ({"embeddings": [[1.0]]}, "must be a torch.Tensor"),
+        ({"embeddings": [[1.0]]}, r"N ≥ 2 and d ≥ 1, got \(1, 1\)"),
+        ({"embeddings": "rows"}, "embeddings must be a tensor, a numpy array or a list of numbers, got str"),
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
-def test_bad_arguments_say_what_to_do(mode: str, change: dict[str, object], message: str) -> None:
+def test_bad_arguments_raise_an_error_that_names_the_fix(mode: str, change: dict[str, object], message: str) -> None:
     arguments: dict[str, object] = {"embeddings": vectors(20), "candidates": 10, "neighbors": 5, "mode": mode}
     with pytest.raises(ValueError, match=message):
         ProximityGraph.build(**(arguments | change))  # type: ignore[arg-type]
 
 
-def test_another_file_is_not_a_graph(tmp_path: Path) -> None:
+def test_loading_a_file_without_a_graph_raises(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"something": torch.ones(1)}, tmp_path / "other.safetensors")
@@ -201,8 +202,8 @@ def test_another_file_is_not_a_graph(tmp_path: Path) -> None:
         ProximityGraph.load(tmp_path / "other.safetensors")
 
 
-def test_the_budget_bounds_what_the_process_takes() -> None:
-    # All scores together would take 256 MB; a fresh process, since the peak of this one is history.
+def test_peak_memory_of_the_process_stays_within_the_budget() -> None:
+    # All scores together would take 256 MB. A new process, because the peak of this one includes earlier tests.
     code = """
 import resource, torch
 from hardneg.samplers import ProximityGraph
@@ -210,7 +211,7 @@ torch.set_num_threads(1)
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 embeddings = torch.randn(8000, 64)
-ProximityGraph.build(embeddings[:500], 100, 50)  # what libraries take at first use is not ours
+ProximityGraph.build(embeddings[:500], 100, 50)  # memory that libraries allocate at first use
 before = peak()
 for candidates in (7999, 4000, 100):
     ProximityGraph.build(embeddings, candidates, 50, memory=16 << 20)
@@ -218,6 +219,13 @@ print(peak() - before)
 """
     output = children.run([sys.executable, "-c", code], check=True).stdout
     assert int(output) < 16 + 8 + 16  # MB: the budget, three graphs and a few numbers per sample, and the allocator
+
+
+def test_numpy_arrays_give_the_graph_of_the_tensor() -> None:
+    embeddings = vectors(40)
+    expected = ProximityGraph.build(embeddings, 10, 4, weights=True)
+    found = ProximityGraph.build(embeddings.numpy(), np.int64(10), torch.tensor(4), weights=True)  # type: ignore[arg-type]
+    assert found.neighbors.tolist() == expected.neighbors.tolist()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -232,7 +240,7 @@ def test_a_gpu_builds_the_same_graph(candidates: int, mode: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("candidates", [100, 19_999])
 @pytest.mark.parametrize("memory", [1 << 25, 1 << 28])
-def test_temporaries_stay_within_the_budget(candidates: int, memory: int) -> None:
+def test_gpu_temporaries_stay_within_the_budget(candidates: int, memory: int) -> None:
     embeddings = torch.randn(20_000, 64, device="cuda")
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

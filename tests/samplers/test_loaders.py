@@ -1,4 +1,4 @@
-"""Samplers in a DataLoader and in several real processes: the same batches as alone."""
+"""Samplers in a DataLoader and in several processes give the batches of a single process."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ from hardneg.samplers import UniformBatchSampler
 
 
 @pytest.mark.parametrize(("kind", "persistent"), [("uniform", True), ("walk", True), ("once", False), ("knn", False)])
-def test_workers_give_the_same_batches_as_none(kind: str, persistent: bool) -> None:
-    alone, helped = build(kind), build(kind)
+def test_a_loader_with_workers_gives_the_batches_of_one_without(kind: str, persistent: bool) -> None:
+    alone, with_workers = build(kind), build(kind)
     expected = used(loader(alone, 0, False), alone, 3)
-    assert used(loader(helped, 2, persistent), helped, 3) == expected
+    assert used(loader(with_workers, 2, persistent), with_workers, 3) == expected
     again = build(kind)
     plain = []
     for epoch in range(3):
@@ -27,7 +27,7 @@ def test_workers_give_the_same_batches_as_none(kind: str, persistent: bool) -> N
 def run(
     batches: DataLoader[int], sampler: UniformBatchSampler, begin: int, end: int, save: Path | None
 ) -> list[list[int]]:
-    """Training from step to step with a refresh every 4 steps, which meets batches that workers have already drawn."""
+    """Train from step to step with a refresh every 4 steps, when workers have already drawn some batches."""
     seen: list[list[int]] = []
     step = begin
     while step < end:
@@ -57,7 +57,7 @@ def test_resuming_with_workers_that_drew_ahead_gives_the_batches_of_the_whole_ru
     assert begun + run(loader(resumed, 2, False), resumed, stop, 20, None) == expected
 
 
-def test_two_processes_share_the_batches_of_one(tmp_path: Path) -> None:
+def test_the_shares_of_two_processes_are_the_batches_of_one(tmp_path: Path) -> None:
     children.spawn(work, (str(tmp_path),), 2)
     shares = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""Batch samplers: limits of the proximity sampler, coverage, and a state that resumes exactly wherever it is taken."""
+"""Batch samplers: limiting cases of the proximity sampler, coverage, and exact resuming from any step."""
 
 import copy
 import itertools
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ def epochs(sampler: UniformBatchSampler, number: int) -> list[list[list[int]]]:
 # The limits of the method
 
 
-def test_always_restarting_on_the_whole_graph_is_the_nearest_neighbour_batch() -> None:
+def test_restart_probability_one_on_the_exact_graph_gives_the_nearest_neighbor_batch() -> None:
     size, batch_size = 100, 12
     embeddings = vectors(size)
     walked = ProximityBatchSampler(size, batch_size, candidates=size - 1, neighbors=batch_size - 1, restart=1.0, seed=3)
@@ -59,7 +60,7 @@ def test_always_restarting_on_the_whole_graph_is_the_nearest_neighbour_batch() -
         assert set(one) == set(other) == set(cosines[one[0]].topk(batch_size).indices.tolist())
 
 
-def test_one_candidate_and_no_restart_is_uniform_when_every_batch_has_a_fresh_graph() -> None:
+def test_one_candidate_and_no_restart_is_uniform_when_every_batch_has_a_new_graph() -> None:
     size, length = 7, 3
     sampler = ProximityBatchSampler(size, length, candidates=1, neighbors=1, restart=0.0)
     counts: Counter[tuple[int, ...]] = Counter()
@@ -99,7 +100,7 @@ def test_hardness_and_false_negatives_rise_with_candidates_and_with_restarts() -
         for softer, harder in itertools.pairwise(row):
             assert softer[0] < harder[0], row
             assert softer[1] < harder[1], row
-        assert nearest[0] > row[-1][0], "nothing is harder than the nearest neighbours"
+        assert nearest[0] > row[-1][0], "nearest-neighbor batches are the hardest"
 
 
 # Epochs, lengths, shares
@@ -129,7 +130,7 @@ def test_once_visits_every_sample_exactly_once(walk: str, drop_last: bool) -> No
         assert len(seen) == len(set(seen)) == (56 if drop_last else 61)
 
 
-def test_once_survives_a_first_refresh_in_the_middle_of_an_epoch() -> None:
+def test_once_visits_every_sample_once_if_the_first_refresh_is_within_an_epoch() -> None:
     sampler = proximity(60, 10, refreshed=False, coverage="once")
     batches = iter(sampler)
     seen = [*next(batches), *next(batches)]
@@ -152,7 +153,7 @@ def test_uniform_batches_are_cut_from_one_permutation_an_epoch() -> None:
         assert batches == [order[start + 4 : start + 8] for start in range(0, 48, 8)]
 
 
-def test_iterations_are_epochs_and_set_epoch_says_which() -> None:
+def test_iterations_are_epochs_and_set_epoch_sets_the_epoch() -> None:
     sampler = proximity()
     first, second, third = epochs(sampler, 3)
     assert first != second != third
@@ -162,15 +163,15 @@ def test_iterations_are_epochs_and_set_epoch_says_which() -> None:
         assert list(sampler) == batches
         assert sampler.epoch == epoch
     assert list(sampler) == third
-    next(iter(sampler))  # an epoch broken off is over
+    next(iter(sampler))  # an interrupted epoch counts
     assert sampler.epoch == 3
-    iter(sampler)  # and one never begun is none
+    iter(sampler)  # an epoch of which no batch was drawn does not
     assert list(proximity(seed=1)) != first
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4])
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_shares_of_all_processes_make_up_the_batch(processes: int, drop_last: bool) -> None:
+def test_the_shares_of_all_processes_are_the_batch(processes: int, drop_last: bool) -> None:
     whole = proximity(59, 12, drop_last=drop_last)
     shares = [proximity(59, 12, drop_last=drop_last, rank=rank, processes=processes) for rank in range(processes)]
     for batch, *parts in zip(whole, *shares, strict=True):
@@ -208,7 +209,7 @@ def test_every_refresh_draws_new_candidates() -> None:
     assert before.tolist() != sampler.graph.neighbors.tolist()
 
 
-def test_weighted_walks_prefer_near_neighbours() -> None:
+def test_weighted_walks_give_more_similar_batches() -> None:
     embeddings, _ = digits()
     embeddings = embeddings - embeddings.mean(dim=0)  # weights near 0 and below
     cosines = []
@@ -234,7 +235,7 @@ KINDS: dict[str, Any] = {
 def train(
     sampler: UniformBatchSampler, ahead: int, refresh_at: set[int], start: int, stop: int, state: Path | None = None
 ) -> list[list[int]]:
-    """Use batches ``start`` to ``stop``, drawn ``ahead`` of their use as a DataLoader does; save after the last."""
+    """Use batches ``start`` to ``stop``, drawn ``ahead`` of their use as by a DataLoader; save the state at the end."""
     used: list[list[int]] = []
     step = start
     while step < stop:
@@ -274,7 +275,7 @@ def test_resuming_anywhere_gives_the_batches_of_the_whole_run(tmp_path: Path, ki
 def chained(
     sampler: UniformBatchSampler, ahead: int, start: int, stop: int, state: Path | None = None
 ) -> list[list[int]]:
-    """The same where one loader runs through all epochs, so that batches of the next epoch are drawn ahead too."""
+    """As `train`, with one loader for all epochs, which also draws batches of the next epoch ahead."""
 
     def all_epochs() -> Iterator[list[int]]:
         for epoch in range(start // len(sampler), 4):
@@ -295,7 +296,7 @@ def chained(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stop", [3, 5, 6, 7, 8, 12, 13])
-def test_resuming_works_when_the_next_epoch_has_been_drawn_from(tmp_path: Path, kind: str, stop: int) -> None:
+def test_resuming_is_exact_when_batches_of_the_next_epoch_have_been_drawn(tmp_path: Path, kind: str, stop: int) -> None:
     ahead = 4
     whole = chained(KINDS[kind](), ahead, 0, 20)
     first = chained(KINDS[kind](), ahead, 0, stop, tmp_path / "state.pt")
@@ -303,11 +304,11 @@ def test_resuming_works_when_the_next_epoch_has_been_drawn_from(tmp_path: Path, 
     resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     again = KINDS[kind]()
     state = resumed.state_dict(stop % len(resumed), stop // len(resumed))
-    again.load_state_dict(state)  # a run that is cut again before it has used a batch
+    again.load_state_dict(state)  # a run that is interrupted again before it has used a batch
     assert first + chained(again, ahead, stop, 20) == whole
 
 
-def test_a_state_can_be_taken_before_anything_is_drawn_and_twice() -> None:
+def test_a_state_can_be_saved_before_the_first_batch_and_again() -> None:
     sampler = proximity(coverage="once")
     batches = list(proximity(coverage="once"))
     other = proximity(coverage="once")
@@ -321,10 +322,10 @@ def test_a_state_can_be_taken_before_anything_is_drawn_and_twice() -> None:
     other.load_state_dict(sampler.state_dict(2))
     third.load_state_dict(other.state_dict(3))  # two were pending, one of them has been used
     assert list(third) == batches[3:]
-    assert list(drawing) == batches[4:], "taking a state disturbs nothing"
+    assert list(drawing) == batches[4:], "saving a state changed the batches"
 
 
-def test_an_adaptive_restart_keeps_its_memory() -> None:
+def test_an_adaptive_restart_is_part_of_the_state() -> None:
     sampler, other = (proximity(restart=hn.Adaptive(0.5, step=0.1)) for _ in range(2))
     for reading in (0.1, 0.2, 0.3):
         sampler.restart.update(reading)  # type: ignore[union-attr]
@@ -332,13 +333,25 @@ def test_an_adaptive_restart_keeps_its_memory() -> None:
     assert list(other) == list(sampler)
 
 
-def test_a_state_of_another_number_of_processes_is_welcome() -> None:
+def test_a_state_can_be_loaded_with_another_number_of_processes() -> None:
     sampler = proximity(batch_size=12)
     batches = list(proximity(batch_size=12))
     next(iter(sampler))
     half = proximity(batch_size=12, rank=1, processes=2)
     half.load_state_dict(sampler.state_dict(0))
     assert list(half) == [batch[6:] for batch in batches]
+
+
+@pytest.mark.parametrize("kind", ["walk", "knn"])
+def test_numpy_embeddings_and_settings_give_the_batches_of_tensors_and_numbers(kind: str) -> None:
+    if kind == "walk":
+        expected, sampler = proximity(), proximity(*torch.tensor([60, 8]), refreshed=False, restart=np.float32(0.1))
+    else:
+        expected, sampler = KNNBatchSampler(60, 8), KNNBatchSampler(np.int64(60), np.int64(8))
+        expected.refresh(vectors(60))
+    sampler.refresh(vectors(60).numpy())
+    assert list(sampler) == list(expected)
+    assert type(sampler.state_dict(0)["size"]) is int
 
 
 def test_samplers_can_be_copied() -> None:
@@ -394,12 +407,12 @@ def test_small_and_degenerate_sets_give_full_epochs(data: st.DataObject) -> None
         ({"weighted": True, "walk": "depth-first"}, "walk='depth-first'"),
     ],
 )
-def test_bad_settings_say_what_to_do(change: dict[str, Any], message: str) -> None:
+def test_bad_settings_raise_an_error_that_names_the_fix(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         proximity(**(change | {"refreshed": False}))
 
 
-def test_bad_embeddings_leave_the_graph_as_it_was() -> None:
+def test_bad_embeddings_leave_the_sampler_unchanged() -> None:
     sampler = proximity()
     for embeddings, message in (
         (vectors(59), "60 rows, one per sample, got 59"),
@@ -411,7 +424,7 @@ def test_bad_embeddings_leave_the_graph_as_it_was() -> None:
     assert list(sampler) == list(proximity())
 
 
-def test_misuse_of_steps_and_states_says_what_to_do() -> None:
+def test_misuse_of_steps_and_states_raises_an_error_that_names_the_fix() -> None:
     sampler = proximity()
     with pytest.raises(ValueError, match="refresh_every is None"):
         sampler.after_step(vectors(60))

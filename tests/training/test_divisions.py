@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from hardneg.images.modality import Images
-from hardneg.insight.samples import look_at_test_set
+from hardneg.insight.samples import load_test_samples
 from hardneg.training import compare, evaluate, recipe, run
 
 BRIEF = ["encoder.name=tiny", "encoder.hidden=16", "encoder.outputs=8", "trainer.epochs=1", "trainer.batch_size=16",
@@ -99,7 +99,7 @@ def test_a_changed_folder_does_not_move_trained_images_into_the_test(
         evaluate.evaluate(tmp_path / "run", str(photos.parent / "." / "photos"), metrics=["nearest"])
     assert evaluated[5] == held_out - {min(held_out)}
     with pytest.warns(UserWarning, match="has changed"):
-        shown = look_at_test_set(tmp_path / "run")
+        shown = load_test_samples(tmp_path / "run")
     assert numbers(torch.stack([shown.images[row] for row in range(19)])) == held_out - {min(held_out)}
 
 

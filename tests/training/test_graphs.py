@@ -76,19 +76,19 @@ def test_a_graph_run_is_trained_evaluated_and_resumed_bitwise(
     class Stop(Exception):
         pass
 
-    from hardneg.training.callbacks.keeper import Keeper
+    from hardneg.training.callbacks.checkpoints import Checkpoints
 
-    step = Keeper.on_train_batch_end
+    step = Checkpoints.on_train_batch_end
 
-    def stopped(self: Keeper, trainer: object, *rest: object) -> None:
+    def stopped(self: Checkpoints, trainer: object, *rest: object) -> None:
         step(self, trainer, *rest)  # type: ignore[arg-type]
         if trainer.global_step == 7:  # type: ignore[attr-defined]
             raise Stop
 
-    monkeypatch.setattr(Keeper, "on_train_batch_end", stopped)
+    monkeypatch.setattr(Checkpoints, "on_train_batch_end", stopped)
     with pytest.raises(Stop):
         run.train(settings(way), tmp_path / "part")
-    monkeypatch.setattr(Keeper, "on_train_batch_end", step)
+    monkeypatch.setattr(Checkpoints, "on_train_batch_end", step)
     run.train(settings(way), tmp_path / "part", resume=True)
     files = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("whole", "part")]
     assert files[0] == files[1]

@@ -1,4 +1,4 @@
-"""A number whose solver did not converge says so, wherever it is shown."""
+"""A value whose solver has not converged has a note wherever it is shown."""
 
 import json
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from insight.folders import digits_look, make_run
+from insight.folders import digits_samples, make_run
 
 from hardneg import cli, demo
-from hardneg.evaluation import judge, linear_probe, svm
+from hardneg.evaluation import evaluate_features, linear_probe, svm
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.insight.report import write_report
 
@@ -47,53 +47,57 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 def test_an_unconverged_probe_is_noted_in_files_tables_and_the_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    tell = partial(hardneg, monkeypatch, capsys)
+    command = partial(hardneg, monkeypatch, capsys)
     settings = ["trainer.epochs=1", "trainer.knn_every=0"]
-    assert f"({NOTE})" in tell("train", "digits-simclr", *settings, "--run", "one")
+    assert f"({NOTE})" in command("train", "digits-simclr", *settings, "--run", "one")
     saved = json.loads((tmp_path / "one" / "evaluation.json").read_text(encoding="utf-8"))
     assert saved["notes"] == {"linear": NOTE}
 
-    table = tell("evaluate", "one")
+    table = command("evaluate", "one")
     assert f"{100 * saved['linear']:.1f} %*" in table
-    assert f"* linear: {NOTE}" in table
-    assert json.loads(tell("evaluate", "one", "--json")) == saved
-    tell("evaluate", "one", "--data", "digits", "--json")
+    assert f"* linear probe: {NOTE}" in table
+    assert json.loads(command("evaluate", "one", "--json")) == saved
+    command("evaluate", "one", "--data", "digits", "--json")
     carried = json.loads((tmp_path / "one" / "transfer.json").read_text(encoding="utf-8"))
     assert carried["digits"]["notes"] == {"linear": NOTE}
 
     compare = ["compare", "digits-simclr", *settings, "--over", "objective.preset=simclr,hcl", "--seeds", "2"]
-    table = tell(*compare)
+    table = command(*compare)
     row = next(line for line in table.splitlines() if "objective.preset=simclr" in line)
     assert row.count("*") == 1
-    assert f"* linear of objective.preset=hcl: {NOTE} (seeds 0, 1)" in table
-    rows = json.loads(tell(*compare, "--json"))["rows"]
+    assert f"* linear probe of objective.preset=hcl: {NOTE} (seeds 0, 1)" in table
+    rows = json.loads(command(*compare, "--json"))["rows"]
     assert rows["objective.preset=hcl"]["linear"]["notes"] == [f"{NOTE} (seeds 0, 1)"]
     assert rows["objective.preset=hcl"]["knn"]["notes"] == []
 
-    tell("report", "runs/compare")
+    command("report", "runs/compare")
     page = (tmp_path / "runs" / "compare" / "report.html").read_text(encoding="utf-8")
     assert f'<abbr title="{NOTE} (seeds 0, 1)">*</abbr>' in page
-    assert f"linear readout of <em>objective.preset=simclr</em>: {NOTE} (seeds 0, 1)." in page
+    assert (
+        f"<bdi>linear probe</bdi> of <em><bdi>objective.preset=simclr</bdi></em>: <bdi>{NOTE} (seeds 0, 1)</bdi>."
+        in page
+    )
 
 
 @pytest.mark.usefixtures("_three_steps")
-def test_rows_without_training_are_noted_too(tmp_path: Path) -> None:
+def test_rows_without_training_have_notes(tmp_path: Path) -> None:
     rows, notes = demo.untrained_rows([0, 1])
     assert notes == {"raw pixels": {"linear": [NOTE]}, "untrained": {"linear": [f"{NOTE} (seeds 0, 1)"]}}
     run = make_run(tmp_path / "run")
-    page = write_report([run], tmp_path / "page.html", extra_rows=rows, extra_notes=notes, look=digits_look())
-    assert f"linear readout of <em>raw pixels</em>: {NOTE}." in page.read_text(encoding="utf-8")
+    given = {"extra_rows": rows, "extra_notes": notes, "load_samples": digits_samples()}
+    page = write_report([run], tmp_path / "page.html", **given).read_text(encoding="utf-8")  # type: ignore[arg-type]
+    assert f"<bdi>linear probe</bdi> of <em><bdi>raw pixels</bdi></em>: <bdi>{NOTE}</bdi>." in page
 
 
 def test_a_converged_evaluation_has_no_notes(tmp_path: Path) -> None:
     features = torch.eye(2).repeat(20, 1) + 0.1 * torch.randn(40, 2)
     labels = torch.tensor([0, 1]).repeat(20)
-    found = judge(features, labels, features, labels)
+    found = evaluate_features(features, labels, features, labels)
     assert "linear" in found
     assert found.to_json() == found
 
 
-def test_a_probe_tells_the_fit_of_its_number_from_the_penalties_tried() -> None:
+def test_the_note_of_a_probe_separates_the_final_fit_from_candidate_penalties() -> None:
     features, labels = digits()
     sets = features, labels, features, labels
     assert linear_probe(*sets, penalties=[1e-3], steps=3).note == NOTE
@@ -102,24 +106,24 @@ def test_a_probe_tells_the_fit_of_its_number_from_the_penalties_tried() -> None:
     assert not one.converged
     assert one.penalty == 1e-6
     assert one.note == "not converged after 30 iterations"
-    shuffled = labels[torch.randperm(len(labels))]  # which only a strong penalty helps
+    shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(4))]  # random labels
     other = linear_probe(features, shuffled, features, shuffled, penalties=[100.0, 1e-6], steps=30)
     assert not other.converged
     assert other.penalty == 100.0
     assert other.note == (
-        "not converged after 30 iterations for 1 of 2 penalties tried; the fit with the chosen one has converged"
+        "not converged after 30 iterations for 1 of 2 candidate penalties; the final fit has converged"
     )
     assert linear_probe(*sets, penalties=[1.0, 10.0]).note == ""
 
 
-def test_a_machine_tells_the_folds_of_its_number_from_the_penalties_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_note_of_an_svm_separates_the_final_fits_from_candidate_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = digits()
     assert svm_accuracy(features, labels, penalties=[1.0], folds=3).note == ""
     monkeypatch.setattr(svm, "STEPS", 3)
     result = svm_accuracy(features, labels, penalties=[1.0], folds=3)
     assert result.note == f"{NOTE} in 3 of 3 folds"
     assert str(result).endswith(f", {NOTE} in 3 of 3 folds")
-    # Outliers make a high penalty slow and bad; the low one is chosen, and its machines converge.
+    # With outliers a high penalty is slow and inaccurate; the low one is chosen, and its fits converge.
     monkeypatch.setattr(svm, "STEPS", 200)
     generator = torch.Generator().manual_seed(0)
     sides = torch.arange(120) % 2
@@ -129,6 +133,5 @@ def test_a_machine_tells_the_folds_of_its_number_from_the_penalties_tried(monkey
     assert (mixed.penalties == 1e-1).all()
     assert (mixed.unconverged, mixed.unconverged_choices) == (0, 3)
     assert mixed.note == (
-        "not converged after 200 iterations for some penalties tried in 3 of 3 folds; "
-        "the machines with the chosen ones have converged"
+        "not converged after 200 iterations for some candidate penalties in 3 of 3 folds; the final fits have converged"
     )

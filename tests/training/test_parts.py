@@ -4,6 +4,7 @@ import copy
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 
 import hardneg as hn
 from hardneg.methods.step_timer import Clock
-from hardneg.samplers.proximity import RefreshedBatchSampler
+from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import optimizers, recipe
 from hardneg.training.batches import Batches, sampler
 from hardneg.training.callbacks.progress_bar import Bar
@@ -31,23 +32,24 @@ def test_batches_resume_anywhere(size: int, batch: int, epochs: int, start: int,
                f"batches.candidates={size - 1}", f"batches.neighbors={min(3, size - 1)}"]  # fmt: skip
     settings = recipe.load({}, options)
     embeddings = torch.randn(size, 3, generator=torch.Generator().manual_seed(size))
-    batches = Batches(sampler(settings, size), epochs)
-    whole, states = [], []
-    for step, index in enumerate(batches, 1):
-        whole.append(index.tolist())
-        if isinstance(batches.sampler, RefreshedBatchSampler):
-            batches.sampler.after_step(embeddings + step)
-        states.append(batches.place(step))
-    assert len(whole) == len(batches) == epochs * (size // min(batch, size))
+
+    def used(batches: Batches, start: int) -> tuple[list[list[int]], list[dict[str, Any]]]:
+        """The batches from a step to the end of the last epoch, and the state after each."""
+        drawn, states = [], []
+        for _ in range(start // len(batches), epochs):
+            for index in batches:
+                drawn.append(index.tolist())
+                if isinstance(batches.sampler, RefreshedBatchSampler):
+                    batches.sampler.after_step(embeddings + start + len(drawn))
+                states.append(batches.state_after(start + len(drawn)))
+        return drawn, states
+
+    whole, states = used(Batches(sampler(settings, size)), 0)
+    assert len(whole) == epochs * (size // min(batch, size))
     start = min(start, len(whole) - 1)
-    again = Batches(sampler(settings, size), epochs)
-    again.go_on_from(states[start])
-    rest = []
-    for step, index in enumerate(again, start + 2):
-        rest.append(index.tolist())
-        if isinstance(again.sampler, RefreshedBatchSampler):
-            again.sampler.after_step(embeddings + step)
-    assert rest == whole[start + 1 :]
+    again = Batches(sampler(settings, size))
+    again.resume(states[start])
+    assert used(again, start + 1)[0] == whole[start + 1 :]
 
 
 @pytest.mark.parametrize("start", [0, 1, 63, 64, 65, 149, 150, 151, 299])
@@ -57,17 +59,18 @@ def test_batches_drawn_ahead_are_those_of_the_sampler(start: int) -> None:
         plain.set_epoch(epoch)
         return list(plain)
 
-    batches = Batches(hn.UniformBatchSampler(size=450, batch_size=3, seed=5), epochs=2)
-    taken = list(itertools.islice(batches, start))
-    batches.go_on_from(batches.place(start))
-    taken += batches
+    batches = Batches(hn.UniformBatchSampler(size=450, batch_size=3, seed=5))
+    taken = list(itertools.islice(itertools.chain(batches, batches), start))
+    batches.resume(batches.state_after(start))
+    for _ in range(start // 150, 2):
+        taken += batches
     assert [index.tolist() for index in taken] == drawn(0) + drawn(1)
-    assert [index.tolist() for index in batches.drawn[1]] == drawn(1)[max(0, start - 150) :]
+    assert [index.tolist() for index in batches.drawn] == drawn(1)[max(0, start - 150) :]
 
 
 def test_the_last_batch_of_an_epoch_may_be_short() -> None:
-    batches = Batches(hn.UniformBatchSampler(size=10, batch_size=4, drop_last=False), epochs=2)
-    assert [len(index) for index in batches] == [4, 4, 2, 4, 4, 2]
+    batches = Batches(hn.UniformBatchSampler(size=10, batch_size=4, drop_last=False))
+    assert [[len(index) for index in batches] for _ in range(2)] == [[4, 4, 2]] * 2
 
 
 def test_lars_leaves_alone_what_has_no_gradient() -> None:

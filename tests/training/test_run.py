@@ -35,6 +35,7 @@ WAYS = {
     "proximity": [*SHORT, *WALKS],
     "each once, from the bank": [*SHORT, *WALKS, "batches.coverage=once", "batches.embeddings=bank"],
     "knn": [*SHORT, "batches.sampler=knn", "batches.refresh_every=4"],
+    "accumulated": [*SHORT, *WALKS, "trainer.accumulate=2"],  # steps of 2, 2 and 1 batches in every epoch
 }
 
 
@@ -69,29 +70,35 @@ def test_a_run_writes_its_recipe_environment_and_metrics(uninterrupted: Path) ->
 KILLED = """
 import os, signal, sys
 from hardneg.training import recipe, run
-from hardneg.training.callbacks import keeper
+from hardneg.training.callbacks import checkpoints
 folder, moment, settings, *overrides = sys.argv[1:]
-step = keeper.Keeper.on_train_batch_end
-def deadly(self, trainer, *rest):
-    step(self, trainer, *rest)
-    if moment == f"after step {trainer.global_step}":
-        os.kill(os.getpid(), signal.SIGKILL)
-keeper.Keeper.on_train_batch_end = deadly
-replace = keeper.os.replace
+def kill_after(hook, unit, number):
+    called = getattr(checkpoints.Checkpoints, hook)
+    def deadly(self, trainer, *rest):
+        called(self, trainer, *rest)
+        if moment == f"after {unit} {number(trainer)}":
+            os.kill(os.getpid(), signal.SIGKILL)
+    setattr(checkpoints.Checkpoints, hook, deadly)
+kill_after("on_train_batch_end", "step", lambda trainer: trainer.global_step)
+kill_after("on_train_batch_end", "batch", lambda trainer: trainer.fit_loop.total_batch_idx + 1)
+kill_after("on_train_epoch_end", "epoch", lambda trainer: trainer.current_epoch + 1)
+replace = checkpoints.os.replace
 def half_way(source, target):
     if moment == "while saving" and str(target).endswith("last.ckpt") and os.path.exists(target):
         os.truncate(source, 1000)
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
-keeper.os.replace = half_way
+checkpoints.os.replace = half_way
 run.train(recipe.load(settings, overrides), folder)
 """
 
 
 @pytest.mark.parametrize(("way", "moment"), [
-    ("uniform", "after step 1"), ("uniform", "after step 3"), ("uniform", "after step 5"), ("uniform", "after step 9"),
-    ("uniform", "while saving"), ("proximity", "after step 7"), ("proximity", "after step 10"),
+    ("uniform", "after step 1"), ("uniform", "after step 3"), ("uniform", "after step 5"), ("uniform", "after epoch 1"),
+    ("uniform", "after step 9"), ("uniform", "after epoch 3"), ("uniform", "while saving"),
+    ("proximity", "after step 7"), ("proximity", "after step 10"), ("proximity", "after epoch 2"),
     ("each once, from the bank", "after step 7"), ("knn", "after step 9"),
+    ("accumulated", "after batch 6"), ("accumulated", "after batch 8"),
 ])  # fmt: skip
 def test_a_killed_run_resumes_bit_by_bit(
     finished: Callable[[str], Path], tmp_path: Path, way: str, moment: str

@@ -1,6 +1,6 @@
-"""Linear readout of frozen features: multinomial logistic regression, all penalties solved as one batched problem.
+"""Linear probe of frozen features: multinomial logistic regression, solved for all penalties in one batch.
 
-For each penalty λ, with x the standardised features of N samples and y their classes, minimise
+For each penalty λ, with x the standardized features of N samples and y their classes, minimize
 
     F(W, b) = 1/N Σ_n −log softmax(W x_n + b)[y_n]  +  λ/2 · ‖W‖²            (the bias b is not penalised)
 
@@ -14,31 +14,37 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
-from hardneg.checks import whole
-from hardneg.evaluation.features import check_sets, class_indices, random_ranks, share_equal
+from hardneg.checks import TensorLike, whole
+from hardneg.evaluation.features import (
+    checked_features,
+    checked_labels,
+    class_indices,
+    random_ranks,
+    share_equal,
+)
 from hardneg.matmul import exact_products, row_blocks, where_precise
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-# F is λ-strongly convex in W, so that F − min F ≤ ‖∇F‖²/(2λ): a fit has converged once this is below TOLERANCE · F.
+# F is λ-strongly convex in W, so that F − min F ≤ ‖∇F‖²/(2λ): a fit has converged when this is below TOLERANCE · F.
 TOLERANCE = 1e-4
-BIAS_CURVATURE = 1e-3  # stands for λ above it: there the unpenalised bias is the flattest direction
-MEMORY = 10  # pairs that L-BFGS remembers
-BACKTRACKS = 20  # most step lengths tried in one iteration
-SUFFICIENT = 1e-4  # share of the decrease that the slope promises and a step must give (Armijo)
+BIAS_CURVATURE = 1e-3  # upper bound of λ in this test: above it, the unpenalized bias has the lowest curvature
+MEMORY = 10  # pairs stored by L-BFGS
+BACKTRACKS = 20  # maximum number of step lengths tried in one iteration
+SUFFICIENT = 1e-4  # required share of the decrease predicted by the slope (Armijo)
 
 
 @dataclass(frozen=True, eq=False)
 class LinearResult:
-    """A linear readout and how it was found.
+    """The result of a linear probe.
 
-    accuracy: on the test set, in [0, 1] · penalty: the one chosen · validation_accuracies: by penalty; empty for a
-    single one · converged: whether every fit, the last one included, is within 1e-4 of its minimum (relative) · note:
-    what did not converge, in words; empty if everything did · weight: (C, d) · bias: (C,) · mean, std: (d,) float64, of
-    the training features; std is 1 for a constant one · classes: (C,) the label of each row of ``weight``, ascending
+    accuracy: on the test set, in [0, 1] · penalty: the chosen λ · validation_accuracies: by penalty; empty for a single
+    penalty · converged: whether all fits are within 1e-4 of their minimum (relative) · note: which fits have not
+    converged; empty if all have · weight: (C, d) · bias: (C,) · mean, std: (d,) float64, of the training features; std
+    is 1 for a constant feature · classes: (C,) label of each row of ``weight``, ascending
 
     Tensors are on the device of the features, or on the host if that device has no float64.
 
-    The label of a feature vector x is ``classes[argmax(weight @ ((x − mean) / std) + bias)]``.
+    The predicted label of a feature vector x is ``classes[argmax(weight @ ((x − mean) / std) + bias)]``.
     """
 
     accuracy: float
@@ -54,22 +60,23 @@ class LinearResult:
 
 
 def linear_probe(
-    train_features: Tensor,
-    train_labels: Tensor,
-    test_features: Tensor,
-    test_labels: Tensor,
+    train_features: TensorLike,
+    train_labels: TensorLike,
+    test_features: TensorLike,
+    test_labels: TensorLike,
     penalties: Sequence[float] = PENALTIES,
     validation: float = 0.2,
     seed: int = 0,
     steps: int = 500,
 ) -> LinearResult:
-    """Test accuracy of multinomial logistic regression on frozen features, its L2 penalty chosen on held-out samples.
+    """Fit multinomial logistic regression to frozen features; the L2 penalty is chosen on held-out training samples.
 
-    train_features: (N, d), standardised with their mean and standard deviation · train_labels: (N,) any integers ·
-    test_features: (T, d) · test_labels: (T,); a label that training does not hold counts as an error · penalties:
-    candidates for λ; of equally good ones the largest is chosen, and a single one is taken as it is · validation: share
-    of each class held out to choose λ, before all training samples are fitted · seed: of that split · steps: most
-    iterations of a fit; see ``converged`` and ``note`` of the result
+    train_features: (N, d) tensor or numpy array; features are standardized with their mean and standard deviation ·
+    train_labels: (N,) integers · test_features: (T, d) · test_labels: (T,); a label that is not in the training set
+    counts as an error · penalties: values of λ to choose from; of equal validation accuracies the largest λ is chosen,
+    and a single λ is used without validation · validation: share of each class held out to choose λ; the final fit uses
+    all training samples · seed: of that split · steps: maximum number of iterations of a fit; see ``converged`` and
+    ``note`` of the result
 
     Examples:
         >>> features, labels = torch.eye(2).repeat(10, 1), torch.tensor([3, 7]).repeat(10)
@@ -77,41 +84,41 @@ def linear_probe(
         >>> result.accuracy, result.converged
         (1.0, True)
     """
-    dtype = check_sets(train_features, train_labels, test_features, test_labels)
+    train, train_labels, test, dtype = checked_features(train_features, train_labels, test_features)
+    test_labels = checked_labels("test_labels", test_labels, test, "test_features")
     if len(penalties) == 0:
         raise ValueError("penalties is empty: give at least one number > 0")
-    for penalty in penalties:
-        checks.number("penalties", penalty, above=0, below=float("inf"))
-    checks.number("validation", validation, above=0, below=1)
-    whole("steps", steps)
-    train_features, train_labels, test_features, test_labels = map(
-        where_precise, (train_features, train_labels, test_features, test_labels)
-    )
-    grid = sorted(set(map(float, penalties)), reverse=True)  # the first of the best is then the largest
-    with exact_products(train_features.device):
+    given = {checks.number("penalties", penalty, above=0, below=float("inf")) for penalty in penalties}
+    validation = checks.number("validation", validation, above=0, below=1)
+    steps = whole("steps", steps)
+    train, train_labels, test, test_labels = map(where_precise, (train, train_labels, test, test_labels))
+    grid = sorted(map(float, given), reverse=True)  # the first of equal accuracies is then the largest penalty
+    with exact_products(train.device):
         classes, targets = class_indices(train_labels)
         held = _held_out(targets, validation, seed) if len(grid) > 1 else torch.zeros_like(targets, dtype=torch.bool)
-        order = held.int().argsort(stable=True)  # held-out samples last: both parts are then views
+        order = held.int().argsort(stable=True)  # held-out samples last, so that both parts are views
         fitted = len(targets) - int(held.sum())
-        mean, std = _mean_and_std(train_features)
-        inputs, targets = _standardised(train_features, mean, std, dtype, order), targets[order]  # (N, d), (N,)
+        mean, std = _mean_and_std(train)
+        inputs, targets = _standardized(train, mean, std, dtype, order), targets[order]  # (N, d), (N,)
 
         start = inputs.new_zeros(len(grid), len(classes), inputs.shape[1] + 1)  # (P, C, d + 1)
-        solutions, reached, taken = minimise(inputs[:fitted], targets[:fitted], grid, start, steps)
-        accuracies, best, tried = [], 0, reached[:0]
+        solutions, converged, iterations = minimize(inputs[:fitted], targets[:fitted], grid, start, steps)
+        accuracies, best, candidates_converged = [], 0, converged[:0]
         if len(grid) > 1:
-            accuracies = [share_equal(guess, targets[fitted:]) for guess in _winners(inputs[fitted:], solutions)]
+            accuracies = [share_equal(row, targets[fitted:]) for row in _predicted(inputs[fitted:], solutions)]
             best = accuracies.index(max(accuracies))
-            tried, before = reached, taken
-            solutions, reached, taken = minimise(inputs, targets, [grid[best]], solutions[best : best + 1], steps)
-            taken = taken if not bool(reached.all()) else before[~tried]
-        predicted = classes[_winners(_standardised(test_features, mean, std, dtype), solutions)[0]]  # (T,)
+            candidates_converged, candidate_iterations = converged, iterations
+            solutions, converged, iterations = minimize(
+                inputs, targets, [grid[best]], solutions[best : best + 1], steps
+            )
+            iterations = iterations if not bool(converged.all()) else candidate_iterations[~candidates_converged]
+        predicted = classes[_predicted(_standardized(test, mean, std, dtype), solutions)[0]]  # (T,)
     return LinearResult(
         accuracy=share_equal(predicted, test_labels),
         penalty=grid[best],
         validation_accuracies=dict(zip(grid, accuracies, strict=False)),
-        converged=bool(reached.all() and tried.all()),
-        note=_note(bool(reached.all()), tried, taken),
+        converged=bool(converged.all() and candidates_converged.all()),
+        note=_note(bool(converged.all()), candidates_converged, iterations),
         weight=solutions[0, :, :-1].contiguous(),
         bias=solutions[0, :, -1].contiguous(),
         mean=mean,
@@ -120,29 +127,31 @@ def linear_probe(
     )
 
 
-def _note(final: bool, tried: Tensor, taken: Tensor) -> str:
-    """What has not converged, in words.
+def _note(final: bool, candidates: Tensor, iterations: Tensor) -> str:
+    """Describe which fits have not converged; empty if all have.
 
-    final: whether the fit that the accuracy is of has converged · tried: (P,) whether each fit that the penalty was
-    chosen by has · taken: iterations of those that have not
+    final: whether the final fit has converged · candidates: (P,) whether the fit of each candidate penalty has ·
+    iterations: of the fits that have not
     """
-    if final and bool(tried.all()):
+    if final and bool(candidates.all()):
         return ""
-    note = f"not converged after {int(taken.max()):,} iterations"
+    note = f"not converged after {int(iterations.max()):,} iterations"
     if final:
-        note += f" for {int((~tried).sum())} of {len(tried)} penalties tried; the fit with the chosen one has converged"
+        failed = int((~candidates).sum())
+        note += f" for {failed} of {len(candidates)} candidate penalties; the final fit has converged"
     return note
 
 
-def minimise(
+def minimize(
     inputs: Tensor, targets: Tensor, penalties: Sequence[float], start: Tensor, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Minimise F for all penalties at once, by L-BFGS with one step length per penalty.
+    """Minimize F for all penalties at once, by L-BFGS with one step length per penalty.
 
     inputs: (N, d) · targets: (N,) class indices · penalties: P numbers · start: (P, C, d + 1), the bias last · steps:
-    most iterations · returns the solutions (P, C, d + 1), whether each has converged (P,) and its iterations (P,)
+    maximum number of iterations · returns the solutions (P, C, d + 1), whether each has converged (P,) and its number
+    of iterations (P,)
 
-    A fit leaves the batch once it has converged, or once rounding hides any further decrease.
+    A fit is removed from the batch when it has converged, or when rounding hides any further decrease.
     """
     penalty = torch.tensor(penalties, dtype=inputs.dtype, device=inputs.device)  # (P,)
     solutions, converged = start.clone(), torch.zeros(len(penalties), dtype=torch.bool, device=inputs.device)
@@ -150,9 +159,9 @@ def minimise(
     point, scale = start, torch.ones_like(penalty, dtype=torch.float64)
     value, gradient = objective(inputs, targets, point, penalty)
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []
-    rejected, taken = torch.zeros_like(converged), torch.zeros_like(unsolved)
+    rejected, iterations = torch.zeros_like(converged), torch.zeros_like(unsolved)
     for step in range(steps + 1):
-        solutions[unsolved], taken[unsolved] = point, step
+        solutions[unsolved], iterations[unsolved] = point, step
         solved = _dot(gradient, gradient) <= 2 * penalty.clamp(max=BIAS_CURVATURE) * TOLERANCE * value  # (P,)
         converged[unsolved] = solved
         keep = (~solved & ~rejected).nonzero()[:, 0]
@@ -169,16 +178,16 @@ def minimise(
         point, value, gradient, rejected = _line_search(inputs, targets, penalty, point, value, gradient, direction)
         move, change = point - before[0], gradient - before[1]
         curvature, squares = _dot(move, change), _dot(change, change)
-        # F is convex, so that only rounding makes the curvature vanish; such a pair is remembered as zeros.
+        # F is convex, so that the curvature is zero only by rounding; such a pair is stored as zeros.
         useful = curvature > torch.finfo(inputs.dtype).eps * (squares * _dot(move, move)).sqrt()
         move, change = (tensor * _per_problem(useful, tensor) for tensor in (move, change))
         scale = torch.where(useful, curvature / squares, scale)
         pairs = [*pairs, (move, change, torch.where(useful, curvature, 1.0))][-MEMORY:]
-    return solutions, converged, taken
+    return solutions, converged, iterations
 
 
 def objective(inputs: Tensor, targets: Tensor, point: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
-    """F and its gradient for P problems that share their data.
+    """F and its gradient for P problems on the same data.
 
     inputs: (N, d) · targets: (N,) · point: (P, C, d + 1), the bias last · penalty: (P,) · returns (P,) float64 and
     (P, C, d + 1)
@@ -190,13 +199,13 @@ def objective(inputs: Tensor, targets: Tensor, point: Tensor, penalty: Tensor) -
     for block in row_blocks(len(inputs), problems * classes):
         # One product for all problems: (R, d) by (d, P · C).
         logs = torch.addmm(bias, inputs[block], weight.T).view(-1, problems, classes).log_softmax(dim=2)  # (R, P, C)
-        answers = targets[block, None, None].expand(-1, problems, 1)  # (R, P, 1)
-        answered = logs.gather(2, answers)
-        # Once a sample is fitted well, 1 − p is all rounding; the sum of the other classes' probabilities is not.
-        residual = logs.exp_().scatter_(2, answers, 0)
-        missed = residual.sum(dim=2, keepdim=True)  # (R, P, 1)
-        residual = residual.scatter_(2, answers, -missed).flatten(1)  # softmax − one-hot, (R, P · C)
-        losses = torch.where(missed < 0.5, -torch.log1p(-missed), -answered)
+        target_columns = targets[block, None, None].expand(-1, problems, 1)  # (R, P, 1)
+        target_logs = logs.gather(2, target_columns)
+        # For a well-fitted sample 1 − p is only rounding error; the sum of the other probabilities is accurate.
+        residual = logs.exp_().scatter_(2, target_columns, 0)
+        rest = residual.sum(dim=2, keepdim=True)  # (R, P, 1)
+        residual = residual.scatter_(2, target_columns, -rest).flatten(1)  # softmax − one-hot, (R, P · C)
+        losses = torch.where(rest < 0.5, -torch.log1p(-rest), -target_logs)
         value += losses[..., 0].sum(dim=0, dtype=torch.float64)
         gradient[..., :-1] += (residual.T @ inputs[block]).view(problems, classes, -1)
         gradient[..., -1] += residual.sum(dim=0).view(problems, classes)
@@ -209,21 +218,21 @@ def objective(inputs: Tensor, targets: Tensor, point: Tensor, penalty: Tensor) -
 def _line_search(
     inputs: Tensor, targets: Tensor, penalty: Tensor, point: Tensor, value: Tensor, gradient: Tensor, direction: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Walk along each problem's direction until F has decreased enough.
+    """Backtracking line search along the direction of each problem, until F has decreased sufficiently (Armijo).
 
-    Returns the new points, their values and gradients, and where no step was good enough (P,): there nothing moves.
+    Returns the new points, their values and gradients, and which problems had no sufficient step (P,) and stay.
     """
     slope = _dot(direction, gradient)  # (P,)
     length = torch.ones_like(slope)
-    rounding = 10 * torch.finfo(inputs.dtype).eps * value  # differences of F below this mean nothing
+    rounding = 10 * torch.finfo(inputs.dtype).eps * value  # differences of F below this are rounding errors
     for _ in range(BACKTRACKS):
         trial = point + _per_problem(length, direction) * direction
         trial_value, trial_gradient = objective(inputs, targets, trial, penalty)
         gain = trial_value - value
-        rejected = ~((gain <= SUFFICIENT * length * slope + rounding) & (slope < 0))  # NaN is rejected, too
+        rejected = ~((gain <= SUFFICIENT * length * slope + rounding) & (slope < 0))  # NaN is rejected as well
         if not bool(rejected.any()):
             break
-        # The minimum of the parabola through the old value, its slope and the new value.
+        # Minimum of the parabola through the old value, its slope and the new value.
         share = -slope * length / (2 * (gain - slope * length))
         length = torch.where(rejected, length * share.nan_to_num(0.1).clamp(0.1, 0.5), length)
     stay = _per_problem(rejected, point)
@@ -236,7 +245,7 @@ def _line_search(
 
 
 def _direction(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, Tensor]], scale: Tensor) -> Tensor:
-    """−H ∇F with the inverse Hessian that L-BFGS has learnt (the two-loop recursion), (P, C, d + 1)."""
+    """−H ∇F with the L-BFGS approximation H of the inverse Hessian, by the two-loop recursion, (P, C, d + 1)."""
     direction = -gradient
     shares = []
     for move, change, curvature in reversed(pairs):
@@ -254,24 +263,24 @@ def _dot(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _per_problem(numbers: Tensor, like: Tensor) -> Tensor:
-    """Numbers (P,) in a shape that multiplies ``like`` (P, …)."""
+    """Reshape numbers (P,) so that they broadcast with ``like`` (P, …)."""
     numbers = numbers if numbers.dtype == torch.bool else numbers.to(like.dtype)
     return numbers.view(-1, *[1] * (like.dim() - 1))
 
 
-def _winners(inputs: Tensor, solutions: Tensor) -> Tensor:
+def _predicted(inputs: Tensor, solutions: Tensor) -> Tensor:
     """The most probable class of inputs (T, d) under solutions (P, C, d + 1), as indices (P, T)."""
     problems, classes, _ = solutions.shape
     weight, bias = solutions[..., :-1].flatten(0, 1), solutions[..., -1].flatten()
-    winners = [
+    predicted = [
         torch.addmm(bias, inputs[block], weight.T).view(-1, problems, classes).argmax(dim=2)
         for block in row_blocks(len(inputs), problems * classes)
     ]
-    return torch.cat(winners).T
+    return torch.cat(predicted).T
 
 
 def _held_out(targets: Tensor, share: float, seed: int) -> Tensor:
-    """Which samples (N,) to hold out: the share of each class, rounded, and never a whole class."""
+    """Mask (N,) of the held-out samples: a share of each class, rounded, but never a whole class."""
     counts = targets.bincount()
     held = random_ranks(targets, seed) < (counts * share).round().clamp(max=counts - 1)[targets]
     if not bool(held.any()):
@@ -283,17 +292,17 @@ def _held_out(targets: Tensor, share: float, seed: int) -> Tensor:
 
 
 def _mean_and_std(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each feature, (d,) float64; 1 for the deviation of a constant one."""
+    """Mean and standard deviation of each feature, (d,) float64; the deviation of a constant feature is set to 1."""
     blocks = row_blocks(features.shape[1], len(features))  # of columns here
     moments = [torch.std_mean(features[:, block].double(), dim=0, correction=0) for block in blocks]
     std, mean = (torch.cat(part) for part in zip(*moments, strict=True))
     return mean, std.masked_fill(std == 0, 1)
 
 
-def _standardised(
+def _standardized(
     features: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype, order: Tensor | None = None
 ) -> Tensor:
-    """(features − mean)/std, (N, d), its rows in the given order (N,)."""
+    """(features − mean)/std, (N, d), with the rows in the given order (N,)."""
     inputs = torch.empty_like(features, dtype=dtype)
     for block in row_blocks(*features.shape):
         part = features[block] if order is None else features[order[block]]

@@ -1,97 +1,282 @@
-"""Every figure that a trained encoder is judged by, in one call."""
+"""The registry of metrics: what is computed from the features of an encoder, and how each number is shown.
 
-from collections.abc import Mapping, Sequence
+The terminal, ``evaluation.json``, the report and ``hardneg compare`` all use it.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from torch import Tensor
 
+from hardneg import callables, checks
 from hardneg.evaluation.features import class_indices
 from hardneg.evaluation.knn import few_label_accuracy, knn_accuracy
 from hardneg.evaluation.linear import linear_probe
+from hardneg.evaluation.svm import svm_accuracy
 
-METRICS = {
-    "knn": "weighted kNN, k = 200",
-    "nearest": "1-NN",
-    "few_1": "1-NN from 1 label per class",
-    "few_5": "1-NN from 5 labels per class",
-    "linear": "linear readout",
-}
+Better = Literal["higher", "lower"]
+Protocol = Literal["train_test", "folds", "features"]
+Value = float | tuple[float, str] | None  # what a metric's function returns
 
-NOTES = "notes"  # the key of the notes beside the numbers in JSON
+DEFAULT_METRICS = ("knn", "nearest", "linear", "few_1", "few_5")
+NOTES, FORMATS = "notes", "metrics"  # keys of evaluation.json that are no metrics
+_NAME = re.compile(r"[A-Za-z]\w{0,99}")
+_FEW = re.compile(r"few_([1-9]\d{0,5})")
 
 
-class Accuracies(dict[str, float]):
-    """Accuracies in [0, 1] by metric.
-
-    notes: by metric, what the number does not say, as "not converged after 500 iterations"; none for a sound number
+@dataclass(frozen=True)
+class MetricFormat:
+    """How a metric is shown: its title, whether higher or lower is better, and whether it is a percentage.
 
     Examples:
-        >>> found = Accuracies({"linear": 0.9}, {"linear": "not converged after 500 iterations"})
-        >>> found["linear"], found.to_json()["notes"]
-        (0.9, {'linear': 'not converged after 500 iterations'})
+        >>> uniformity = MetricFormat("uniformity", better="lower", percent=False)
+        >>> uniformity.heading, uniformity.text(-2.5), MetricFormat("kNN").text(0.912)
+        ('uniformity ↓', '−2.5', '91.2 %')
     """
 
-    def __init__(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> None:
-        super().__init__(numbers)
-        self.notes = {metric: note for metric, note in notes.items() if note}
+    title: str
+    better: Better = "higher"
+    percent: bool = True
 
-    def to_json(self) -> dict[str, float | dict[str, str]]:
-        """The numbers, and the notes under a key of their own if there are any."""
-        return {**self, NOTES: self.notes} if self.notes else {**self}
+    @property
+    def heading(self) -> str:
+        """The title, with an arrow if lower is better."""
+        return f"{self.title} ↓" if self.better == "lower" else self.title
+
+    @property
+    def unit(self) -> str:
+        """What follows a number: " %" or nothing."""
+        return " %" if self.percent else ""
+
+    def scaled(self, value: float) -> float:
+        """The value in the unit in which it is shown."""
+        return 100 * value if self.percent else value
+
+    def number(self, value: float, sign: str = "") -> str:
+        """The value without its unit: one decimal of a percentage, else three digits; sign: "+" to show it always."""
+        return f"{self.scaled(value):{sign}{'.1f' if self.percent else '.3g'}}".replace("-", "−")
+
+    def text(self, value: float) -> str:
+        """The value with its unit."""
+        return self.number(value) + self.unit
+
+    def improves(self, change: float) -> bool:
+        """Whether a change of the value by this amount is for the better."""
+        return change > 0 if self.better == "higher" else change < 0
 
 
-def notes_of_seeds(notes: Mapping[int, str]) -> list[str]:
-    """Notes on one metric of several runs, by seed: each note once, with its seeds.
+@dataclass(frozen=True)
+class Metric:
+    """A number that evaluates the features of a frozen encoder.
+
+    Args:
+        name: the key in ``evaluation.json``: letters, digits and underscores.
+        title: the heading in tables and in the report.
+        function: computes the metric; see ``protocol`` for its arguments. It returns a number, or a number and a note
+            such as "not converged after 500 iterations", or None if the data do not allow the metric.
+        better: ``"higher"`` or ``"lower"``.
+        protocol: ``"train_test"``: function(train_features, train_labels, test_features, test_labels, seed) ·
+            ``"folds"``: function(features, labels, seed) of one labelled set, which the function splits itself ·
+            ``"features"``: function(features, seed), without labels.
+        percent: show the value, a fraction, as a percentage.
 
     Examples:
-        >>> notes_of_seeds({0: "not converged after 500 iterations", 2: "not converged after 500 iterations"})
-        ['not converged after 500 iterations (seeds 0, 2)']
-    """
-    found: dict[str, list[int]] = {}
-    for seed, note in notes.items():
-        found.setdefault(note, []).append(seed)
-    return [f"{note} (seed{'s' * (len(s) > 1)} {', '.join(map(str, s))})" for note, s in found.items()]
-
-
-def judge(
-    train_features: Tensor,
-    train_labels: Tensor,
-    test_features: Tensor,
-    test_labels: Tensor,
-    metrics: Sequence[str] = tuple(METRICS),
-    seed: int = 0,
-) -> Accuracies:
-    """Accuracies in [0, 1] of frozen features, with notes; a figure that too few labels forbid is left out.
-
-    train_features: (N, d) · train_labels: (N,) · test_features: (T, d) · test_labels: (T,) · metrics: names from
-    ``METRICS`` · seed: of the labels drawn for ``few_…`` and of the validation split of ``linear``
-
-    Examples:
+        >>> import hardneg as hn
+        >>> uniformity = Metric(
+        ...     "uniformity",
+        ...     "uniformity",
+        ...     lambda features, seed: hn.uniformity(features),
+        ...     better="lower",
+        ...     protocol="features",
+        ...     percent=False,
+        ... )
         >>> import torch
-        >>> features, labels = torch.eye(2).repeat(20, 1), torch.tensor([0, 1]).repeat(20)
-        >>> judge(features, labels, features, labels, ["nearest", "few_5"])
-        {'nearest': 1.0, 'few_5': 1.0}
+        >>> from hardneg.evaluation import evaluate_set
+        >>> evaluate_set(torch.tensor([[1.0], [-1.0]]), None, [uniformity])
+        {'uniformity': -8.0}
     """
-    for name in metrics:
-        if name not in METRICS:
-            raise ValueError(f"metrics must be among {', '.join(METRICS)}, got {name!r}")
-    if len(train_labels) == 0 or len(test_labels) == 0:
-        raise ValueError(
-            f"{len(train_labels)} labelled samples to learn from and {len(test_labels)} to be asked about: give more"
-        )
-    sets = (train_features, train_labels, test_features, test_labels)
-    counts = class_indices(train_labels)[1].bincount()
-    smallest = int(counts.min())
-    found: dict[str, float] = {}
-    notes: dict[str, str] = {}
-    for name in metrics:
-        if name == "knn":
-            found[name] = knn_accuracy(*sets)
-        elif name == "nearest":
-            found[name] = knn_accuracy(*sets, k=1)
-        elif name == "linear":
-            if int(counts.max()) > 2:  # else there is none to choose the penalty on
-                probe = linear_probe(*sets, seed=seed)
-                found[name], notes[name] = probe.accuracy, probe.note
-        elif (per_class := int(name.removeprefix("few_"))) <= smallest:
-            found[name] = few_label_accuracy(*sets, per_class=per_class, seed=seed)[0]
-    return Accuracies(found, notes)
+
+    name: str
+    title: str
+    function: Callable[..., Value]
+    better: Better = "higher"
+    protocol: Protocol = "train_test"
+    percent: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name in (NOTES, FORMATS):
+            raise ValueError(
+                f"name of a metric must be letters, digits and underscores, and neither {NOTES!r} nor {FORMATS!r}, "
+                f"got {self.name!r}"
+            )
+        if not isinstance(self.title, str) or not self.title:
+            raise ValueError(f"title of metric {self.name!r} must be a text, got {self.title!r}")
+        if not callable(self.function):
+            raise ValueError(f"function of metric {self.name!r} must be callable, got {self.function!r}")
+        checks.choice("better", self.better, get_args(Better))
+        checks.choice("protocol", self.protocol, get_args(Protocol))
+
+    def __call__(self, *arguments: object) -> tuple[float, str] | None:
+        """The value and its note, which is empty for most; None if the data do not allow the metric."""
+        returned = self.function(*arguments)
+        if returned is None:
+            return None
+        value, note = returned if isinstance(returned, tuple) else (returned, "")
+        try:
+            number = float(value)  # of a numpy scalar or a tensor, too
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"metric {self.name!r} must return a number, got {value!r}") from error
+        if not is_number(number):
+            raise ValueError(f"metric {self.name!r} must return a finite number, got {number}")
+        return number, str(note)
+
+    @property
+    def format(self) -> MetricFormat:
+        """How the metric is shown."""
+        return MetricFormat(self.title, self.better, self.percent)
+
+
+_registered: dict[str, Metric] = {}
+
+
+def register(metric: Metric) -> Metric:
+    """Add a metric to the registry, so that it can be evaluated and shown by name; returns it.
+
+    A metric of the same name is replaced, unless it is built in.
+
+    Examples:
+        >>> def error(train_features, train_labels, test_features, test_labels, seed):
+        ...     return 1 - knn_accuracy(train_features, train_labels, test_features, test_labels, k=1)
+        >>> register(Metric("nearest_error", "1-NN error", error, better="lower")).name
+        'nearest_error'
+    """
+    if is_built_in(metric.name):
+        raise ValueError(f"metric {metric.name!r} is built in and cannot be replaced: choose another name")
+    _registered[metric.name] = metric
+    return metric
+
+
+def get_metric(metric: str | Metric) -> Metric:
+    """The registered metric of this name; ``few_N`` is 1-NN accuracy from N labels per class, for every N."""
+    if isinstance(metric, Metric):
+        return metric
+    if few := _FEW.fullmatch(metric):
+        return few_label_metric(int(few[1]))
+    checks.choice("metric", metric, tuple(_registered))
+    return _registered[metric]
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a built-in metric has this name."""
+    return name in _BUILT_IN or _FEW.fullmatch(name) is not None
+
+
+def metric_from(name: str) -> Metric:
+    """The metric that ``package.module:callable`` names, which is registered.
+
+    name: of a `Metric` object, or of a function(train_features, train_labels, test_features, test_labels, seed), whose
+    metric is called like it and is shown as a percentage
+
+    Examples:
+        >>> metric_from("my_metrics:calibration_error")  # doctest: +SKIP
+    """
+    target: Callable[..., Value] = callables.load(name, "metric")
+    if not isinstance(target, Metric):
+        own_name = getattr(target, "__name__", name.rpartition(":")[2])
+        target = Metric(own_name, own_name.replace("_", " "), target)
+    return register(target)
+
+
+def columns(
+    rows: Mapping[str, Mapping[str, Sequence[float]]], formats: Mapping[str, MetricFormat] | None = None
+) -> dict[str, MetricFormat]:
+    """The metrics of a table in the order of its columns, each with its format.
+
+    rows: values by row and metric · formats: of metrics that are not registered here, as run folders describe them
+
+    Examples:
+        >>> [*columns({"SimCLR": {"other": [3.0], "few_10": [0.8], "few_2": [0.7], "knn": [0.9]}})]
+        ['knn', 'few_2', 'few_10', 'other']
+    """
+    order = [*_registered]
+    values: dict[str, list[float]] = {}
+    for row in rows.values():
+        for metric, given in row.items():
+            values.setdefault(metric, []).extend(given)
+
+    def rank(metric: str) -> tuple[int, int]:
+        if few := _FEW.fullmatch(metric):
+            return order.index("few_1"), int(few[1])
+        return (order.index(metric) if metric in order else len(order)), 0
+
+    def shown(metric: str) -> MetricFormat:
+        if metric in _registered or _FEW.fullmatch(metric):
+            return get_metric(metric).format
+        # A metric that nothing describes: higher is better, and a percentage if all values are fractions.
+        fractions = all(0 <= value <= 1 for value in values[metric])
+        return (formats or {}).get(metric, MetricFormat(metric.replace("_", " "), percent=fractions))
+
+    return {metric: shown(metric) for metric in sorted(values, key=rank) if values[metric]}
+
+
+def is_number(value: object) -> bool:
+    """Whether the value is a finite number that a chart can show."""
+    # Measured values are far below the bound; axes overflow above it.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e100
+
+
+# --- the metrics that are built in ---
+
+
+def few_label_metric(per_class: int) -> Metric:
+    """1-NN accuracy when only a few training samples of each class have labels, as a metric."""
+
+    def accuracy(
+        train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor, seed: int
+    ) -> Value:
+        if int(class_indices(train_labels)[1].bincount().min()) < per_class:
+            return None
+        return few_label_accuracy(train_features, train_labels, test_features, test_labels, per_class, seed=seed)[0]
+
+    return Metric(f"few_{per_class}", f"{per_class} label{'s' * (per_class > 1)}/class", accuracy)
+
+
+def _knn(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor, seed: int) -> Value:
+    return knn_accuracy(train_features, train_labels, test_features, test_labels)
+
+
+def _nearest(
+    train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor, seed: int
+) -> Value:
+    return knn_accuracy(train_features, train_labels, test_features, test_labels, k=1)
+
+
+def _linear(
+    train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor, seed: int
+) -> Value:
+    # With fewer labels none can be held out to choose the penalty.
+    if int(class_indices(train_labels)[1].bincount().max()) < 3:
+        return None
+    probe = linear_probe(train_features, train_labels, test_features, test_labels, seed=seed)
+    return probe.accuracy, probe.note
+
+
+def _svm(features: Tensor, labels: Tensor, seed: int) -> Value:
+    result = svm_accuracy(features, labels, seed=seed)
+    return result.mean, result.note
+
+
+_BUILT_IN = {
+    metric.name: metric
+    for metric in (
+        Metric("knn", "kNN", _knn),
+        Metric("nearest", "1-NN", _nearest),
+        Metric("linear", "linear probe", _linear),
+        few_label_metric(1),
+        few_label_metric(5),
+        Metric("svm", "SVM, 10 folds", _svm, protocol="folds"),
+    )
+}
+_registered.update(_BUILT_IN)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from hardneg import callables, checks
 from hardneg.division import Division, difference
-from hardneg.evaluation.metrics import Accuracies
-from hardneg.evaluation.svm import svm_accuracy
+from hardneg.evaluation import EvaluationResult, evaluate_set
 from hardneg.graphs.data import GraphSet, load_graphs
 from hardneg.graphs.features import extract_graphs
 from hardneg.graphs.gin import GIN
@@ -124,7 +123,7 @@ class Graphs(Modality):
         labels = samples.labels.to(features.device)
         return features[labels >= 0], labels[labels >= 0]
 
-    def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> Accuracies:
+    def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> EvaluationResult:
         if request.named:
             raise ValueError(
                 f"{request.data.source}: a graph encoder takes the node features of its own set only: evaluate it there"
@@ -134,8 +133,12 @@ class Graphs(Modality):
             warnings.warn(f"{request.data.source} {change}", stacklevel=3)
         if not bool((graphs.labels >= 0).any()):
             raise ValueError(f"{graphs.name} has no labels, and an evaluation needs them")
-        result = svm_accuracy(extract_graphs(encoder, graphs), graphs.labels, seed=request.seed)
-        return Accuracies({"svm": result.mean}, {"svm": result.note})
+        features = extract_graphs(encoder, graphs)
+        return evaluate_set(features, graphs.labels, request.metrics or ("svm",), seed=request.seed)
+
+    def sample(self, samples: Any, rows: Tensor) -> GraphSet:
+        part: GraphSet = samples.subset(rows)
+        return part
 
     def thumbnail(self, samples: Any, index: int) -> Tensor:
         graph = samples[index]

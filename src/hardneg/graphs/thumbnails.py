@@ -1,6 +1,4 @@
-"""Graphs as small pictures, drawn when they are looked at."""
-
-from typing import Any
+"""Small images of graphs, for the report."""
 
 import numpy as np
 import torch
@@ -8,51 +6,35 @@ from torch import Tensor
 
 from hardneg.extras import required
 
-SIDE, MARGIN, SHARPER = 56, 5, 4  # pixels; drawn so many times larger, then shrunk, so that lines are smooth
-STEPS = 2_000_000  # node pairs that a layout may look at: 50 rounds for 200 nodes
+SIDE, MARGIN = 56, 5  # pixels
+OVERSAMPLING = 4  # drawn this many times larger and then reduced, so that lines are smooth
+MAX_PAIRS = 2_000_000  # node pairs that a layout may visit: 50 iterations for 200 nodes
 
 
-class Drawings:
-    """A sequence of pictures (3, SIDE, SIDE) uint8 of the graphs of a set, by forces between their nodes.
-
-    graphs: a `hardneg.graphs.data.GraphSet` · rows: which of them
-    """
-
-    def __init__(self, graphs: Any, rows: Tensor) -> None:
-        self.graphs, self.rows = graphs, rows
-
-    def __getitem__(self, place: int) -> Tensor:
-        graph = self.graphs[int(self.rows[place])]
-        return draw(int(graph.num_nodes), graph.edge_index)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-def draw(nodes: int, edges: Tensor) -> Tensor:
-    """A graph of so many nodes and the edges (2, E) as a picture (3, SIDE, SIDE) uint8, always the same.
+def draw(num_nodes: int, edges: Tensor) -> Tensor:
+    """Draw a graph with edges (2, E) as an image (3, SIDE, SIDE) uint8, by a force-directed layout with a fixed seed.
 
     Examples:
-        >>> picture = draw(3, torch.tensor([[0, 1], [1, 2]]))
-        >>> picture.shape, int(picture.min()) < 128 < int(picture.max())
+        >>> image = draw(3, torch.tensor([[0, 1], [1, 2]]))
+        >>> image.shape, int(image.min()) < 128 < int(image.max())
         (torch.Size([3, 56, 56]), True)
     """
     networkx = required("networkx", "graph")
-    image, drawing = (required(f"PIL.{name}", "train") for name in ("Image", "ImageDraw"))
+    pil_image, pil_draw = (required(f"PIL.{name}", "train") for name in ("Image", "ImageDraw"))
     graph = networkx.Graph()
-    graph.add_nodes_from(range(nodes))
+    graph.add_nodes_from(range(num_nodes))
     graph.add_edges_from(edges.T.tolist())
-    rounds = max(1, min(50, STEPS // max(nodes * nodes, 1)))
-    layout = networkx.spring_layout(graph, seed=0, iterations=rounds) if nodes else {}
-    places = np.array([layout[node] for node in range(nodes)]).reshape(nodes, 2)
-    large, edge = SIDE * SHARPER, MARGIN * SHARPER
-    if nodes:
-        low, span = places.min(axis=0), np.ptp(places, axis=0).max() or 1.0
-        places = edge + (places - low) / span * (large - 2 * edge)
-    canvas = image.new("RGB", (large, large), "white")
-    pen, radius = drawing.Draw(canvas), SHARPER * (2.2 if nodes <= 40 else 1.2)
+    iterations = max(1, min(50, MAX_PAIRS // max(num_nodes * num_nodes, 1)))
+    layout = networkx.spring_layout(graph, seed=0, iterations=iterations) if num_nodes else {}
+    points = np.array([layout[node] for node in range(num_nodes)]).reshape(num_nodes, 2)
+    side, margin = SIDE * OVERSAMPLING, MARGIN * OVERSAMPLING
+    if num_nodes:
+        lowest, span = points.min(axis=0), np.ptp(points, axis=0).max() or 1.0
+        points = margin + (points - lowest) / span * (side - 2 * margin)
+    canvas = pil_image.new("RGB", (side, side), "white")
+    pen, radius = pil_draw.Draw(canvas), OVERSAMPLING * (2.2 if num_nodes <= 40 else 1.2)
     for one, other in graph.edges:
-        pen.line([*places[one], *places[other]], fill=(150, 150, 150), width=SHARPER)
-    for x, y in places:
+        pen.line([*points[one], *points[other]], fill=(150, 150, 150), width=OVERSAMPLING)
+    for x, y in points:
         pen.ellipse([x - radius, y - radius, x + radius, y + radius], fill=(20, 80, 160))
     return torch.from_numpy(np.array(canvas.resize((SIDE, SIDE)))).permute(2, 0, 1)

@@ -1,4 +1,4 @@
-"""Colours of a batch of pictures: brightness, contrast, saturation, hue, greyscale and CIE Lab, sample by sample."""
+"""Color operations on a batch of images, with one parameter per sample: brightness, contrast, saturation, hue, Lab."""
 
 from functools import lru_cache
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as PIL
 XYZ = ((0.412453, 0.357580, 0.180423), (0.212671, 0.715160, 0.072169), (0.019334, 0.119193, 0.950227))  # of linear sRGB
-SIXTH = 0.16666665  # just below 1/6, so that no colour is rounded to more than 1
-LAB_CENTRE, LAB_REACH = (50.0, 6.025, -6.6895), (50.0, 92.208, 101.1675)  # of all sRGB colours, as CMC has them
+SIXTH = 0.16666665  # just below 1/6, so that no color is rounded to more than 1
+LAB_CENTER, LAB_HALF_RANGE = (50.0, 6.025, -6.6895), (50.0, 92.208, 101.1675)  # of all sRGB colors, as CMC has them
 
 
 def luma(images: Tensor) -> Tensor:
-    """Brightness (B, 1, H, W) of images (B, 3, H, W), by ITU-R 601; one channel is its own.
+    """Luma (B, 1, H, W) of images (B, 3, H, W), by ITU-R 601; a single channel is returned as it is.
 
     Examples:
         >>> luma(torch.tensor([1.0, 0.0, 1.0]).view(1, 3, 1, 1)).item()
@@ -30,21 +30,21 @@ def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
-    """Move images (B, C, H, W) in place from their mean luma by the factors (B,): 0 is one grey, 1 changes nothing."""
+    """Move images (B, C, H, W) in place from their mean luma by the factors (B,): 0 is one gray, 1 changes nothing."""
     factors = factors.view(-1, 1, 1, 1)
-    grey = luma(images.mean(dim=(2, 3), keepdim=True))  # (B, 1, 1, 1)
-    return images.mul_(factors).add_(grey * (1 - factors)).clamp_(0, 1)
+    gray = luma(images.mean(dim=(2, 3), keepdim=True))  # (B, 1, 1, 1)
+    return images.mul_(factors).add_(gray * (1 - factors)).clamp_(0, 1)
 
 
 def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
-    """Move images (B, 3, H, W) in place from their greyscale by the factors (B,): 0 is grey, 1 changes nothing."""
+    """Move images (B, 3, H, W) in place away from their luma by the factors (B,): 0 is grayscale, 1 changes nothing."""
     factors = factors.view(-1, 1, 1, 1)
-    grey = luma(images).mul_(1 - factors)  # (B, 1, H, W)
-    return images.mul_(factors).add_(grey).clamp_(0, 1)
+    gray = luma(images).mul_(1 - factors)  # (B, 1, H, W)
+    return images.mul_(factors).add_(gray).clamp_(0, 1)
 
 
 def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
-    """Turn the hue of images (B, 3, H, W) in [0, 1] in place by the shifts (B,) in turns; HSV's other two stay.
+    """Shift the hue of images (B, 3, H, W) in [0, 1] in place by the shifts (B,) in turns; saturation and value stay.
 
     Examples:
         >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
@@ -56,18 +56,19 @@ def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
     lowest = torch.minimum(lowest, blue, out=lowest)
     chroma = torch.maximum(red, green)
     chroma = torch.maximum(chroma, blue, out=chroma).sub_(lowest).clamp_(min=1e-12)
-    # In turns the hue is ±(1 + (green + blue − red − lowest) / chroma) / 6, + where green ≥ blue: the textbook's three
-    # cases in one, without masks. A grey has the numerator 0, so any divisor serves.
+    # In turns the hue is ±(1 + (green + blue − red − lowest) / chroma) / 6, + where green ≥ blue: the three cases of
+    # the usual formula in one, without masks. For a gray the numerator is 0, so any divisor is right.
     hues = (green + blue).sub_(red).sub_(lowest)
     hues = torch.addcdiv(column((1 / 6,), images.device, 1), hues, chroma, value=1 / 6, out=hues)
     hues.copysign_(torch.sub(green, blue, out=blue)).add_(shifts.view(-1, 1, 1) + 1).frac_()  # from 0 to 1
-    # One to two sixths away from cyan, at 1/2, red rises; as far from their own hues, 1/3 and 2/3, green and blue fall.
+    # At a distance of one to two sixths from cyan (1/2) red increases; at that distance from their own hues (1/3 and
+    # 2/3) green and blue decrease.
     torch.sub(hues[:, None], column((1 / 2, 1 / 3, 2 / 3), images.device, 3), out=images).abs_()
-    rises, falls = images[:, :1], images[:, 1:]
-    rises.sub_(1 / 6).clamp_(0, SIXTH)
-    falls.sub_(1 / 3).clamp_(-SIXTH, 0)
-    torch.addcmul(lowest[:, None], chroma[:, None], rises, value=6, out=rises)
-    torch.addcmul(lowest[:, None], chroma[:, None], falls, value=-6, out=falls)
+    rising, falling = images[:, :1], images[:, 1:]
+    rising.sub_(1 / 6).clamp_(0, SIXTH)
+    falling.sub_(1 / 3).clamp_(-SIXTH, 0)
+    torch.addcmul(lowest[:, None], chroma[:, None], rising, value=6, out=rising)
+    torch.addcmul(lowest[:, None], chroma[:, None], falling, value=-6, out=falling)
     return images
 
 
@@ -82,7 +83,7 @@ def rgb_to_lab(images: Tensor) -> Tensor:
         tensor([100.,   0.,   0.])
     """
     linear = torch.where(images > 0.04045, ((images.clamp(min=0) + 0.055) / 1.055) ** 2.4, images / 12.92)
-    # Each row divided by its sum, the white point, so that every grey has a = b = 0.
+    # Each row divided by its sum, the white point, so that every gray has a = b = 0.
     relative = torch.stack([column(row, images.device, 3).to(images.dtype) / sum(row) for row in XYZ])  # (3, 3, 1, 1)
     xyz = (linear[:, None] * relative).sum(dim=2)  # (B, 3, H, W)
     edge = 6 / 29
@@ -97,18 +98,18 @@ def lab_split(images: Tensor) -> tuple[Tensor, Tensor]:
     images: (B, 3, H, W) in [0, 1], so views for it are made with mean=None
 
     Examples:
-        >>> lightness, colour = lab_split(torch.rand(2, 3, 8, 8))
-        >>> lightness.shape, colour.shape
+        >>> lightness, color = lab_split(torch.rand(2, 3, 8, 8))
+        >>> lightness.shape, color.shape
         (torch.Size([2, 1, 8, 8]), torch.Size([2, 2, 8, 8]))
     """
-    centre, reach = (column(numbers, images.device, 3) for numbers in (LAB_CENTRE, LAB_REACH))
-    scaled = (rgb_to_lab(images) - centre) / reach
+    center, half_range = (column(numbers, images.device, 3) for numbers in (LAB_CENTER, LAB_HALF_RANGE))
+    scaled = (rgb_to_lab(images) - center) / half_range
     return scaled[:, :1], scaled[:, 1:]
 
 
 @lru_cache(maxsize=256)
 def column(numbers: tuple[float, ...], device: torch.device, ndim: int = 2) -> Tensor:
-    """Numbers as a float32 tensor (N, 1, …) of ndim dimensions."""
-    # Kept on the device, because the host waits at every copy; not as an inference tensor, which training refuses.
+    """Numbers as a float32 tensor (N, 1, …) of ndim dimensions, cached per device."""
+    # Cached because each copy to the device synchronizes; not an inference tensor, because autograd rejects those.
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device).view(-1, *[1] * (ndim - 1))

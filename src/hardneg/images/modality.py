@@ -3,14 +3,15 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from hardneg import callables
 from hardneg.division import Division
-from hardneg.evaluation.metrics import METRICS, Accuracies, judge
+from hardneg.evaluation import DEFAULT_METRICS, EvaluationResult, evaluate_features
 from hardneg.images import encoders
 from hardneg.images.features import extract_all, labelled
 from hardneg.images.image_set import ImageSet, StreamedImages
@@ -61,6 +62,16 @@ class ImageTrainerOptions(Section):
     """A mode of torch.compile for the networks."""
     channels_last: bool = True
     """Memory layout of images and weights."""
+    chunk_size: Count | None = None
+    """Samples that an encoder processes at a time, with the gradient of the whole batch."""
+
+    @model_validator(mode="after")
+    def _check_chunks(self) -> Self:
+        if self.chunk_size is not None and self.compile is not None:
+            raise ValueError(
+                f"chunk_size={self.chunk_size} runs encoders that are not compiled: leave out trainer.compile"
+            )
+        return self
 
 
 class Images(Modality):
@@ -150,14 +161,22 @@ class Images(Modality):
     def labelled(self, features: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
         return labelled(features, samples)
 
-    def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> Accuracies:
+    def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> EvaluationResult:
         train, test = self._evaluation_sets(request)
         test = comparable(train, test)
         features = [labelled(self.embed(encoder, part, request.views, workers), part) for part in (train, test)]
-        return judge(*features[0], *features[1], metrics=request.metrics or tuple(METRICS))
+        return evaluate_features(*features[0], *features[1], metrics=request.metrics or DEFAULT_METRICS)
+
+    def sample(self, samples: Any, rows: Tensor) -> ImageSet:
+        if isinstance(samples, ImageSet):
+            return samples.subset(rows)
+        # A broken image is replaced by another one, which may be among the rows already.
+        images = dict(samples[int(row)] for row in rows)
+        labels = None if samples.labels is None else samples.labels[torch.tensor([*images])]
+        return ImageSet(torch.stack([*images.values()]), labels, samples.classes, samples.name)
 
     def thumbnail(self, samples: Any, index: int) -> Tensor:
-        image: Tensor = samples.images[index] if isinstance(samples, ImageSet) else samples[index][1]
+        image: Tensor = samples[index][1]
         return image
 
     def resident(self, samples: Any) -> ImageSet | None:

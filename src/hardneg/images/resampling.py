@@ -1,4 +1,4 @@
-"""Where pixels of a view come from: boxes drawn by RandomResizedCrop's law, resampling, blur; sample by sample."""
+"""Random crop boxes, resampling and Gaussian blur of a batch of images, with one box and sigma per sample."""
 
 import math
 
@@ -8,16 +8,16 @@ from torch.nn.functional import channel_shuffle, embedding_bag
 
 from hardneg.images.color import column
 
-TRIES = 10  # crops proposed before the central one is taken
+TRIES = 10  # random boxes tried before the central one is taken
 
 
 def crop_boxes(
     uniform: Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Tensor:
-    """Boxes (B, 4) of top, left, height, width by RandomResizedCrop's law, in whole pixels.
+    """Random boxes (B, 4) of top, left, height, width in whole pixels, distributed as in RandomResizedCrop.
 
-    The area is uniform and the ratio log-uniform; the first of TRIES proposals that fits is placed uniformly, and where
-    none fits the largest central box within the ratios is taken.
+    The area is uniform and the ratio log-uniform; the first of TRIES boxes that fits is placed uniformly; if none fits,
+    the largest central box within the ratios is taken.
 
     uniform: (2·TRIES + 2, B) numbers from [0, 1) · height, width: of the images · scale, ratio: see `ImageViews`
 
@@ -25,19 +25,19 @@ def crop_boxes(
         >>> crop_boxes(torch.zeros(22, 1), 40, 40, scale=(0.25, 1.0), ratio=(1.0, 1.0))
         tensor([[ 0.,  0., 20., 20.]])
     """
-    areas, ratios, places = uniform[:TRIES], uniform[TRIES:-2], uniform[-2:]
+    areas, ratios, positions = uniform[:TRIES], uniform[TRIES:-2], uniform[-2:]
     roots = (areas * ((scale[1] - scale[0]) * height * width) + scale[0] * height * width).sqrt_()  # (TRIES, B)
     lowest, highest = (math.log(bound) / 2 for bound in ratio)
-    stretches = (ratios * (highest - lowest) + lowest).exp_()  # (TRIES, B) square root of width / height
+    aspects = (ratios * (highest - lowest) + lowest).exp_()  # (TRIES, B) square root of width / height
     central = column(central_box(height, width, ratio), uniform.device, 3)  # (2, 1, 1)
     last = central.expand(2, 1, uniform.shape[1])  # always fits
-    sides = torch.cat([torch.stack([roots / stretches, roots * stretches]).round_(), last], dim=1)  # (2, TRIES + 1, B)
+    sides = torch.cat([torch.stack([roots / aspects, roots * aspects]).round_(), last], dim=1)  # (2, TRIES + 1, B)
     whole = column((height, width), uniform.device, 3)  # (2, 1, 1)
     fits = ((sides >= 1) & (sides <= whole)).all(dim=0)  # (TRIES + 1, B)
     first = fits.byte().argmax(dim=0)  # (B,)
     sides = sides.gather(1, first.expand(2, 1, -1))[:, 0]  # (2, B)
     room = whole[:, 0] - sides  # (2, B)
-    corners = torch.where(first < TRIES, places * (room + 1), room / 2).floor_()  # (2, B)
+    corners = torch.where(first < TRIES, positions * (room + 1), room / 2).floor_()  # (2, B)
     return torch.cat([corners, sides]).T
 
 
@@ -52,17 +52,17 @@ def central_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[in
 
 
 def taps(height: int, width: int, size: int) -> int:
-    """Pixels of a row or a column, at most, that one pixel of a view is made of."""
+    """Maximum number of pixels of a row or a column that contribute to one pixel of a view."""
     return math.ceil(2 * max(1.0, max(height, width) / size))
 
 
 def crop_resize(images: Tensor, boxes: Tensor, size: int, flipped: Tensor) -> Tensor:
-    """Cut a box from each image and resample it to a square, bilinearly, averaging where it shrinks.
+    """Crop a box from each image and resize it to a square: bilinear, with antialiasing.
 
-    Pixels outside the box have no influence, as if it had been cut out first.
+    Pixels outside the box have no influence.
 
-    images: (B, C, H, W) floats, or uint8 that stand for 255ths · boxes: (B, 4) top, left, height, width in pixels, at
-    least one pixel high and wide · size: side of the square · flipped: (B,) bool, mirrors left and right
+    images: (B, C, H, W) floats, or uint8 that are divided by 255 · boxes: (B, 4) top, left, height, width in pixels, at
+    least one pixel high and wide · size: side of the square · flipped: (B,) bool, horizontal flip
     returns (B, C, size, size) of the boxes' dtype
 
     Examples:
@@ -76,21 +76,21 @@ def crop_resize(images: Tensor, boxes: Tensor, size: int, flipped: Tensor) -> Te
 
 
 def crop_taps(boxes: Tensor, flipped: Tensor, height: int, width: int, size: int) -> tuple[Tensor, Tensor]:
-    """The rows and columns of an image that make those of its view, int32, and their weights: (2, B, size, taps) each.
+    """Indices of the rows and columns that contribute to each pixel, int32, and their weights: (2, B, size, taps) each.
 
     boxes, flipped, size: see `crop_resize` · height, width: of the images
     """
     corners, sides = boxes.T[:2, :, None], boxes.T[2:, :, None]  # (2, B, 1) each: of rows, of columns
     steps = sides / size  # (2, B, 1)
-    places = torch.arange(size, dtype=boxes.dtype, device=boxes.device) + 0.5  # (size,)
-    # A mirrored axis is walked from its far end, so that flipping costs nothing.
-    mirrored = torch.stack([torch.zeros_like(flipped), flipped])[:, :, None]  # (2, B, 1)
-    centres = torch.addcmul(corners, steps, torch.where(mirrored, size - places, places)).sub_(0.5)  # (2, B, size)
-    reach = steps.clamp(min=1)  # half the width of the triangle of weights: wider than a pixel it averages, as in PIL
-    further = torch.arange(taps(height, width, size), dtype=boxes.dtype, device=boxes.device).view(-1, 1, 1, 1)
-    pixels = (centres - reach).ceil_() + further  # (taps, 2, B, size)
-    weights = (reach - (pixels - centres).abs_()).clamp_(min=0)  # (taps, 2, B, size)
-    weights *= (pixels - (corners + (sides - 1) / 2)).abs_() < sides / 2  # nothing from outside the box
+    positions = torch.arange(size, dtype=boxes.dtype, device=boxes.device) + 0.5  # (size,)
+    # A flipped axis is indexed from its far end, so that flipping costs nothing.
+    reverse = torch.stack([torch.zeros_like(flipped), flipped])[:, :, None]  # (2, B, 1)
+    centers = torch.addcmul(corners, steps, torch.where(reverse, size - positions, positions)).sub_(0.5)  # (2, B, size)
+    reach = steps.clamp(min=1)  # half the width of the triangular kernel, which antialiases as PIL does
+    offsets = torch.arange(taps(height, width, size), dtype=boxes.dtype, device=boxes.device).view(-1, 1, 1, 1)
+    pixels = (centers - reach).ceil_() + offsets  # (taps, 2, B, size)
+    weights = (reach - (pixels - centers).abs_()).clamp_(min=0)  # (taps, 2, B, size)
+    weights *= (pixels - (corners + (sides - 1) / 2)).abs_() < sides / 2  # no pixel outside the box
     weights /= weights.sum(dim=0)
     pixels[:, 0].clamp_(0, height - 1)
     pixels[:, 1].clamp_(0, width - 1)
@@ -109,7 +109,7 @@ def resample(images: Tensor, pixels: Tensor, weights: Tensor) -> Tensor:
 
 
 def transposed(matrices: Tensor) -> Tensor:
-    """Matrices (B, N, M) as (B, M, N), laid out in that order.
+    """Transposes matrices (B, N, M) to contiguous (B, M, N).
 
     Examples:
         >>> transposed(torch.arange(6).view(1, 2, 3)).tolist()

@@ -1,10 +1,10 @@
-"""Views on a GPU, by Triton: draws, crop, flip, colours, grey and standardising of a whole batch in one launch.
+"""Random views on a GPU with Triton: crop, flip, colors, grayscale and standardization of a whole batch in one launch.
 
-A batch of small pictures is so little work that launching the operations of `ImageViews.from_uniform` one by one takes
-many times longer than doing them. Here one program makes one view, tile after tile of its pixels, from the same uniform
-numbers by the same arithmetic, to rounding: a box whose side falls within rounding of a half may differ by a pixel.
-Contrast needs the mean of the whole view, so a first walk over the tiles adds up lumas, and the second crops anew: to
-read a pixel twice costs less than to keep it. Blur is two launches more, along rows and along columns.
+For a batch of small images, launching the operations of `ImageViews.from_uniform` one by one takes many times longer
+than running them. Here one program computes one view, tile by tile, from the same random numbers. Results agree up to
+rounding; a box whose side is within rounding of a half may differ by a pixel. Contrast needs the mean of the whole
+view: a first pass over the tiles sums the luma and a second one computes the crop again, because reading a pixel twice
+costs less than storing it. Blur takes two more launches, along rows and along columns.
 """
 
 import math
@@ -18,19 +18,19 @@ from torch import Tensor
 from hardneg.images import triton_programs
 from hardneg.images.color import column
 from hardneg.images.resampling import TRIES, central_box, taps
-from hardneg.images.views import ImageViews, colour_order
+from hardneg.images.views import ImageViews, color_order
 
-BLOCK = 1024  # pixels of a tile, at most
-CONTRAST, NOTHING = 1, 7  # of the codes of colour operations, three bits each
+BLOCK = 1024  # maximum number of pixels of a tile
+CONTRAST, NO_OPERATION = 1, 7  # codes of color operations, three bits each
 
 
 def make_views(
     views: ImageViews, images: Tensor, uniform: Tensor, seed: int, first: int = 0, channels_last: bool = False
 ) -> Tensor:
-    """The views that these numbers draw, (views·B, C, size, size) float32: what `ImageViews.from_uniform` makes.
+    """The views of given random numbers, (views·B, C, size, size) float32: the same as `ImageViews.from_uniform`.
 
-    views: the settings · images: (B, C, H, W) on a GPU · uniform: (NUMBERS, views, total) beside them ·
-    seed, first, channels_last: see there
+    views: the settings · images: (B, C, H, W) on a GPU · uniform: (NUMBERS, views, total) on the same
+    device · seed, first, channels_last: see `ImageViews.from_uniform`
     """
     batch, channels, height, width = images.shape
     size, (_, copies, total) = views.size, uniform.shape
@@ -40,15 +40,15 @@ def make_views(
     if batch == 0:
         return made
     settings = column(_settings(views, channels, height, width, images.dtype == torch.uint8), images.device)
-    before, order = _codes(tuple(which for which in colour_order(seed) if views.adjusts(which, channels)))
+    before, order = _codes(tuple(which for which in color_order(seed) if views.adjusts(which, channels)))
     block = min(BLOCK, triton.next_power_of_2(size**2))
     blurs = views.blur > 0
-    sharp = torch.empty(shape, dtype=torch.float32, device=images.device) if blurs else made
-    # Without fusion of products and sums, boxes are rounded as the tensor operations round them.
+    unblurred = torch.empty(shape, dtype=torch.float32, device=images.device) if blurs else made
+    # Without fused multiply-add, boxes are rounded as by the tensor operations.
     options = {"BLOCK": block, "num_warps": max(1, block // 256), "enable_fp_fusion": False}
     with torch.cuda.device(images.device) if images.is_cuda else nullcontext():
         triton_programs.make_view[(copies * batch,)](
-            *(images.contiguous(), sharp, uniform, settings, batch, total, first, copies * total, before, order),
+            *(images.contiguous(), unblurred, uniform, settings, batch, total, first, copies * total, before, order),
             CHANNELS=channels,
             HEIGHT=height,
             WIDTH=width,
@@ -56,13 +56,13 @@ def make_views(
             TAPS=taps(height, width, size),
             TRIES=TRIES,
             CHANNELS_LAST=channels_last and not blurs,
-            STANDARDISED=not blurs,
+            STANDARDIZED=not blurs,
             **options,
         )
         if blurs:
-            half = torch.empty_like(sharp)
+            intermediate = torch.empty_like(unblurred)
             grid = (copies * batch * channels, triton.cdiv(size**2, block))
-            for source, target, last in ((sharp, half, False), (half, made, True)):
+            for source, target, last in ((unblurred, intermediate, False), (intermediate, made, True)):
                 triton_programs.blur_tile[grid](
                     *(source, target, uniform, settings, batch, total, first, copies * total),
                     CHANNELS=channels,
@@ -77,10 +77,10 @@ def make_views(
 
 
 def _settings(views: ImageViews, channels: int, height: int, width: int, bytes_: bool) -> tuple[float, ...]:
-    """All that the kernels read, in the order in which they count: one tensor is launched faster than 27 numbers."""
+    """The parameters that the kernels read by index: one tensor is faster to pass than 27 numbers."""
     area = height * width
     shortest, longest = (math.log(bound) / 2 for bound in views.ratio)
-    lowest, spans = views.colour_range()
+    lowest, spans = views.color_range()
     return (
         *(views.scale[0] * area, (views.scale[1] - views.scale[0]) * height * width),  # 0, 1
         *(shortest, longest - shortest, *central_box(height, width, views.ratio)),  # 2 … 5
@@ -93,11 +93,13 @@ def _settings(views: ImageViews, channels: int, height: int, width: int, bytes_:
     )
 
 
-@lru_cache(maxsize=64)  # of 24 orders of four, and the shorter ones of one channel
+@lru_cache(maxsize=64)  # 24 orders of four operations, and the shorter ones of a single channel
 def _codes(order: tuple[int, ...]) -> tuple[int, int]:
-    """The colour operations before contrast, −1 if there is none, and all of them: three bits each, four of them."""
+    """Codes of the color operations before contrast (−1 without contrast) and of all of them: four times three bits."""
 
-    def code(some: tuple[int, ...]) -> int:
-        return sum(which << 3 * step for step, which in enumerate((*some, *[NOTHING] * (4 - len(some)))))
+    def code(operations: tuple[int, ...]) -> int:
+        return sum(
+            which << 3 * step for step, which in enumerate((*operations, *[NO_OPERATION] * (4 - len(operations))))
+        )
 
     return code(order[: order.index(CONTRAST)]) if CONTRAST in order else -1, code(order)

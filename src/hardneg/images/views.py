@@ -1,12 +1,12 @@
 """Random views of a batch of images: SimCLR's and MoCo's augmentations, and CMC's Lab split.
 
-Every sample has its own crop, flip, colours and blur, yet no step loops over samples, copies by a mask or reads a value
-back from the device: a sample that an operation leaves alone gets the factor that does nothing. On CUDA, where the
-host would take longer to launch the operations than the GPU to do them, one kernel makes the views (see
+Every sample has its own crop, flip, colors and blur. No step loops over samples, indexes by a mask or reads a value
+back from the device: a sample that an operation does not change gets the factor of the identity. On CUDA, where
+launching the operations takes longer than running them, one kernel computes the views (see
 `hardneg.images.triton_views`).
 
-The laws are torchvision's (RandomResizedCrop in whole pixels, ColorJitter, RandomGrayscale, GaussianBlur) but for one:
-the order of the four colour operations is drawn once per batch, from the seed of the generator.
+The distributions are torchvision's (RandomResizedCrop in whole pixels, ColorJitter, RandomGrayscale, GaussianBlur) with
+one difference: the order of the four color operations is drawn once per batch, from the seed of the generator.
 """
 
 import itertools
@@ -26,48 +26,48 @@ from hardneg.images.color import ADJUSTMENTS, column, lab_split, luma, rgb_to_la
 from hardneg.images.resampling import TRIES, crop_boxes, crop_resize, crop_taps, gaussian_blur, resample
 from hardneg.randomness import mix
 
-CACHED = 3 << 18  # numbers in the views that a CPU makes at a time: 256 of 32 pixels in colour
-NUMBERS = 2 * TRIES + 11  # uniform ones drawn for a view: areas, ratios, 2 places, 4 gates, 4 colours, a sigma
+CACHED = 3 << 18  # elements of the views that a CPU computes at a time: 256 color views of 32 × 32 pixels
+NUMBERS = 2 * TRIES + 11  # uniform draws of a view: areas, ratios, 2 positions, 4 gates, 4 colors, a sigma
 ORDERS = list(itertools.permutations(range(4)))  # of brightness, contrast, saturation, hue
-UNCHANGED = (1.0, 1.0, 1.0, 0.0)  # what leaves each of those four as it was
+UNCHANGED = (1.0, 1.0, 1.0, 0.0)  # factors of the identity
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What was drawn for each sample of a batch."""
+    """The random parameters of each sample of a batch."""
 
     boxes: Tensor  # (B, 4) top, left, height, width in pixels
     flipped: Tensor  # (B,) bool
-    colours: Tensor  # (4, B) factors of brightness, contrast and saturation; shift of hue in turns
-    order: tuple[int, ...]  # of the rows of colours, for the whole batch
-    greyed: Tensor  # (B,) 1.0 or 0.0
-    sigmas: Tensor  # (B,) in pixels of the view, 0 where it stays sharp
+    colors: Tensor  # (4, B) factors of brightness, contrast and saturation; shift of hue in turns
+    order: tuple[int, ...]  # of the rows of colors, for the whole batch
+    grayscaled: Tensor  # (B,) 1.0 or 0.0
+    sigmas: Tensor  # (B,) in pixels of the view, 0 for no blur
 
     def __getitem__(self, part: slice) -> "Draws":
-        colours, greyed, sigmas = self.colours[:, part], self.greyed[part], self.sigmas[part]
-        return Draws(self.boxes[part], self.flipped[part], colours, self.order, greyed, sigmas)
+        colors, grayscaled, sigmas = self.colors[:, part], self.grayscaled[part], self.sigmas[part]
+        return Draws(self.boxes[part], self.flipped[part], colors, self.order, grayscaled, sigmas)
 
 
 @dataclass(frozen=True)
 class ImageViews:
-    """Draws one random view of each image of a batch.
+    """Computes random views of each image of a batch.
 
     Args:
         size: side of a view in pixels.
         scale: smallest and largest area of a crop, as fractions of the image's area.
         ratio: smallest and largest width / height of a crop.
-        flip: probability of mirroring left and right.
+        flip: probability of a horizontal flip.
         jitter: strengths of brightness, contrast, saturation and hue: the first three multiply by a factor from
-            [max(0, 1 − strength), 1 + strength], the last turns the colour circle by up to ± strength ≤ 0.5.
-        jitter_probability: probability that a sample's colours are jittered.
-        grey: probability of losing the colours.
+            [max(0, 1 − strength), 1 + strength], the last shifts the hue by up to ± strength ≤ 0.5 turns.
+        jitter_probability: probability that a sample's colors are jittered.
+        grey: probability of conversion to grayscale.
         blur: probability of a Gaussian blur, reflected at the borders, over about a tenth of the side.
         blur_sigma: smallest and largest standard deviation of that blur, in pixels of the view.
-        mean, std: per channel, subtracted and divided by at the end; None leaves views in [0, 1].
+        mean, std: per channel, for the standardization at the end; None leaves views in [0, 1].
 
     Called with images (B, C, H, W), C = 1 or 3, uint8 or floats in [0, 1], and a generator on their device (see
     `hardneg.randomness.generator`), it returns float32 (B, C, size, size) without gradient. One channel skips
-    saturation, hue and grey.
+    saturation, hue and grayscale.
 
     Examples:
         >>> from hardneg.randomness import generator
@@ -116,10 +116,10 @@ class ImageViews:
         total: int | None = None,
         channels_last: bool = False,
     ) -> Tensor:
-        """So many views of each image, all first ones and then all second ones, (views·B, C, size, size).
+        """``views`` views of each image, first all first ones, then all second ones, (views·B, C, size, size).
 
-        Of ``total`` images in all processes these are the ones from ``first`` on: they take their part of the draws.
-        ``channels_last`` lays the views out so in memory.
+        first, total: these images are the ones from index ``first`` on of the ``total`` images of all processes, and
+        get the random numbers of these indices · channels_last: memory format of the result
         """
         _check_images(images, generator, self.mean)
         count = len(images) if total is None else total
@@ -136,7 +136,7 @@ class ImageViews:
     def from_uniform(
         self, images: Tensor, uniform: Tensor, seed: int, first: int = 0, channels_last: bool = False
     ) -> Tensor:
-        """The views that these numbers draw, by tensor operations on any device.
+        """The views of given random numbers, by tensor operations on any device.
 
         uniform: (NUMBERS, views, total) from [0, 1) · seed, first: see `draws` and `__call__`
         """
@@ -151,47 +151,47 @@ class ImageViews:
         return self.render(images, draws, layout)
 
     def plain(self, images: Tensor) -> Tensor:
-        """The images themselves, as the network is to see them after training: scaled and standardised only."""
+        """The images without augmentation, for evaluation: scaled and standardized only."""
         views = images.to(torch.float32, copy=True)
         if images.dtype == torch.uint8:
             views = views.mul_(1 / 255)
-        return self._standardised(views)
+        return self._standardized(views)
 
     def draws(self, uniform: Tensor, height: int, width: int, seed: int) -> Draws:
-        """What to do to images of this height and width.
+        """The random parameters of images of this height and width.
 
-        uniform: (NUMBERS, B) numbers from [0, 1) · seed: decides the order of the colour operations
+        uniform: (NUMBERS, B) numbers from [0, 1) · seed: determines the order of the color operations
         """
-        gates, colours = uniform[-9:-5], uniform[-5:-1]  # (4, B) each
+        gates, colors = uniform[-9:-5], uniform[-5:-1]  # (4, B) each
         probabilities = (self.flip, self.jitter_probability, self.grey, self.blur)
-        flipped, jittered, greyed, blurred = (gates < column(probabilities, uniform.device)).unbind()  # (B,) each
-        lowest, spans = self.colour_range()
-        colours = torch.addcmul(column(lowest, uniform.device), colours, column(spans, uniform.device))  # (4, B)
+        flipped, jittered, grayscaled, blurred = (gates < column(probabilities, uniform.device)).unbind()  # (B,) each
+        lowest, spans = self.color_range()
+        colors = torch.addcmul(column(lowest, uniform.device), colors, column(spans, uniform.device))  # (4, B)
         least, most = self.blur_sigma
         return Draws(
             boxes=crop_boxes(uniform[:-9], height, width, self.scale, self.ratio),
             flipped=flipped,
-            colours=torch.where(jittered, colours, column(UNCHANGED, uniform.device)),
-            order=colour_order(seed),
-            greyed=greyed.float(),
+            colors=torch.where(jittered, colors, column(UNCHANGED, uniform.device)),
+            order=color_order(seed),
+            grayscaled=grayscaled.float(),
             sigmas=(uniform[-1] * (most - least) + least) * blurred,
         )
 
-    def colour_range(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The smallest factors of brightness, contrast and saturation and shift of hue, and how far each may go up."""
+    def color_range(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The smallest factors of brightness, contrast, saturation and shift of hue, and the length of each range."""
         lowest = (*(max(0.0, 1 - strength) for strength in self.jitter[:3]), -self.jitter[3])
         highest = (same + strength for same, strength in zip(UNCHANGED, self.jitter, strict=True))
         return lowest, tuple(most - least for most, least in zip(highest, lowest, strict=True))
 
     def adjusts(self, which: int, channels: int) -> bool:
-        """Whether this colour operation changes any picture of so many channels."""
+        """Whether this color operation changes any image with this number of channels."""
         return self.jitter[which] > 0 and self.jitter_probability > 0 and (which < 2 or channels == 3)
 
     def render(self, images: Tensor, draws: Draws, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
-        """The views that were drawn of images (B, C, H, W), laid out so in memory."""
+        """The views of images (B, C, H, W) with these random parameters, in this memory format."""
         batch, channels, height, width = images.shape
         pixels, weights = crop_taps(draws.boxes, draws.flipped, height, width, self.size)
-        # A CPU is twice as fast at 96 pixels when what it works on stays in its cache.
+        # At 96 pixels a CPU is twice as fast if the data of a block fits in its cache.
         block = max(1, CACHED // (channels * self.size**2)) if images.is_cpu else batch
         if batch <= block:
             return self._finish(resample(images, pixels, weights), draws).contiguous(memory_format=layout)
@@ -201,22 +201,22 @@ class ImageViews:
         return made
 
     def _finish(self, crops: Tensor, draws: Draws) -> Tensor:
-        """Views of crops (B, C, size, size), which are written over: colours, grey, blur and standardising."""
+        """Views of crops (B, C, size, size), changed in place: colors, grayscale, blur and standardization."""
         for which in draws.order:
             if self.adjusts(which, crops.shape[1]):
-                ADJUSTMENTS[which](crops, draws.colours[which])
+                ADJUSTMENTS[which](crops, draws.colors[which])
         if self.grey > 0 and crops.shape[1] == 3:
-            crops.lerp_(luma(crops), draws.greyed.view(-1, 1, 1, 1))
+            crops.lerp_(luma(crops), draws.grayscaled.view(-1, 1, 1, 1))
         if self.blur > 0:
             crops = gaussian_blur(crops, draws.sigmas, self.blur_radius)
-        return self._standardised(crops)
+        return self._standardized(crops)
 
     @property
     def blur_radius(self) -> int:
         """Pixels on each side that a blur averages over."""
         return max(1, self.size // 20)
 
-    def _standardised(self, views: Tensor) -> Tensor:
+    def _standardized(self, views: Tensor) -> Tensor:
         if self.mean is None or self.std is None:
             return views
         mean, std = (column(tuple(numbers), views.device, 3) for numbers in (self.mean, self.std))  # (C, 1, 1) each
@@ -226,8 +226,8 @@ class ImageViews:
 def simclr_views(size: int, strength: float | None = None, **options: Any) -> ImageViews:
     """SimCLR's augmentations (Chen et al. 2020, appendix A; for sides up to 32 pixels its settings for CIFAR-10).
 
-    size: side of a view; blur, with probability 0.5, above 32 pixels only · strength: of the colour jitter, by default
-    0.5 up to 32 pixels and 1 above · options: any setting of `ImageViews`, which then wins
+    size: side of a view; blur, with probability 0.5, above 32 pixels only · strength: of the color jitter, by default
+    0.5 up to 32 pixels and 1 above · options: any argument of `ImageViews`, which takes precedence
 
     Examples:
         >>> simclr_views(32).jitter, simclr_views(32).blur, simclr_views(96).blur
@@ -249,22 +249,23 @@ def moco_views(size: int, **options: Any) -> ImageViews:
     return ImageViews(size, **{"blur": 0.5, **options})
 
 
-def colour_order(seed: int) -> tuple[int, ...]:
-    """The order of brightness, contrast, saturation and hue that this seed draws, as positions in that list."""
+def color_order(seed: int) -> tuple[int, ...]:
+    """The order of brightness (0), contrast (1), saturation (2) and hue (3) that this seed determines."""
     return ORDERS[mix(seed) % len(ORDERS)]
 
 
 @lru_cache(maxsize=1)
 def _has_triton() -> bool:
-    # Triton compiles what launches a kernel with the machine's C compiler.
+    # Triton compiles the launcher of a kernel with the machine's C compiler.
     compilers = (os.environ.get("CC", ""), "gcc", "clang")
     return find_spec("triton") is not None and any(shutil.which(name) for name in compilers)
 
 
 @lru_cache(maxsize=1)
 def _keep_freed_memory() -> None:
-    # Until it has seen a tensor of this size freed, glibc may return each smaller one to the system and pay for its
-    # pages anew: measured, 15 ms instead of 5 for 256 views of 32 pixels. Its memory is never touched.
+    # Freeing a tensor of this size raises glibc's threshold for returning memory to the system; without that each
+    # smaller tensor faults its pages in again: 15 ms instead of 5 for 256 views of 32 pixels. The memory itself is
+    # never touched.
     torch.empty(31 << 18)
 
 

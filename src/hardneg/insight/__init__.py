@@ -1,4 +1,4 @@
-"""What the negatives did: numbers about embeddings, and `hardneg.insight.report`, which puts runs on one page."""
+"""Diagnostics of embeddings, and `hardneg.insight.report`, which compares runs on one HTML page."""
 
 from hardneg.insight.diagnostics import (
     Hardest,

@@ -1,70 +1,83 @@
-"""What a report is made from, and what one of its parts is."""
+"""The input of a report, and the sections it consists of."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from hardneg.evaluation import MetricFormat
+from hardneg.evaluation.results import merged_formats
 from hardneg.insight.runs import Group
-from hardneg.insight.samples import Evidence
+from hardneg.insight.samples import EmbeddingSummary
 from hardneg.printable import printable
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything that parts draw from.
+    """Everything that a report shows.
 
     Args:
         groups: of runs, in the order of the page.
         baseline: the row that others are compared with.
-        extra: values by metric of rows without runs, by name.
-        evidence: what each group's encoder sees, or a sentence that says why it cannot be looked at.
-        extra_notes: notes by metric on rows without runs, by name.
+        extra_rows: values by name and metric of rows without runs.
+        summaries: by group, a summary of its embeddings, or the reason why there is none.
+        extra_notes: notes by name and metric on rows without runs.
     """
 
     groups: Sequence[Group]
     baseline: str
-    extra: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    evidence: Mapping[str, Evidence | str] = field(default_factory=dict)
+    extra_rows: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    summaries: Mapping[str, EmbeddingSummary | str] = field(default_factory=dict)
     extra_notes: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+
+    @property
+    def formats(self) -> dict[str, MetricFormat]:
+        """How metrics are shown that are not built in, as the run folders describe them."""
+        return merged_formats(run.evaluation for group in self.groups for run in group.runs)
+
+    @property
+    def available_summaries(self) -> dict[str, EmbeddingSummary]:
+        """The summaries of the groups that have one."""
+        found = ((group.name, self.summaries.get(group.name)) for group in self.groups)
+        return {name: summary for name, summary in found if isinstance(summary, EmbeddingSummary)}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the page. key: its anchor · see: one sentence that says what to see · see, body: HTML."""
+    """A section of the page. key: its id · hint: HTML, one sentence that says how to read it · body: HTML."""
 
     key: str
     title: str
-    see: str
+    hint: str
     body: str
 
     def html(self) -> str:
-        """The part as a section of the page."""
+        """The section as HTML."""
         return (
             f'<section id="{self.key}" aria-labelledby="{self.key}-title">'
             f'<h2 id="{self.key}-title">{escape(self.title)}</h2>'
-            f'<p class="see">{self.see}</p>{self.body}</section>'
+            f'<p class="hint">{self.hint}</p>{self.body}</section>'
         )
 
 
-def scrolling(table: str, label: str) -> str:
-    """A table that scrolls inside its own box where the screen is too narrow, so that the page does not."""
+def scrollable(table: str, label: str) -> str:
+    """Put a table into a box that scrolls if the screen is too narrow, so that the page does not."""
     # A box that scrolls must be reachable by keyboard.
-    return f'<div class="wide" role="region" tabindex="0" aria-label="{plain(label)}">{table}</div>'
+    return f'<div class="wide" role="region" tabindex="0" aria-label="{visible(label)}">{table}</div>'
 
 
-def named(text: str) -> str:
-    """A text from elsewhere: escaped, and isolated, so that its direction of writing ends with it.
+def isolated(text: str) -> str:
+    """Escape untrusted text and isolate its writing direction from the text around it.
 
     Examples:
-        >>> named("<b>")
+        >>> isolated("<b>")
         '<bdi>&lt;b&gt;</bdi>'
     """
     return f"<bdi>{escape(text)}</bdi>"
 
 
 def breakable(name: str) -> str:
-    """As `named`, better broken after dots, commas and equal signs than elsewhere: a phone has little room.
+    """As `isolated`, with line breaks allowed after dots, commas, slashes and equal signs.
 
     Examples:
         >>> breakable("objective.preset=<b>")
@@ -73,16 +86,16 @@ def breakable(name: str) -> str:
     return f"<bdi>{'<wbr>'.join(map(escape, re.split(r'(?<=[.,=/])(?=.)', name)))}</bdi>"
 
 
-def plain(text: str) -> str:
-    """A text from elsewhere as an attribute or as code: escaped, with hidden marks made visible."""
+def visible(text: str) -> str:
+    """Escape untrusted text for an attribute or for code, with invisible control characters written out."""
     return escape(printable(text))
 
 
-def missing(contents: Contents) -> str:
-    """A note for each group whose encoder cannot be looked at."""
-    reasons = [(group.name, contents.evidence.get(group.name, "was not looked at")) for group in contents.groups]
+def unavailable(contents: Contents) -> str:
+    """A note for each group whose embeddings cannot be shown, with the reason."""
+    reasons = [(group.name, contents.summaries.get(group.name, "not loaded")) for group in contents.groups]
     return "".join(
-        f'<p class="note"><strong>{named(name)}</strong>: {named(reason)}</p>'
+        f'<p class="note"><strong>{isolated(name)}</strong>: {isolated(reason)}</p>'
         for name, reason in reasons
         if isinstance(reason, str)
     )

@@ -1,6 +1,6 @@
-"""What embeddings look like: the numbers of METHODS, section 7, exact and tiled.
+"""Diagnostics of embeddings (METHODS, section 7): alignment, uniformity, cosines and hardest negatives.
 
-All of them compare directions: vectors are brought to unit length first, and a zero vector stays zero.
+All are exact, computed in tiles, of normalized vectors; a zero vector stays zero.
 """
 
 import math
@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
-from hardneg.checks import whole
+from hardneg.checks import TensorLike, whole
 from hardneg.losses.inputs import normalized
 from hardneg.matmul import exact_products, row_blocks, where_precise
 from hardneg.randomness import generator
 
-# All pairs of this many samples are looked at; of more, so many are drawn: two million pairs tell a histogram.
-MOST = 2000
+MAX_SAMPLES = 2000  # histograms of more samples are computed from a random subset: two million pairs suffice
 
 
 class Histograms(NamedTuple):
-    """Cosines of same-class and different-class pairs: edges (bins + 1,) from −1 to 1, counts (bins,), and means.
+    """Histograms of the cosines of same-class and of different-class pairs.
 
-    A mean is NaN where there is no such pair.
+    edges: (bins + 1,), from −1 to 1 · same, different: counts (bins,) · same_mean, different_mean: mean cosine, NaN
+    without pairs
     """
 
     edges: Tensor
@@ -39,11 +39,11 @@ class Hardest(NamedTuple):
     cosines: Tensor
 
 
-def cosine_histograms(features: Tensor, labels: Tensor, bins: int = 50, seed: int = 0) -> Histograms:
-    """Histograms of the cosines of same-class and of different-class pairs, each pair counted once.
+def cosine_histograms(features: TensorLike, labels: TensorLike, bins: int = 50, seed: int = 0) -> Histograms:
+    """Compute histograms of the cosines of same-class and of different-class pairs, each pair counted once.
 
-    features: (N, d) · labels: (N,) integer; samples of label −1 are left out · bins: of equal width, from −1 to 1 ·
-    seed: of the draw of 2,000 samples where there are more
+    features: (N, d) · labels: (N,) integer; samples with label −1 are left out · bins: of equal width, from −1 to
+    1 · seed: of the random subset of 2,000 samples if there are more
 
     Examples:
         >>> same, other = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
@@ -51,31 +51,31 @@ def cosine_histograms(features: Tensor, labels: Tensor, bins: int = 50, seed: in
         >>> found.same.tolist(), found.different.tolist(), found.same_mean, found.different_mean
         ([0, 1], [0, 2], 1.0, 0.0)
     """
-    dtype = _check("features", features)
-    whole("bins", bins)
-    features, labels = _known(where_precise(features), where_precise(labels))
-    if len(features) > MOST:
-        drawn = torch.randperm(len(features), generator=generator("cpu", seed))[:MOST].to(features.device)
+    features, dtype = _embeddings("features", features)
+    bins = whole("bins", bins)
+    features, labels = _labeled(where_precise(features), labels)
+    if len(features) > MAX_SAMPLES:
+        drawn = torch.randperm(len(features), generator=generator("cpu", seed))[:MAX_SAMPLES].to(features.device)
         features, labels = features[drawn], labels[drawn]
     counts = torch.zeros(2, bins, dtype=torch.int64, device=features.device)
     sums = torch.zeros(2, dtype=torch.float64, device=features.device)
     with exact_products(features.device):
         unit = normalized(features.to(dtype))
         later = torch.arange(len(unit), device=unit.device)
-        for block in row_blocks(len(unit), max(1, len(unit))):  # no label may be known
+        for block in row_blocks(len(unit), max(1, len(unit))):  # all labels may be unknown
             cosines = (unit[block] @ unit.T).clamp(-1, 1)  # (R, N)
-            once = later > later[block, None]  # (R, N): a pair is met from its earlier sample only
-            alike = labels[block, None] == labels  # (R, N)
+            once = later > later[block, None]  # (R, N): each pair once
+            same = labels[block, None] == labels  # (R, N)
             bin_of = ((cosines + 1) * (bins / 2)).long().clamp(max=bins - 1)
-            for row, pairs in enumerate((once & alike, once & ~alike)):
+            for row, pairs in enumerate((once & same, once & ~same)):
                 counts[row] += bin_of[pairs].bincount(minlength=bins)
                 sums[row] += cosines[pairs].double().sum()
-    means = (sums / counts.sum(dim=1)).tolist()  # 0 / 0 is NaN: no pair, no mean
+    means = (sums / counts.sum(dim=1)).tolist()  # NaN without pairs
     return Histograms(torch.linspace(-1, 1, bins + 1), counts[0].cpu(), counts[1].cpu(), means[0], means[1])
 
 
-def alignment(z1: Tensor, z2: Tensor) -> float:
-    """How far positives are apart: the mean of ‖z − z⁺‖² over unit vectors, from 0 (together) to 4 (opposite).
+def alignment(z1: TensorLike, z2: TensorLike) -> float:
+    """Mean squared distance ‖z − z⁺‖² of normalized positive pairs, from 0 (equal) to 4 (opposite); lower is better.
 
     z1, z2: (B, d), row i of each a view of sample i
 
@@ -83,24 +83,25 @@ def alignment(z1: Tensor, z2: Tensor) -> float:
         >>> alignment(torch.eye(3), torch.eye(3)), alignment(torch.eye(3), -2 * torch.eye(3))
         (0.0, 4.0)
     """
-    dtype = torch.promote_types(_check("z1", z1), _check("z2", z2))
+    (z1, first), (z2, second) = _embeddings("z1", z1), _embeddings("z2", z2)
+    dtype = torch.promote_types(first, second)
     if z1.shape != z2.shape:
         raise ValueError(f"z2 must have the shape {tuple(z1.shape)} of z1, got {tuple(z2.shape)}: pair the rows")
     with exact_products(z1.device):
-        apart = normalized(z1.to(dtype)) - normalized(z2.to(dtype))  # (B, d)
-        return float(where_precise(apart.square().sum(dim=1)).double().mean())
+        distance = normalized(z1.to(dtype)) - normalized(z2.to(dtype))  # (B, d)
+        return float(where_precise(distance.square().sum(dim=1)).double().mean())
 
 
-def uniformity(z: Tensor) -> float:
-    """How evenly embeddings cover the sphere: log of the mean of e^{−2‖z − z'‖²} over all pairs of different samples.
+def uniformity(z: TensorLike) -> float:
+    """Log of the mean of e^{−2‖z − z'‖²} over all pairs of different samples: how uniformly they cover the sphere.
 
-    z: (B, d), B ≥ 2 · returns at most 0, which is everything in one point; lower is more even
+    z: (B, d), B ≥ 2 · returns at most 0, the value of equal embeddings; lower is more uniform
 
     Examples:
         >>> uniformity(torch.ones(4, 3)), uniformity(torch.tensor([[1.0], [-1.0]]))
         (0.0, -8.0)
     """
-    dtype = _check("z", z)
+    z, dtype = _embeddings("z", z)
     if len(z) < 2:
         raise ValueError(f"z must hold at least 2 samples to have pairs, got {len(z)}: pass a larger batch")
     z = where_precise(z)
@@ -111,13 +112,13 @@ def uniformity(z: Tensor) -> float:
         for block in row_blocks(len(z), len(z)):
             distances = (squares[block, None] + squares - 2 * (unit[block] @ unit.T)).clamp(min=0)  # (R, B)
             potentials = (-2 * distances.double()).exp()
-            potentials.diagonal(block.start).zero_()  # a sample is no pair with itself
+            potentials.diagonal(block.start).zero_()  # not a pair: a sample with itself
             total += potentials.sum()
     return math.log(float(total) / (len(z) * (len(z) - 1)))
 
 
-def hardest_negatives(features: Tensor, anchors: Tensor, k: int) -> Hardest:
-    """The k other samples nearest to each anchor by cosine; of equal ones, those that come first.
+def hardest_negatives(features: TensorLike, anchors: TensorLike, k: int) -> Hardest:
+    """Find the k other samples with the highest cosine to each anchor; of equal cosines, the first ones.
 
     features: (N, d) · anchors: (A,) indices into them · k: at most N − 1
 
@@ -126,13 +127,13 @@ def hardest_negatives(features: Tensor, anchors: Tensor, k: int) -> Hardest:
         >>> hardest_negatives(features, torch.tensor([0]), k=2).indices
         tensor([[2, 1]])
     """
-    dtype = _check("features", features)
-    if not isinstance(anchors, Tensor) or anchors.dim() != 1:
-        raise ValueError(f"anchors must be an integer tensor of shape (A,), got {_described(anchors)}")
-    checks.integers("anchors", anchors, tuple(anchors.shape), "one index per anchor")
-    anchors = anchors.to(features.device)
+    features, dtype = _embeddings("features", features)
+    anchors = checks.as_tensor("anchors", anchors)
+    if anchors.dim() != 1:
+        raise ValueError(f"anchors must have shape (A,), got {tuple(anchors.shape)}: flatten them")
+    anchors = checks.integers("anchors", anchors, (len(anchors),), "one index per anchor").to(features.device)
     checks.in_range("anchors", anchors, len(features))
-    _check_k(k, len(features))
+    k = _checked_k(k, len(features))
     indices = torch.empty(len(anchors), k, dtype=torch.int64, device=features.device)
     nearest = torch.empty(len(anchors), k, dtype=dtype, device=features.device)
     with exact_products(features.device):
@@ -145,11 +146,11 @@ def hardest_negatives(features: Tensor, anchors: Tensor, k: int) -> Hardest:
     return Hardest(indices, nearest)
 
 
-def hardest_false_share(features: Tensor, labels: Tensor, k: int | None = None) -> float:
-    """Share of an anchor's k hardest negatives that have its own label, mean over all anchors, in [0, 1].
+def hardest_false_share(features: TensorLike, labels: TensorLike, k: int | None = None) -> float:
+    """Share of the k hardest negatives that have the anchor's label, mean over all anchors, in [0, 1].
 
-    features: (N, d) · labels: (N,) integer; samples of label −1 are left out, as anchors and as negatives · k: how many
-    of the hardest; None for all other samples, which is the share in a batch that is drawn without labels
+    features: (N, d) · labels: (N,) integer; samples with label −1 are left out, as anchors and as negatives · k:
+    number of hardest negatives; None for all other samples, which is the expected share in a uniform batch
 
     Examples:
         >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -158,39 +159,36 @@ def hardest_false_share(features: Tensor, labels: Tensor, k: int | None = None) 
         >>> round(hardest_false_share(features, torch.tensor([0, 0, 1, 1])), 4)
         0.3333
     """
-    _check("features", features)
-    features, labels = _known(features, labels)
+    features, labels = _labeled(_embeddings("features", features)[0], labels)
     if len(labels) < 2:
         raise ValueError(f"labels must be known (≥ 0) for at least 2 samples, got {len(labels)}")
     if k is None:
         counts = torch.unique(labels, return_counts=True)[1]
         return int((counts * (counts - 1)).sum()) / (len(labels) * (len(labels) - 1))
-    _check_k(k, len(features))
+    k = _checked_k(k, len(features))
     found = hardest_negatives(features, torch.arange(len(features), device=features.device), k)
     return int((labels[found.indices] == labels[:, None]).sum()) / found.indices.numel()
 
 
-def _check(name: str, vectors: Tensor) -> torch.dtype:
-    """Check embeddings (N, d); returns the dtype to compute in, at least float32."""
-    checks.floating(name, vectors)
+def _embeddings(name: str, given: TensorLike) -> tuple[Tensor, torch.dtype]:
+    """Check embeddings (N, d); returns them as a tensor, and the dtype to compute in, which is at least float32."""
+    vectors = checks.floating(name, checks.as_tensor(name, given))
     if vectors.dim() != 2 or 0 in vectors.shape:
         raise ValueError(f"{name} must have shape (N, d) with N, d ≥ 1, got {tuple(vectors.shape)}")
     if not bool(torch.stack(torch.aminmax(vectors.detach())).isfinite().all()):
         raise ValueError(f"{name} holds NaN or inf: look for a diverged encoder or an overflow in half precision")
-    return torch.promote_types(torch.float32, vectors.dtype)
+    return vectors, torch.promote_types(torch.float32, vectors.dtype)
 
 
-def _check_k(k: int, samples: int) -> None:
-    whole("k", k)
+def _checked_k(k: int, samples: int) -> int:
+    k = whole("k", k)
     if k > samples - 1:
         raise ValueError(f"k={k}, but an anchor has only {samples - 1} other samples: lower k")
+    return k
 
 
-def _known(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The samples whose label is known."""
+def _labeled(features: Tensor, given: TensorLike) -> tuple[Tensor, Tensor]:
+    """The features and labels of the samples with a label ≥ 0."""
+    labels = checks.as_tensor("labels", given)
     labels = checks.integers("labels", labels, (len(features),), "one per row of features").to(features.device)
     return features[labels >= 0], labels[labels >= 0]
-
-
-def _described(thing: object) -> str:
-    return str(tuple(thing.shape)) if isinstance(thing, Tensor) else type(thing).__name__

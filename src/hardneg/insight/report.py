@@ -1,4 +1,4 @@
-"""`report.html`: runs side by side on one page that opens from disk and needs nothing from elsewhere."""
+"""Write `report.html`: one self-contained page that compares runs and loads nothing else."""
 
 import base64
 import functools
@@ -13,10 +13,11 @@ from pathlib import Path
 from string import Template
 
 from hardneg import checks
+from hardneg.evaluation.metrics import is_number
 from hardneg.insight import samples
-from hardneg.insight.contents import Contents, breakable, plain
+from hardneg.insight.contents import Contents, breakable, visible
 from hardneg.insight.parts import PARTS
-from hardneg.insight.runs import group_runs, is_finite, read_run
+from hardneg.insight.runs import group_runs, read_run
 
 
 def write_report(
@@ -26,19 +27,20 @@ def write_report(
     baseline: str | None = None,
     extra_rows: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
     extra_notes: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
-    look: samples.Look | None = None,
+    load_samples: samples.LoadSamples | None = None,
     *,
     trust: bool = False,
 ) -> Path:
-    """Write one self-contained page that compares runs; returns its path.
+    """Write one self-contained HTML page that compares runs; returns its path.
 
     runs: run folders; those that differ only in seed form a group · to: the file, replaced if it exists · names: of
     the groups, one per run or one per group (default: the settings in which they differ) · baseline: the row that
     others are compared with (default: the first group) · extra_rows: values by metric of methods without a run folder,
     as ``{"raw pixels": {"knn": [0.98]}}`` · extra_notes: notes on them by row and metric, as
-    ``{"raw pixels": {"linear": ["not converged after 500 iterations"]}}`` · look: how a run's pictures and features are
-    had (default: its encoder on its test set); a run whose data or weights are gone is compared all the same · trust:
-    allow encoders that the folders name as ``module:callable``; without it such a run is compared, but not looked at
+    ``{"raw pixels": {"linear": ["not converged after 500 iterations"]}}`` · load_samples: returns the images and
+    features of a run folder (default: its encoder on its test set); a run whose data or weights are missing is compared
+    without them · trust: allow encoders that the folders name as ``module:callable``; without it such a run is compared
+    without images and features
 
     Examples:
         >>> import tempfile; folder = Path(tempfile.mkdtemp())
@@ -53,25 +55,26 @@ def write_report(
     to = Path(to)
     if to.is_dir():
         raise ValueError(f"to={str(to)!r} is a folder: name a file in it, as {to / 'report.html'}")
-    if look is not None and trust:
-        raise ValueError("trust=True is for the runs' own encoders, which look= takes the place of: leave one out")
+    if load_samples is not None and trust:
+        raise ValueError("trust=True is for the encoders of the runs, which load_samples= replaces: leave one out")
     extra = _checked(extra_rows or {})
     groups = group_runs([read_run(run) for run in runs], names)
-    taken = [name for name in extra if name in {group.name for group in groups}]
-    if taken:
-        raise ValueError(f"extra_rows names {taken[0]!r}, which is a group of runs already: choose another name")
+    duplicates = [name for name in extra if name in {group.name for group in groups}]
+    if duplicates:
+        raise ValueError(f"extra_rows names {duplicates[0]!r}, which is a group of runs already: choose another name")
     if baseline is not None:
         checks.choice("baseline", baseline, [*(group.name for group in groups), *extra])
-    look = look or functools.partial(samples.look_at_test_set, trust=trust)
-    seen = {group.name: samples.gather(group, look) for group in groups}
-    for name, found in seen.items():
-        if isinstance(found, str):
-            warnings.warn(f"parts of the report are empty: {name}: {found}", stacklevel=2)
-    contents = Contents(groups, baseline or groups[0].name, extra, seen, extra_notes or {})
+    load_samples = load_samples or functools.partial(samples.load_test_samples, trust=trust)
+    summaries = {group.name: samples.summarize_group(group, load_samples) for group in groups}
+    for name, summary in summaries.items():
+        if isinstance(summary, str):
+            warnings.warn(f"parts of the report are empty: {name}: {summary}", stacklevel=2)
+    contents = Contents(groups, baseline or groups[0].name, extra, summaries, extra_notes or {})
     to.parent.mkdir(parents=True, exist_ok=True)
-    fresh = to.with_name(f".{secrets.token_hex(8)}-{to.name}")  # not to be guessed, so that no link waits there
+    # The name cannot be guessed, so that no link can be placed there in advance.
+    fresh = to.with_name(f".{secrets.token_hex(8)}-{to.name}")
     try:
-        # A file name that is not UTF-8 must not cost the page.
+        # A name in the page may come from a file name that is not UTF-8.
         fresh.write_text(page(contents), encoding="utf-8", errors="backslashreplace")
         os.replace(fresh, to)
     finally:
@@ -80,17 +83,18 @@ def write_report(
 
 
 def page(contents: Contents) -> str:
-    """The whole page."""
+    """The page as HTML."""
     parts = [part(contents) for part in PARTS]
     sources = dict.fromkeys(run.source for group in contents.groups for run in group.runs)
-    count = sum(len(group.runs) for group in contents.groups)
+    runs = _counted(sum(len(group.runs) for group in contents.groups), "run")
+    groups = _counted(len(contents.groups), "group")
     script = _asset("page.js")
-    # Only this script may run, whatever a class or a recipe is called, and nothing may be fetched.
+    # The content security policy allows this script only, and no requests.
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
-        title=plain(f"hardneg: {', '.join(sources)}"),
+        title=visible(f"hardneg: {', '.join(sources)}"),
         sources=", ".join(map(breakable, sources)),
-        counts=f"{_counted(len(contents.groups), 'group')} of runs that differ only in seed · {_counted(count, 'run')}",
+        counts=f"{runs} in {groups}; runs of a group differ only in their seed",
         navigation="".join(f'<li><a href="#{part.key}">{escape(part.title)}</a></li>' for part in parts),
         parts="".join(part.html() for part in parts),
         style=_asset("page.css"),
@@ -110,7 +114,7 @@ def _counted(number: int, thing: str) -> str:
 def _checked(rows: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, list[float]]]:
     for name, row in rows.items():
         for metric, values in row.items():
-            if isinstance(values, str) or not isinstance(values, Sequence) or not all(map(is_finite, values)):
+            if isinstance(values, str) or not isinstance(values, Sequence) or not all(map(is_number, values)):
                 raise ValueError(
                     f"extra_rows[{name!r}][{metric!r}] must be a list of finite numbers, one per seed, got {values!r}"
                 )

@@ -1,6 +1,6 @@
-"""Run folders as a report reads them: what they hold, and which of them are seeds of one thing.
+"""Read run folders for a report, and group the runs that differ only in their seed.
 
-The recipe is read as plain YAML, so that a run of an older version, whose keys have changed since, still has a report.
+The recipe is read as plain YAML, so that runs of older versions with other keys can be reported on.
 """
 
 import json
@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hardneg.evaluation.metrics import NOTES, notes_of_seeds
+from hardneg.evaluation.metrics import is_number
+from hardneg.evaluation.results import EvaluationResult, notes_of_seeds
 from hardneg.extras import required
 from hardneg.training import run_folder
 
-# What tells seeds apart, and what says nothing about the result.
-_NOT_COMPARED = ("seed", "about")
+# Keys in which the runs of a group may differ.
+_IGNORED = ("seed", "about")
 
 
 @dataclass(frozen=True)
 class Run:
     """One run folder.
 
-    recipe: its tree · text: its YAML · metrics: one mapping per epoch · evaluation, notes: by metric
+    recipe: nested mappings · text: the recipe as YAML · metrics: one mapping per epoch · evaluation: values by metric
     """
 
     folder: Path
@@ -29,8 +30,7 @@ class Run:
     text: str
     environment: dict[str, Any]
     metrics: list[dict[str, Any]]
-    evaluation: dict[str, float]
-    notes: dict[str, str]
+    evaluation: EvaluationResult
 
     @property
     def seed(self) -> int:
@@ -39,22 +39,22 @@ class Run:
 
     @property
     def source(self) -> str:
-        """Where the pictures came from."""
+        """The source of its data."""
         data = self.recipe.get("data")
         return str(data.get("source", "digits")) if isinstance(data, Mapping) else "digits"
 
     @property
     def epochs(self) -> tuple[int, int | None]:
-        """How many epochs are done, and how many the recipe wants."""
+        """Number of finished epochs, and of epochs in the recipe."""
         trainer = self.recipe.get("trainer")
-        wanted = trainer.get("epochs") if isinstance(trainer, Mapping) else None
+        planned = trainer.get("epochs") if isinstance(trainer, Mapping) else None
         done = self.metrics[-1].get("epoch") if self.metrics else 0
-        return (int(done) if isinstance(done, int | float) and is_finite(done) else 0), wanted
+        return (int(done) if isinstance(done, int | float) and is_number(done) else 0), planned
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in seed, in the order of their seeds, and what a page calls them."""
+    """Runs that differ only in their seed, in the order of their seeds, and the name of the group."""
 
     name: str
     runs: list[Run] = field(default_factory=list)
@@ -64,12 +64,14 @@ class Group:
         return [run.evaluation[metric] for run in self.runs if metric in run.evaluation]
 
     def notes(self, metric: str) -> list[str]:
-        """What the metric's values do not say, as "not converged after 500 iterations (seed 0)"."""
-        return notes_of_seeds({run.seed: run.notes[metric] for run in self.runs if metric in run.notes})
+        """Notes on the metric, as "not converged after 500 iterations (seed 0)"."""
+        return notes_of_seeds(
+            {run.seed: run.evaluation.notes[metric] for run in self.runs if metric in run.evaluation.notes}
+        )
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run folder; everything but its recipe may be missing."""
+    """Read a run folder; every file except its recipe may be missing."""
     folder = Path(folder)
     file = folder / "recipe.yaml"
     if not file.is_file():
@@ -78,24 +80,20 @@ def read_run(folder: str | Path) -> Run:
     from hardneg.training import yaml_files
 
     text, recipe = yaml_files.text_of(file), yaml_files.read_mapping(file)
-    if not isinstance(seed := recipe.get("seed", 0), int) or not is_finite(seed):
+    if not isinstance(seed := recipe.get("seed", 0), int) or not is_number(seed):
         raise ValueError(f"{file}: seed must be a whole number, got {str(seed)[:40]!r}")
     metrics = _lines(folder / "metrics.jsonl")
-    found = _mapping(folder / "evaluation.json")
-    evaluation = {name: float(number) for name, number in found.items() if is_finite(number)}
-    notes = found.get(NOTES, {})
-    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
-        raise ValueError(f"{folder / 'evaluation.json'}: {NOTES} must map metrics to texts; evaluate the run again")
-    asked = [line["knn"] for line in metrics if is_finite(line.get("knn"))]
-    if asked:
-        evaluation.setdefault("knn", float(asked[-1]))
-    return Run(folder, recipe, text, _mapping(folder / "environment.json"), metrics, evaluation, notes)
+    evaluation = EvaluationResult.from_json(_mapping(folder / "evaluation.json"), folder / "evaluation.json")
+    online = [line["knn"] for line in metrics if is_number(line.get("knn"))]
+    if online:
+        evaluation.setdefault("knn", float(online[-1]))
+    return Run(folder, recipe, text, _mapping(folder / "environment.json"), metrics, evaluation)
 
 
 def group_runs(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Group]:
-    """Put runs that differ only in seed together, in the order in which they come.
+    """Group runs that differ only in their seed; groups keep the order of the runs.
 
-    names: one per run, or one per group; by default what differs between the recipes, as ``objective.preset=hcl``
+    names: one per run, or one per group; default: the settings in which the recipes differ, as ``objective.preset=hcl``
     """
     keys = [_identity(run) for run in runs]
     order = list(dict.fromkeys(keys))
@@ -116,24 +114,18 @@ def group_runs(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[
         if identity.setdefault(name, key) != key:
             raise ValueError(f"names calls two different recipes {name!r}: give {run.folder} another name")
         for other in members.setdefault(name, []):
-            # Counted twice, one result would look like two seeds that agree.
+            # The same result counted twice would look like two seeds that agree.
             if other.seed == run.seed:
                 raise ValueError(
-                    f"{other.folder} and {run.folder} are one recipe with one seed, {run.seed}: "
+                    f"{other.folder} and {run.folder} have the same recipe and seed {run.seed}: "
                     "leave one out, or give them different names"
                 )
         members[name].append(run)
     return [Group(name, sorted(group, key=lambda run: run.seed)) for name, group in members.items()]
 
 
-def is_finite(number: object) -> bool:
-    """Whether this is a number that can be drawn."""
-    # Nothing that was measured comes near the bound, beyond which axes overflow.
-    return isinstance(number, int | float) and not isinstance(number, bool) and abs(number) <= 1e100
-
-
 def _derived(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: the settings in which they differ."""
+    """Name each run by the settings in which they differ."""
     flat = [_flat(run.recipe) for run in runs]
     if len(runs) == 1:
         preset = flat[0].get("objective.preset")
@@ -153,11 +145,11 @@ def _identity(run: Run) -> str:
 
 
 def _flat(tree: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """The leaves of a recipe by their dotted keys."""
+    """The values of a recipe by dotted key."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{parent}{key}"
-        if path in _NOT_COMPARED:
+        if path in _IGNORED:
             continue
         if isinstance(value, Mapping) and value:
             leaves.update(_flat(value, f"{path}."))
@@ -176,7 +168,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):
-            break  # cut off when the run was killed; what follows was not written
+            break  # the run was killed while it wrote this line
         if isinstance(line, dict):
             lines.append(line)
     return lines

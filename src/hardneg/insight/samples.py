@@ -1,4 +1,4 @@
-"""What a trained encoder sees: pictures, their features, and the cosines between them."""
+"""Samples of a run with their embeddings: histograms, hardest negatives and a 2-D projection for the report."""
 
 import base64
 import io
@@ -14,7 +14,7 @@ from torch import Tensor
 from hardneg.evaluation.features import random_ranks
 from hardneg.extras import required
 from hardneg.insight.diagnostics import (
-    MOST,
+    MAX_SAMPLES,
     Histograms,
     cosine_histograms,
     hardest_false_share,
@@ -25,85 +25,93 @@ from hardneg.losses.inputs import normalized
 from hardneg.modality import Modality
 from hardneg.randomness import generator
 
-ANCHORS, NEGATIVES = 6, 8  # rows of the gallery and pictures in each
-POINTS = 400  # samples drawn in the plane
-_LOSSLESS = 40  # pixels: up to this side a picture is kept as it is
-_THUMBNAIL = 56  # pixels: of the longer side of a larger one
+ANCHORS, NEGATIVES = 6, 8  # anchors in the gallery, and negatives of each
+POINTS = 400  # samples in the 2-D projection
+_LOSSLESS = 40  # pixels: images up to this side are stored unchanged
+_THUMBNAIL = 56  # pixels: the longer side of larger images
 
 
-class Pictures(Protocol):
-    """Pictures (C, H, W) uint8, one by one: a tensor of them, or what draws them when asked."""
+class Images(Protocol):
+    """A sequence of images (C, H, W) uint8: a tensor, or an object that draws them on access."""
 
-    def __getitem__(self, place: int, /) -> Tensor: ...
+    def __getitem__(self, index: int, /) -> Tensor: ...
+    def __len__(self) -> int: ...
 
 
-class Sight(NamedTuple):
-    """Pictures (n, C, H, W) uint8, labels (n,) or None, the names of the labels, and features (n, d)."""
+class EncodedSamples(NamedTuple):
+    """Images (n, C, H, W) uint8, labels (n,) or None, the name of each class, and features (n, d)."""
 
-    images: Pictures
+    images: Images
     labels: Tensor | None
     classes: Sequence[str]
     features: Tensor
 
 
-Look = Callable[[Path], Sight]
+LoadSamples = Callable[[Path], EncodedSamples]
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture as a data URI, its class if known, and its cosine with the anchor; same: whether it has its class."""
+class Thumbnail:
+    """An image of the gallery.
+
+    uri: the image as a data URI · label: name of its class, None if unknown · cosine: with the anchor · same_class:
+    whether it is a negative of the anchor's class
+    """
 
     uri: str
     label: str | None
     cosine: float = 1.0
-    same: bool = False
+    same_class: bool = False
 
 
-class Plane(NamedTuple):
-    """points: (x, y) of some samples · styles: the number of each one's class, −1 if unknown · shares: of the variance,
-    that each axis shows · classes: their names."""
+class Projection(NamedTuple):
+    """Samples on the first two principal components.
+
+    points: (x, y) of each sample · styles: index of its class in ``classes``, −1 if unknown · variance_shares: share of
+    the variance on each axis · classes: their names
+    """
 
     points: list[tuple[float, float]]
     styles: list[int]
-    shares: tuple[float, float]
+    variance_shares: tuple[float, float]
     classes: list[str]
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """seed: of the run looked at · pictures: how many · histograms, share, chance: None without labels.
+class EmbeddingSummary:
+    """What the report shows of one run's embeddings.
 
-    share: of the hardest negatives, those of the anchor's class · chance: that share among all others ·
-    gallery: each anchor with its hardest negatives · plane: where some of the samples lie
+    seed: of the run · samples: number of samples · histograms: of cosines · hardest_same_share: share of the hardest
+    negatives with the anchor's label · all_same_share: the same share among all other samples · gallery: anchors, each
+    with its hardest negatives · projection: to two dimensions
+
+    The histograms and both shares are None if there are no or too few labels.
     """
 
     seed: int
-    pictures: int
+    samples: int
     histograms: Histograms | None
-    share: float | None
-    chance: float | None
-    gallery: list[tuple[Picture, list[Picture]]]
-    plane: Plane
+    hardest_same_share: float | None
+    all_same_share: float | None
+    gallery: list[tuple[Thumbnail, list[Thumbnail]]]
+    projection: Projection
 
 
-def look_at_test_set(folder: Path, trust: bool = False) -> Sight:
-    """The run's encoder on up to 2,000 pictures of its test set, the same ones for every run.
+def load_test_samples(folder: Path, trust: bool = False) -> EncodedSamples:
+    """Encode up to 2,000 samples of a run's test set with its encoder; every run on the same data gets the same ones.
 
-    Where nothing has a label there is no test set, and the pictures are those of training. trust: allow an encoder that
-    the folder names as ``module:callable``
+    Data without labels have no test set: samples of the training set are used. trust: allow an encoder that the folder
+    names as ``module:callable``
     """
-    # By name: the engine needs Lightning, which the rest of the page does without.
-    loaded: Any = import_module("hardneg.training.saved_run").load_run(folder, trust=trust)
-    import_module("hardneg.training.build").check_source(loaded.settings, folder)
-    kind = loaded.settings.kind
-    samples = kind.load_shown(loaded.settings.data, loaded.shape, loaded.division)
-    rows = torch.randperm(len(samples), generator=generator("cpu", len(samples)))[:MOST].sort().values  # (n,)
-    part = samples.subset(rows)
-    features = kind.embed(loaded.encoder, part, loaded.views).cpu()
-    if (broken := getattr(part, "broken", None)) is not None:  # unreadable samples were replaced by others of the set
-        readable = (~broken.flags).nonzero()[:, 0]
-        part, features = part.subset(readable), features[readable]
-    return Sight(Thumbnails(kind, part), part.labels, part.classes, features)
+    # Imported by name: training needs Lightning, which the rest of the report does not.
+    run: Any = import_module("hardneg.training.saved_run").load_run(folder, trust=trust)
+    import_module("hardneg.training.build").check_source(run.settings, folder)
+    kind = run.settings.kind
+    samples = kind.load_shown(run.settings.data, run.shape, run.division)
+    rows = torch.randperm(len(samples), generator=generator("cpu", len(samples)))[:MAX_SAMPLES].sort().values  # (n,)
+    part = kind.sample(samples, rows)
+    features = kind.embed(run.encoder, part, run.views).cpu()
+    return EncodedSamples(Thumbnails(kind, part), part.labels, part.classes, features)
 
 
 class Thumbnails:
@@ -115,90 +123,96 @@ class Thumbnails:
     def __getitem__(self, row: int) -> Tensor:
         return self.kind.thumbnail(self.samples, row)
 
+    def __len__(self) -> int:
+        return len(self.samples)
 
-def gather(group: Group, look: Look = look_at_test_set) -> Evidence | str:
-    """What the first run of the group that can be looked at shows, or why none can."""
+
+def summarize_group(group: Group, load_samples: LoadSamples = load_test_samples) -> EmbeddingSummary | str:
+    """Summarize the embeddings of the first run of a group whose samples can be loaded; else return the reason."""
     reasons: list[str] = []
     for run in group.runs:
-        # Data, weights or a library may be gone in as many ways as there are sources: the rest of the page stands.
+        # Data, weights or a library can be missing in many ways; the rest of the report does not need them.
         try:
-            return examine(look(run.folder), run.seed)
+            return summarize(load_samples(run.folder), run.seed)
         except Exception as error:
             reasons.append(f"{type(error).__name__}: {error}")
-    return f"the pictures or weights of this run cannot be read ({reasons[0]})" if reasons else "it has no runs"
+    return f"the images or weights of this run cannot be read ({reasons[0]})" if reasons else "the group has no runs"
 
 
-def examine(sight: Sight, seed: int = 0) -> Evidence:
-    """Histograms and gallery of what was seen."""
-    images, labels, classes, features = sight
-    known = None if labels is None or not bool((labels >= 0).any()) else labels
+def summarize(samples: EncodedSamples, seed: int = 0) -> EmbeddingSummary:
+    """Compute histograms, hardest negatives and the 2-D projection of encoded samples; seed: of the run."""
+    images, given_labels, classes, features = samples
+    labels = None if given_labels is None or not bool((given_labels >= 0).any()) else given_labels
     k = min(NEGATIVES, len(features) - 1)
     if k < 1:
-        raise ValueError(f"the test set must hold at least 2 pictures, got {len(features)}")
-    anchors = _anchors(known, len(features))  # (A,)
+        raise ValueError(f"the test set must hold at least 2 images, got {len(features)}")
+    anchors = _choose_anchors(labels, len(features))  # (A,)
     hardest = hardest_negatives(features, anchors, k)
 
-    def picture(row: int, anchor: int, cosine: float) -> Picture:
-        label = None if known is None or known[row] < 0 else int(known[row])
+    def thumbnail(row: int, anchor: int, cosine: float) -> Thumbnail:
+        label = None if labels is None or labels[row] < 0 else int(labels[row])
         name = None if label is None else str(classes[label]) if label < len(classes) else str(label)
-        same = known is not None and label is not None and label == int(known[anchor]) and row != anchor
-        return Picture(data_uri(images[row]), name, cosine, same)
+        same_class = labels is not None and label is not None and label == int(labels[anchor]) and row != anchor
+        return Thumbnail(data_uri(images[row]), name, cosine, same_class)
 
     gallery = [
-        (picture(anchor, anchor, 1.0), [picture(row, anchor, cos) for row, cos in zip(rows, cosines, strict=True)])
+        (thumbnail(anchor, anchor, 1.0), [thumbnail(row, anchor, cos) for row, cos in zip(rows, cosines, strict=True)])
         for anchor, rows, cosines in zip(
             anchors.tolist(), hardest.indices.tolist(), hardest.cosines.tolist(), strict=True
         )
     ]
-    enough = known is not None and int((known >= 0).sum()) > k
-    histograms = cosine_histograms(features, known) if known is not None else None
-    share = hardest_false_share(features, known, k) if known is not None and enough else None
-    chance = hardest_false_share(features, known) if known is not None and enough else None
-    return Evidence(seed, len(features), histograms, share, chance, gallery, _plane(features, known, classes))
+    histograms = hardest_share = all_share = None
+    if labels is not None:
+        histograms = cosine_histograms(features, labels)
+        if int((labels >= 0).sum()) > k:
+            hardest_share, all_share = hardest_false_share(features, labels, k), hardest_false_share(features, labels)
+    projection = _project(features, labels, classes)
+    return EmbeddingSummary(seed, len(features), histograms, hardest_share, all_share, gallery, projection)
 
 
-def _plane(features: Tensor, labels: Tensor | None, classes: Sequence[str]) -> Plane:
-    """Some samples on the two first principal components of the features, scaled to unit length."""
+def _project(features: Tensor, labels: Tensor | None, classes: Sequence[str]) -> Projection:
+    """Project some samples to the first two principal components of the normalized features."""
     rows = torch.randperm(len(features), generator=generator("cpu", len(features)))[:POINTS]
     unit = normalized(features.cpu().double())
-    centred = unit - unit.mean(dim=0)
-    _, lengths, directions = torch.linalg.svd(centred, full_matrices=False)
-    wanted = directions[:2] if len(directions) > 1 else torch.cat([directions, torch.zeros_like(directions)])
-    points = (centred[rows] @ wanted.T).tolist()
-    shares = [*(lengths.square() / lengths.square().sum().clamp(min=1e-30)).tolist(), 0.0]
+    centered = unit - unit.mean(dim=0)
+    _, singular_values, directions = torch.linalg.svd(centered, full_matrices=False)
+    axes = directions[:2] if len(directions) > 1 else torch.cat([directions, torch.zeros_like(directions)])
+    points = (centered[rows] @ axes.T).tolist()
+    variances = singular_values.square()
+    shares = [*(variances / variances.sum().clamp(min=1e-30)).tolist(), 0.0]
     numbers = [-1] * len(rows) if labels is None else labels.cpu()[rows].tolist()
     present = sorted({number for number in numbers if number >= 0})
     names = [str(classes[number]) if number < len(classes) else str(number) for number in present]
     styles = [present.index(number) if number >= 0 else -1 for number in numbers]
-    return Plane([(x, y) for x, y in points], styles, (shares[0], shares[1]), names)
+    return Projection([(x, y) for x, y in points], styles, (shares[0], shares[1]), names)
 
 
-def _anchors(labels: Tensor | None, samples: int) -> Tensor:
-    """Anchors (A,) drawn by seed, of different classes where there are labels; the same for every encoder."""
+def _choose_anchors(labels: Tensor | None, samples: int) -> Tensor:
+    """Anchors (A,), of different classes if there are labels; the same ones for every encoder."""
     if labels is None:
         return torch.randperm(samples, generator=generator("cpu", samples))[:ANCHORS]
     rows = (labels >= 0).nonzero()[:, 0].cpu()
     classes, targets = torch.unique(labels.cpu()[rows], return_inverse=True)
-    one_each = rows[random_ranks(targets, samples) == 0]  # (C,)
-    one_each = one_each[labels.cpu()[one_each].argsort()]
+    one_per_class = rows[random_ranks(targets, samples) == 0]  # (C,)
+    one_per_class = one_per_class[labels.cpu()[one_per_class].argsort()]
     chosen = torch.randperm(len(classes), generator=generator("cpu", samples))[:ANCHORS].sort().values
-    return one_each[chosen]
+    return one_per_class[chosen]
 
 
 def data_uri(image: Tensor) -> str:
-    """A picture (C, H, W) uint8 as a PNG in a data URI: as it is if small, else a thumbnail of 128 colours.
+    """Encode an image (C, H, W) uint8 as a PNG in a data URI: unchanged if small, else 56 pixels with 128 colors.
 
     Examples:
         >>> data_uri(torch.zeros(1, 8, 8, dtype=torch.uint8))[:22]
         'data:image/png;base64,'
     """
     image_module = required("PIL.Image", "train")
-    # Other numbers of channels have no colours to show: their mean is a picture too.
+    # Only 3 channels are colors; of any other number the mean is shown.
     pixels = image.permute(1, 2, 0) if len(image) == 3 else image.float().mean(dim=0).round().to(torch.uint8)
-    picture = image_module.fromarray(pixels.contiguous().cpu().numpy())
-    if max(picture.size) > _LOSSLESS:
-        picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
-        picture = picture.quantize(128)
+    drawn = image_module.fromarray(pixels.contiguous().cpu().numpy())
+    if max(drawn.size) > _LOSSLESS:
+        drawn.thumbnail((_THUMBNAIL, _THUMBNAIL))
+        drawn = drawn.quantize(128)
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
+    drawn.save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")

@@ -1,6 +1,6 @@
-"""Charts as inline SVG: drawn in Python, coloured by the page's style sheet, so that they follow its dark mode.
+"""Charts as inline SVG, drawn in Python and colored by the style sheet of the page, dark mode included.
 
-A charting library would be larger than all the rest of the page, and would draw nothing without scripts.
+A charting library would be larger than the rest of the page, and would need scripts to draw.
 """
 
 import json
@@ -13,15 +13,15 @@ from unicodedata import east_asian_width
 
 from hardneg.printable import printable
 
-WIDTH, HEIGHT = 340, 208  # in user units: a phone's width, so that text is never scaled below its size
+WIDTH, HEIGHT = 340, 208  # in user units: the width of a phone, so that text is not scaled down
 _TOP, _RIGHT, _BOTTOM = 20, 12, 34
 _CHARACTER = 6.2  # width of a digit in user units
-STYLES, DASHES = 8, 3  # colours and dash patterns of the style sheet: 24 series can be told apart
+STYLES, DASHES = 8, 3  # colors and dash patterns of the style sheet: 24 distinct series
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line. style: which colour and dash, or a class name · low, high: a band around it, or nothing."""
+    """A line. style: number of its color and dash, or a CSS class · low, high: a band around it, or empty."""
 
     name: str
     style: int | str
@@ -32,13 +32,13 @@ class Series:
 
     @property
     def classes(self) -> str:
-        """The classes that give it its colour and dash."""
+        """The CSS classes of its color and dash."""
         return style_classes(self.style)
 
 
 @dataclass(frozen=True)
 class Axes:
-    """The plotting area: its left edge, and the numbers at its four sides."""
+    """The plotting area: its left edge in user units, and the range of x and y."""
 
     left: float
     x: tuple[float, float]
@@ -46,27 +46,27 @@ class Axes:
     height: float = HEIGHT
 
     def across(self, x: float) -> float:
-        """Where x lies, in user units."""
+        """x in user units from the left."""
         return self.left + (x - self.x[0]) / (self.x[1] - self.x[0]) * (WIDTH - _RIGHT - self.left)
 
     def down(self, y: float) -> float:
-        """Where y lies, in user units."""
+        """y in user units from the top."""
         return self.height - _BOTTOM - (y - self.y[0]) / (self.y[1] - self.y[0]) * (self.height - _BOTTOM - _TOP)
 
 
 def style_classes(style: int | str) -> str:
-    """The classes of the n-th series: colours repeat after 8, but never with the same dash before 24."""
+    """The CSS classes of the n-th series: colors repeat after 8, with another dash up to 24."""
     return style if isinstance(style, str) else f"s{style % STYLES} d{style % DASHES}"
 
 
 def swatch(style: int | str) -> str:
-    """A short piece of the line, for legends."""
+    """A short line for a legend."""
     line = '<line x1="1" y1="6" x2="27" y2="6"/>'
     return f'<svg class="swatch {style_classes(style)}" viewBox="0 0 28 12" aria-hidden="true">{line}</svg>'
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers from ``low`` or below to ``high`` or above, about so many steps apart.
+    """Round numbers that cover ``low`` to ``high`` in about ``about`` steps.
 
     Examples:
         >>> ticks(0.3, 9.2)
@@ -74,7 +74,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
         >>> ticks(7, 7)
         [6.5, 6.75, 7.0, 7.25, 7.5]
     """
-    if not high - low > 1e-9 * max(abs(low), abs(high)):  # everything is one number: leave room around it
+    if not high - low > 1e-9 * max(abs(low), abs(high)):  # a single number: add a margin
         room = abs(low) / 20 or 0.5
         low, high, about = low - room, high + room, 2
     rough = (high - low) / about
@@ -85,32 +85,32 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def tick_text(value: float, step: float) -> str:
-    """A tick as short as its neighbours allow: 12k, 0.25, 3.
+    """Format a tick with as few digits as the step between ticks allows: 12k, 0.25, 3.
 
     Examples:
         >>> tick_text(12000, 4000), tick_text(-0.5, 0.25), tick_text(-0.0, 2), tick_text(2e-7, 1e-7)
         ('12k', '−0.50', '0', '2e-07')
     """
-    value = value + 0.0  # −0 is 0
+    value = value + 0.0  # −0 becomes 0
     if value < 0:
         return "−" + tick_text(-value, step)
     if step >= 1000:
         return f"{value / 1000:g}k"
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    if abs(step * 10.0**decimals - round(step * 10.0**decimals)) > 0.01:  # 0.25 is more than one digit
+    if abs(step * 10.0**decimals - round(step * 10.0**decimals)) > 0.01:  # 0.25 needs two digits
         decimals += 1
     return f"{value:.{decimals}f}" if decimals <= 4 else f"{value:g}"
 
 
 def line_chart(series: Sequence[Series], x_label: str, y_label: str, description: str) -> str:
-    """Lines with their bands over one another, with the data that a hover reads out."""
+    """Lines with their bands, and their values for the tooltip."""
     points = [(x, y) for line in series for x, y in zip(line.x, line.y, strict=True)]
     extremes = [y for _, y in points] + [y for line in series for y in (*line.low, *line.high)]
     y_ticks = ticks(min(extremes), max(extremes))
     ends = min(x for x, _ in points), max(x for x, _ in points)
     x_ticks = ticks(*ends) if ends[0] == ends[1] else [t for t in ticks(*ends, 5) if ends[0] <= t <= ends[1]]
     whole = [tick for tick in x_ticks if tick == round(tick)]
-    x_ticks = whole if len(whole) > 1 else x_ticks  # there is no epoch 2.5
+    x_ticks = whole if len(whole) > 1 else x_ticks  # no fractions of epochs
     span = ends if ends[0] < ends[1] else (x_ticks[0], x_ticks[-1])
     axes = Axes(_margin(y_ticks), span, (y_ticks[0], y_ticks[-1]))
     if ends[0] == ends[1]:
@@ -129,7 +129,7 @@ def histogram_chart(
     y_label: str,
     description: str,
 ) -> str:
-    """Histograms over one another, each (name, class, share of each bin in %, mean); ``top`` is that of the y axis."""
+    """Overlaid histograms, each (name, CSS class, share of each bin in %, mean); top: upper end of the y axis."""
     y_ticks = ticks(0, top)
     axes = Axes(_margin(y_ticks), (edges[0], edges[-1]), (0, y_ticks[-1]))
     x_ticks = [tick for tick in ticks(edges[0], edges[-1], 5) if edges[0] - 1e-9 <= tick <= edges[-1] + 1e-9]
@@ -144,15 +144,15 @@ def histogram_chart(
         if math.isfinite(mean):
             x = axes.across(mean)
             drawn.append(f'<line class="mean {kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{axes.down(0):.1f}"/>')
-    centres = [(left + right) / 2 for left, right in pairwise(edges)]
-    series = [Series(name, kind, centres, share) for name, kind, share, _ in shares]
+    centers = [(left + right) / 2 for left, right in pairwise(edges)]
+    series = [Series(name, kind, centers, share) for name, kind, share, _ in shares]
     return _chart("".join(drawn), axes, series, x_label, y_label, description)
 
 
 def scatter_chart(
     points: Sequence[tuple[float, float]], styles: Sequence[int], x_label: str, y_label: str, description: str
 ) -> str:
-    """Marks at points, each in its style; colours repeat after 8, with another shape."""
+    """A mark at each point in its style; colors repeat after 8, with another shape."""
     columns = [[point[axis] for point in points] for axis in (0, 1)]
     x_ticks, y_ticks = (ticks(min(column), max(column)) for column in columns)
     axes = Axes(_margin(y_ticks), (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
@@ -166,7 +166,7 @@ def mark_sign(style: int) -> str:
 
 
 def _mark(style: int, x: float, y: float, size: float) -> str:
-    if style < 0:  # of no class
+    if style < 0:  # unknown class
         return f'<circle class="mark unknown" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>'
     if style // STYLES % 2 == 0:
         return f'<circle class="mark s{style % STYLES}" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>'
@@ -178,7 +178,7 @@ def _mark(style: int, x: float, y: float, size: float) -> str:
 
 
 def dot_chart(rows: Sequence[tuple[str, int | str, Sequence[float]]], x_label: str, description: str) -> str:
-    """A row for each name, a dot for each of its values and a bar at their mean; names stand above their dots."""
+    """A row for each name, with a dot for each of its values and a bar at their mean."""
     values = [value for _, _, given in rows for value in given]
     marks = ticks(min(values), max(values))
     height = _TOP / 2 + 34 * len(rows) + _BOTTOM
@@ -206,9 +206,9 @@ def dot_chart(rows: Sequence[tuple[str, int | str, Sequence[float]]], x_label: s
 
 
 def _chart(drawn: str, axes: Axes, series: Sequence[Series], x_label: str, y_label: str, description: str) -> str:
-    """The drawing and, for the read-out, its numbers: the page's script finds the place from ``box`` and ``span``."""
+    """The SVG and its values as JSON for the tooltip; box: plotting area in user units, span: ranges of x and y."""
     xs = sorted({x for line in series for x in line.x})
-    reading = {
+    values = {
         "x": xs,
         "xLabel": x_label,
         "yLabel": y_label,
@@ -220,8 +220,8 @@ def _chart(drawn: str, axes: Axes, series: Sequence[Series], x_label: str, y_lab
         ],
     }
     cursor = '<g class="cursor" aria-hidden="true"></g>'
-    # "<" could end the element; in JSON it may be written by its number.
-    data = json.dumps(reading, separators=(",", ":")).replace("<", "\\u003c")
+    # "</script>" in a name would end the element, so "<" is escaped.
+    data = json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
     return f'{_svg(drawn + cursor, HEIGHT, description)}<script type="application/json">{data}</script>'
 
 
@@ -231,7 +231,7 @@ def _svg(drawn: str, height: float, description: str) -> str:
 
 
 def _frame(axes: Axes, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str) -> str:
-    """Grid, ticks and the two labels; that of y stands upright above its axis."""
+    """Grid, ticks and axis labels; the label of y is above its axis."""
     step = y_ticks[1] - y_ticks[0]
     drawn = []
     for tick in y_ticks:
@@ -249,11 +249,11 @@ def _x_axis(axes: Axes, marks: Sequence[float], label: str) -> str:
     drawn = [f'<line class="axis" x1="{axes.left:.1f}" x2="{WIDTH - _RIGHT}" y1="{foot:.1f}" y2="{foot:.1f}"/>']
     for mark in marks:
         x, text = axes.across(mark), tick_text(mark, step)
-        # A label at either end would be cut off, or would meet the labels of the other axis.
-        half = len(text) * _CHARACTER / 2
-        place = min(max(x, half), WIDTH - half)
+        # Keep labels at the ends inside the chart.
+        half = _text_width(text) / 2
+        text_x = min(max(x, half), WIDTH - half)
         drawn.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{foot:.1f}" y2="{foot + 4:.1f}"/>')
-        drawn.append(f'<text class="middle" x="{place:.1f}" y="{foot + 16:.1f}">{text}</text>')
+        drawn.append(f'<text class="middle" x="{text_x:.1f}" y="{foot + 16:.1f}">{text}</text>')
     drawn.append(f'<text class="end" x="{WIDTH - _RIGHT}" y="{foot + 30:.1f}">{escape(label)}</text>')
     return "".join(drawn)
 
@@ -262,7 +262,7 @@ def _line(line: Series, axes: Axes) -> str:
     places = [(axes.across(x), axes.down(y)) for x, y in zip(line.x, line.y, strict=True)]
     path = _path(places)
     drawn = f'<path class="line {line.classes}" d="{path}"/>'
-    if len(places) <= 12:  # few points: show which were measured
+    if len(places) <= 12:  # few points: mark each one
         drawn += "".join(f'<circle class="dot {line.classes}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in places)
     return f'<g data-name="{escape(line.name)}">{drawn}</g>'
 
@@ -279,7 +279,12 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
 
 def _margin(y_ticks: Sequence[float]) -> float:
     step = y_ticks[1] - y_ticks[0]
-    return 10 + _CHARACTER * max(len(tick_text(tick, step)) for tick in y_ticks)
+    return 10 + max(_text_width(tick_text(tick, step)) for tick in y_ticks)
+
+
+def _text_width(number: str) -> float:
+    # A minus sign is wider than a digit in common fonts.
+    return _CHARACTER * (len(number) + 0.6 * number.count("−"))
 
 
 def _rounded(value: float | None) -> float | None:
@@ -287,7 +292,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _short(name: str, most: int = 50) -> str:
-    """The name, cut off after so many digits' width.
+    """Truncate a name to a width, in digits.
 
     Examples:
         >>> _short("abcdef", 4), _short("ABC", 4), _short("好好", 4)

@@ -1,4 +1,4 @@
-"""Who meets whom: from the tensors of one call to anchors, their candidates and their positives."""
+"""Which candidates an anchor is compared with: from the tensors of one call to anchors, candidates and positives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,105 +10,120 @@ from torch import Tensor
 from hardneg import checks, distributed
 from hardneg.losses.inputs import Inputs
 from hardneg.losses.kernels import Eligibility, RowLayout
+from hardneg.losses.settings import Settings
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """A set of anchors with the candidates and positives they meet.
+class CandidateSet:
+    """A set of anchors with their candidates and positives.
 
     anchors: (A, d) · layout: their rows among those of all processes · candidates: blocks (N, d) or (B, N, d) ·
-    eligibility: which of them an anchor may be compared with · met: gives their number before labels are looked at,
-    (A,); a function, because it is rarely needed · pairs: (B, M) inner products of instances' first view with their
-    positives, or None where positives are found by group in the ``pool`` (P, d) as ``friends`` says · real: (A, M)
-    bool, which of the own positives are there; None for all
+    eligibility: which of them an anchor may be compared with · count_before_labels: returns the number of candidates of
+    each anchor before labels exclude any, (A,); a function, because it is rarely needed · pair_similarity: (B, M) inner
+    products of instances' first view with their own positives, or None if positives are found by label · positive_mask:
+    (A, M) bool, which of the own positives exist; None for all · pool: (P, d) where positives are found by label ·
+    same_label: which rows of the pool are positives of an anchor
     """
 
     anchors: Tensor
     layout: RowLayout
     candidates: tuple[Tensor, ...]
     eligibility: Eligibility
-    met: Callable[[], Tensor]
-    pairs: Tensor | None
-    real: Tensor | None
+    count_before_labels: Callable[[], Tensor]
+    pair_similarity: Tensor | None
+    positive_mask: Tensor | None
     pool: Tensor
-    friends: Eligibility
+    same_label: Eligibility
 
     @property
-    def similarity(self) -> Tensor | None:
+    def own_similarity(self) -> Tensor | None:
         """Inner products of anchors with their own positives, (A, M)."""
-        # Of two views each is the other's only positive.
         views = self.layout.views
-        return self.pairs if self.pairs is None or views == 1 else self.pairs.repeat(views, 1)
-
-    def detached(self, half_copies: Callable[[Tensor], Tensor] = Tensor.detach) -> "Meeting":
-        """The same without the graph behind it. half_copies: gives embeddings to keep that take less memory."""
-        return replace(
-            self,
-            anchors=half_copies(self.anchors),
-            candidates=tuple(half_copies(block) for block in self.candidates),
-            pairs=None if self.pairs is None else self.pairs.detach(),
-            pool=half_copies(self.pool),
+        # Of two views each is the other's only positive.
+        return (
+            self.pair_similarity
+            if self.pair_similarity is None or views == 1
+            else self.pair_similarity.repeat(views, 1)
         )
 
+    def detached(self, copy: Callable[[Tensor], Tensor] = Tensor.detach) -> "CandidateSet":
+        """The same without autograd graph. copy: returns detached embeddings, possibly in half precision."""
+        return replace(
+            self,
+            anchors=copy(self.anchors),
+            candidates=tuple([copy(block) for block in self.candidates]),
+            pair_similarity=None if self.pair_similarity is None else self.pair_similarity.detach(),
+            pool=copy(self.pool),
+        )
 
-def arrange(inputs: Inputs, *, in_batch: str | None, symmetric: bool, supervision: str, gather: bool) -> list[Meeting]:
-    """The meetings of one call: one, or one for each direction if ``symmetric``."""
+    def versions(self) -> list[int | None]:
+        """The version counters of the candidates' tensors; None for inference tensors, which have none."""
+        return [None if block.is_inference() else block._version for block in self.candidates]
+
+
+def candidate_sets(inputs: Inputs, settings: Settings) -> list[CandidateSet]:
+    """The candidate sets of one call: one, or one for each direction if ``symmetric``."""
     count, batch, _ = inputs.views.shape
-    everyone, labels, offset = inputs.views, inputs.labels, 0
-    if gather and distributed.world_size() > 1:
-        sizes = distributed.batch_sizes(batch, everyone.device)
+    views, labels, offset = inputs.views, inputs.labels, 0
+    if settings.gather and distributed.world_size() > 1:
+        sizes = distributed.batch_sizes(batch, views.device)
         offset = sum(sizes[: torch.distributed.get_rank()])
-        everyone = distributed.gather(everyone.transpose(0, 1), sizes).transpose(0, 1)
+        views = distributed.gather(views.transpose(0, 1), sizes).transpose(0, 1)
         labels = None if labels is None else distributed.gather(labels, sizes)
-    crowd = _Crowd(inputs, everyone, labels, offset, supervision)
-    first, rest = [0], list(range(1, count)) or [0]
-    if in_batch == "both":
-        return [crowd.meeting([0, 1] if inputs.paired else first, list(range(count)), in_batch=True)]
-    if in_batch is None:
-        return [crowd.meeting(first, rest, in_batch=False)]
-    return [crowd.meeting(first, rest, in_batch=True)] + (
-        [crowd.meeting(rest, first, in_batch=True)] if symmetric else []
-    )
+    everything = _GlobalBatch(inputs, views, labels, offset, settings.supervision)
+    first, rest = range(1), range(1, count) if count > 1 else range(1)
+    if settings.in_batch == "both":
+        return [everything.candidate_set(range(2) if inputs.paired else first, range(count), in_batch=True)]
+    if settings.in_batch is None:
+        return [everything.candidate_set(first, rest, in_batch=False)]
+    sets = [everything.candidate_set(first, rest, in_batch=True)]
+    if settings.symmetric:
+        sets.append(everything.candidate_set(rest, first, in_batch=True))
+    return sets
 
 
-def of_pairs(batch: int, in_batch: str | None, symmetric: bool, device: torch.device) -> Eligibility:
-    """Who meets whom in the batch, if its pairs are all that meet, in one problem: first views, then second ones."""
+def pair_eligibility(batch: int, in_batch: str | None, symmetric: bool, device: torch.device) -> Eligibility:
+    """The eligibility of a paired batch without given negatives: rows are the first views, then the second ones."""
     views = 2 if in_batch == "both" or symmetric else 1
     layout = RowLayout(batch, views, 0, batch, device)
     return Eligibility(views * batch, own=layout, pool_views=views, crossed=symmetric)
 
 
-def check_range(arranged: Sequence[Meeting], scale: Tensor, tilt: float | Tensor) -> None:
-    """Raise if scores of unnormalised embeddings might overflow, tilted or not."""
-    for meeting in arranged:
-        anchor = meeting.anchors.detach().abs().amax()
-        reach = torch.stack([block.detach().abs().amax() for block in (meeting.pool, *meeting.candidates)]).amax()
-        largest = anchor * reach * meeting.anchors.shape[1] * scale.detach() * (tilt + 2)
+def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float | Tensor) -> None:
+    """Raise if scores of unnormalized embeddings might overflow, tilted or not."""
+    for candidates in sets:
+        anchor = candidates.anchors.detach().abs().amax()
+        blocks = (candidates.pool, *candidates.candidates)
+        largest = torch.stack([block.detach().abs().amax() for block in blocks]).amax()
+        bound = anchor * largest * candidates.anchors.shape[1] * scale.detach() * (tilt + 2)
         checks.values(
-            largest < torch.finfo(scale.dtype).max,
+            bound < torch.finfo(scale.dtype).max,
             "embeddings are too large for normalize=False: scores overflow; scale them down or set normalize=True",
         )
 
 
 @dataclass(frozen=True)
-class _Crowd:
-    """All that meet in one call. ``everyone``: (V, G, d) the views of all processes, this one's from ``offset`` on."""
+class _GlobalBatch:
+    """The inputs of one call, with the views (V, G, d) and labels (G,) of all processes.
+
+    offset: position of this process's first instance among the G of all processes
+    """
 
     inputs: Inputs
-    everyone: Tensor
-    labels: Tensor | None  # (G,)
+    views: Tensor
+    labels: Tensor | None
     offset: int
     supervision: str
 
-    def meeting(self, anchor_views: Sequence[int], pool_views: Sequence[int], in_batch: bool) -> Meeting:
-        """Anchors of some views against the pool of some views (if ``in_batch``) and the given negatives."""
-        views, whole = self.inputs.views, self.everyone.shape[1]
-        batch, repeats = views.shape[1], len(anchor_views)
-        anchors = pool = _flat(views, anchor_views)  # (A, d)
+    def candidate_set(self, anchor_views: range, pool_views: range, in_batch: bool) -> CandidateSet:
+        """Anchors of some views, with candidates of other views (if ``in_batch``) and the given negatives."""
+        local, instances = self.inputs.views, self.views.shape[1]
+        batch, repeats = local.shape[1], len(anchor_views)
+        anchors = pool = _flatten_views(local, anchor_views)  # (A, d)
         # One tensor for both where they are the same: kernels then need one product for the gradient.
-        if self.everyone is not views or list(anchor_views) != list(pool_views):
-            pool = _flat(self.everyone, pool_views)  # (P, d)
-        layout = RowLayout(batch, repeats, self.offset, whole, views.device)
+        if self.views is not local or anchor_views != pool_views:
+            pool = _flatten_views(self.views, pool_views)  # (P, d)
+        layout = RowLayout(batch, repeats, self.offset, instances, local.device)
         candidates = [pool] if in_batch else []
         columns = len(pool) if in_batch else 0
         allowed, negatives, exclude = self.inputs.negative_mask, self.inputs.negatives, self.inputs.exclude
@@ -123,11 +138,12 @@ class _Crowd:
         else:
             allowed = exclude = None
         given = 0 if negatives is None else negatives.shape[-2]
-        met = partial(_met, layout, len(pool_views) if in_batch else 0, given, exclude, allowed, views.dtype)
+        in_batch_views = len(pool_views) if in_batch else 0
+        count = partial(_count_before_labels, layout, in_batch_views, given, exclude, allowed, local.dtype)
 
         anchor_groups = candidate_groups = None
         if self.supervision in ("negatives", "full"):
-            anchor_groups, candidate_groups, allowed = self._labelled(pool_views if in_batch else [], allowed)
+            anchor_groups, candidate_groups, allowed = self._label_groups(in_batch_views, allowed)
         eligibility = Eligibility(
             columns=columns,
             own=layout if in_batch else None,
@@ -138,80 +154,82 @@ class _Crowd:
             allowed=allowed,
         )
         by_label = self.supervision in ("positives", "full")
-        return Meeting(
+        return CandidateSet(
             anchors=anchors,
             layout=layout,
             candidates=tuple(candidates),
             eligibility=eligibility,
-            met=met,
-            pairs=None if by_label else self._pairs(),
-            real=self.inputs.positive_mask,
+            count_before_labels=count,
+            pair_similarity=None if by_label else self._pair_similarity(),
+            positive_mask=self.inputs.positive_mask,
             pool=pool,
-            friends=self._friends(anchor_views, pool_views, layout) if by_label else Eligibility(0),
+            same_label=self._same_label(anchor_views, pool_views, layout) if by_label else Eligibility(0),
         )
 
-    def _labelled(self, pool_views: Sequence[int], allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Labels of anchors (B,) and candidates (N,) such that only known equals are equal; and a finer mask."""
+    def _label_groups(self, pool_views: int, allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Groups of anchors (B,) and candidates (N,), equal where two labels are known and equal; and a finer mask.
+
+        Labels of negatives per anchor, (B, N), cannot be groups of candidates: they go into the mask ``allowed``.
+        """
         assert self.labels is not None
         assert self.inputs.labels is not None
-        mine = self.inputs.labels.masked_fill(self.inputs.labels < 0, -2)  # unknown equals nobody, unknown or not
-        theirs = [self.labels.repeat(len(pool_views))]
+        anchor_labels = self.inputs.labels.masked_fill(self.inputs.labels < 0, -2)  # unknown: equal to no label
+        candidate_labels = [self.labels.repeat(pool_views)]
         given = self.inputs.negative_labels
         if given is not None and given.dim() == 1:
-            theirs.append(given)
-        elif given is not None:  # per anchor: (B, N)
-            differ = given != mine[:, None]
+            candidate_labels.append(given)
+        elif given is not None:
+            differ = given != anchor_labels[:, None]
             allowed = differ if allowed is None else allowed & differ
-            theirs.append(given.new_full((given.shape[1],), -1))
-        return mine, torch.cat(theirs), allowed
+            candidate_labels.append(given.new_full((given.shape[1],), -1))
+        return anchor_labels, torch.cat(candidate_labels), allowed
 
-    def _pairs(self) -> Tensor:
+    def _pair_similarity(self) -> Tensor:
         """Inner products of the first view with the other views of the same instance, (B, M)."""
         if self.inputs.similarity is not None:
             return self.inputs.similarity[:, None]
         views = self.inputs.views
         return (views[0] * views[1:]).sum(dim=-1).T
 
-    def _friends(self, anchor_views: Sequence[int], pool_views: Sequence[int], layout: RowLayout) -> Eligibility:
-        """Positives by group: same known label or same instance, but not the anchor itself."""
-        whole, anchors = layout.whole, layout.batch * layout.views
+    def _same_label(self, anchor_views: range, pool_views: range, layout: RowLayout) -> Eligibility:
+        """Positives in the pool: same known label or same instance, but not the anchor itself."""
+        total, anchors = layout.global_batch, layout.batch * layout.views
         instances = layout.instances(slice(0, anchors))  # (A,)
-        everyone = torch.arange(whole, device=layout.device)
         assert self.labels is not None
-        groups = torch.where(self.labels >= 0, self.labels, -2 - everyone)  # an unknown label is a group of its own
-        itself = None
+        unknown = -2 - torch.arange(total, device=layout.device)  # an unknown label is a group of its own
+        groups = torch.where(self.labels >= 0, self.labels, unknown)
+        own_row = None
         if set(anchor_views) <= set(pool_views):
-            # Views in a row, counted on the device: a list from the host would make it wait.
-            starts = whole * torch.arange(
+            # Computed on the device: a list from the host would synchronize.
+            starts = total * torch.arange(
                 anchor_views[0] - pool_views[0], anchor_views[-1] + 1 - pool_views[0], device=layout.device
             )
-            itself = (instances + starts.repeat_interleave(layout.batch))[:, None]
+            own_row = (instances + starts.repeat_interleave(layout.batch))[:, None]
         return Eligibility(
-            columns=whole * len(pool_views),
-            excluded=itself,
+            columns=total * len(pool_views),
+            excluded=own_row,
             anchor_groups=groups[instances],
             candidate_groups=groups.repeat(len(pool_views)),
-            same=True,
+            same_group=True,
         )
 
 
-def _met(
+def _count_before_labels(
     layout: RowLayout, views: int, given: int, exclude: Tensor | None, allowed: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """How many candidates each anchor meets before labels are looked at, (A,).
+    """The number of candidates of each anchor before labels exclude any, (A,).
 
-    views: of the pool · given: negatives given, of which ``exclude`` (B, E) are not met, or only ``allowed`` (B, n) are
+    views: of the batch that are candidates · given: number of given negatives, less those in ``exclude`` (B, E), or
+    only those in ``allowed`` (B, n)
     """
-    met = torch.full((layout.batch,), (layout.whole - 1) * views, dtype=dtype, device=layout.device)
-    met += given if allowed is None else allowed.sum(dim=1)
+    count = torch.full((layout.batch,), (layout.global_batch - 1) * views, dtype=dtype, device=layout.device)
+    count += given if allowed is None else allowed.sum(dim=1)
     if exclude is not None:
-        ordered = exclude.sort(dim=1).values
-        met -= 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1)
-    return met.repeat(layout.views)
+        ordered = exclude.sort(dim=1).values  # the same index may occur twice
+        count -= 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1)
+    return count.repeat(layout.views)
 
 
-def _flat(views: Tensor, chosen: Sequence[int]) -> Tensor:
+def _flatten_views(views: Tensor, chosen: range) -> Tensor:
     """Some of the views (V, B, d), one view after the other, (len(chosen)·B, d)."""
-    first, size = chosen[0], len(chosen)
-    assert list(chosen) == list(range(first, first + size))
-    return views[first : first + size].reshape(-1, views.shape[-1])
+    return views[chosen.start : chosen.stop].reshape(-1, views.shape[-1])

@@ -1,135 +1,277 @@
-"""From the inputs of one call to its loss: log-sums of the negatives, debiasing, positives, Q and the reduction."""
+"""From the inputs of one call to its loss: rule, log-sums of the negatives, debiasing, positives, Q and reduction."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hardneg import distributed
-from hardneg.losses import candidates, rules
-from hardneg.losses.candidates import Meeting
+from hardneg import distributed, randomness
+from hardneg.losses.candidates import CandidateSet, candidate_sets, check_score_range
 from hardneg.losses.debiasing import log_expected_negative
-from hardneg.losses.diagnostics import Answer, Diagnostics
-from hardneg.losses.inputs import Inputs, read
-from hardneg.losses.kernels import PLAIN, HalfCopies, Kernel, LogSums, Losses, Rule
-from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, constant
-from hardneg.losses.positives import Given, Grouped, Positives
+from hardneg.losses.diagnostics import CallRecord
+from hardneg.losses.inputs import Inputs, prepare
+from hardneg.losses.kernels import REFERENCE, HalfCopies, Kernel, LogSums, Rule, tiled
+from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Bound, constant
+from hardneg.losses.positives import LabelPositives, OwnPositives, Positives
 from hardneg.losses.settings import Settings
+from hardneg.losses.temperature import Learnable
 
 
-def loss_of(
+def compute_loss(
     settings: Settings, inputs: Inputs, scale: Tensor, kernel: Kernel, key: Tensor | None
-) -> tuple[Tensor, Diagnostics]:
-    """The loss of one call, and the record of it. scale: (), 1/temperature · key: of the draws of ``num_negatives``."""
-    arranged = candidates.arrange(
-        inputs,
-        in_batch=settings.in_batch,
-        symmetric=settings.symmetric,
-        supervision=settings.supervision,
-        gather=settings.gather,
-    )
-    weights = rules.weights_of(settings, arranged, scale, inputs.precision if kernel.units is not None else None)
+) -> tuple[Tensor, list[CallRecord]]:
+    """The loss of one call, and its records. scale: (), 1/temperature · key: (2,) of the draws of ``num_negatives``."""
+    sets = candidate_sets(inputs, settings)
+    weights = weight_rule(settings, sets, scale, inputs.precision if kernel.units is not None else None)
     if not settings.normalize:
         # Rescaled weights cannot overflow.
-        candidates.check_range(arranged, scale, weights.tilt if settings.weight_range is None else 0.0)
-    answers = [
-        _answer(settings, meeting, scale, weights, kernel, rules.draws_of(settings, meeting, number, key))
-        for number, meeting in enumerate(arranged)
-    ]
-    record = Diagnostics(answers, scale.detach())
-    weights.half_copies.forget()
-    loss = _reduced(
-        settings,
-        _joined([answer.losses for answer in answers]),
-        _joined([answer.valid for answer in answers]),
-        _joined([answer.positive_count for answer in answers]),
+        check_score_range(sets, scale, weights.tilt if settings.weight_range is None else 0.0)
+    losses, records = [], []
+    for number, candidates in enumerate(sets):
+        draws = None if key is None else _draws(settings, candidates, number, key)
+        found, record = _anchor_losses(settings, candidates, scale, weights, kernel, draws)
+        losses.append(found)
+        records.append(record)
+    weights.half_copies.clear()
+    return _reduce(settings, losses, records), records
+
+
+def plain_loss(settings: Settings, key: Tensor | None, scale: Tensor, *tensors: Tensor | None) -> Tensor:
+    """The loss by plain operations, which autograd can differentiate any number of times.
+
+    tensors: as `inputs.prepare` takes them · scale, key: as in `compute_loss`
+    """
+    inputs = prepare(*tensors, normalize=settings.normalize, kernel=REFERENCE)  # type: ignore[arg-type]
+    return compute_loss(settings, inputs, scale.to(inputs.views.dtype), REFERENCE, key)[0]
+
+
+def inverse_temperature(settings: Settings, views: Tensor, dtype: torch.dtype) -> Tensor:
+    """1/temperature on the device of the views, ()."""
+    if isinstance(settings.temperature, Learnable):
+        temperature: Tensor = settings.temperature()
+        return 1 / temperature.to(views.device, dtype)
+    scale = 1 / settings.temperature
+    if torch.compiler.is_compiling():
+        return views.new_full((), scale, dtype=dtype)
+    return constant(scale, dtype, views.device)
+
+
+def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, precision: torch.dtype | None) -> Rule:
+    """The rule without bands, whose weights apply to positives too. precision: of the half-precision copies."""
+    factor: float | Tensor = 1.0  # by which scores are rescaled inside the weights
+    if settings.weight_range is not None:
+        magnitudes = [
+            tiled.largest_magnitude(s.anchors, s.candidates, scale, s.eligibility)
+            for s in (candidates.detached() for candidates in sets)
+            if s.candidates
+        ]
+        largest = torch.stack([torch.zeros_like(scale), *magnitudes]).detach().amax()
+        if settings.gather and distributed.world_size() > 1:
+            largest = distributed.maximum(largest)
+        factor = torch.where(largest > 0, settings.weight_range / largest.clamp(min=1e-30), 1.0)
+    tilt, log_weight, weighting = 0.0, None, settings.weighting
+    if weighting is not None:
+        tilt = weighting.tilt()
+        if weighting.has_general_weights:
+            log_weight = lambda scores: weighting.log_weight(scores * factor)  # noqa: E731
+    return Rule(
+        tilt=tilt * factor if tilt > 0 else 0.0,
+        log_weight=log_weight,
+        grad_through_weights=settings.grad_through_weights,
+        max_abs_score=settings.max_abs_score,
+        half_copies=HalfCopies(precision),
     )
-    return loss, record
 
 
-def _answer(
-    settings: Settings, meeting: Meeting, scale: Tensor, weights: Rule, kernel: Kernel, draws: Tensor | None
-) -> Answer:
-    """The losses of one meeting's anchors."""
-    if kernel.losses is not None and _is_simple(settings, meeting, scale):
-        return _simple_answer(settings, meeting, scale, weights, kernel, kernel.losses, draws)
-    positives: Positives
-    if meeting.similarity is not None:
-        positives = Given(meeting.similarity * scale, meeting.real)
-    else:
-        positives = Grouped(meeting.anchors, meeting.pool, scale, meeting.friends, kernel, weights.half_copies)
-    positive_count = positives.count()
-    best = positives.best() if any(part.needs_positive for part in settings.hardening) else None
-    rule = rules.banded(settings, weights, best, meeting, scale, draws)
-    negatives = _negatives(meeting, scale, rule, kernel)
-    if settings.prior is not None:
-        least = -scale if settings.normalize else scale.new_full((), math.log(torch.finfo(scale.dtype).tiny))
-        log_g, floored = log_expected_negative(
-            negatives, positives.sums(weights), positive_count, settings.prior, settings.debias, least
-        )
-    else:
-        log_g, floored = negatives.mean, torch.zeros_like(negatives.count, dtype=torch.bool)
-
-    valid = (negatives.count > 0) & (positive_count > 0)
-    log_total = torch.where(valid, _log_number(settings, negatives, meeting) + log_g, 0.0)  # log(Q·G)
-    losses = torch.where(valid, _combined(settings, positives, log_total, weights.half_copies), 0.0)
-    kept = meeting.detached(rule.half_copies)
-    return Answer(kept, rule, losses, valid, floored & valid, negatives.count, positive_count)
-
-
-def _is_simple(settings: Settings, meeting: Meeting, scale: Tensor) -> bool:
-    """Has every anchor one positive, and its loss the form that kernels with a `losses` know?"""
-    one = meeting.pairs is not None and meeting.pairs.shape[1] == 1 and meeting.real is None
-    known = settings.negative_count != "batch" and (settings.prior is None or settings.debias == "hcl")
-    return one and known and scale.dtype == torch.float32
-
-
-def _simple_answer(
+def banded_rule(
     settings: Settings,
-    meeting: Meeting,
-    scale: Tensor,
     weights: Rule,
-    kernel: Kernel,
-    losses: Losses,
-    draws: Tensor | None,
-) -> Answer:
-    """As `_answer`, in few launches: how several positives combine makes no difference if there is but one."""
-    assert meeting.pairs is not None
+    best: Tensor | None,
+    candidates: CandidateSet | None,
+    scale: Tensor,
+    draws: Tensor | None = None,
+) -> Rule:
+    """The rule with its bands and draws.
+
+    best: (A,) score of the best positive, if a band depends on it · draws: (A, k) random integers, if some are drawn
+    """
+    lower: Bound = None
+    upper: Bound = None
+    rings = []
+    for part in settings.bands:
+        low, high = part.bounds(best)
+        lower, upper = _tighter(lower, low, lower=True), _tighter(upper, high, lower=False)
+        percentiles = part.percentiles()
+        if percentiles is not None:
+            rings.append(percentiles)
+    if best is not None:
+        # Kernels sum products in another order: a copy of the positive must compare as equal to it.
+        largest: float | Tensor = 1.0
+        if not settings.normalize and candidates is not None:
+            largest = candidates.anchors.detach().norm(dim=1) * candidates.pool.detach().norm(dim=1).amax()
+        rounding = 8 * torch.finfo(scale.dtype).eps * largest * scale.detach()
+        lower = lower - rounding if isinstance(lower, Tensor) else lower
+        upper = upper + rounding if isinstance(upper, Tensor) else upper
+    return replace(weights, lower=lower, upper=upper, rings=tuple(rings), draws=draws)
+
+
+def _tighter(one: Bound, other: Bound, *, lower: bool) -> Bound:
+    """The tighter of two bounds: the larger of two lower ones, the smaller of two upper ones."""
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.maximum(one, other) if lower else torch.minimum(one, other)
+    if isinstance(one, Tensor):
+        return one.clamp(min=other) if lower else one.clamp(max=other)
+    if isinstance(other, Tensor):
+        return other.clamp(min=one) if lower else other.clamp(max=one)
+    return max(one, other) if lower else min(one, other)
+
+
+def _draws(settings: Settings, candidates: CandidateSet, number: int, key: Tensor) -> Tensor:
+    """(A, k) random integers that select each anchor's negatives.
+
+    number: of the candidate set in the call · key: (2,), see `randomness.integers`. An anchor's draws depend on its
+    row among the anchors of all processes, not on the number of processes.
+    """
+    assert settings.num_negatives is not None
+    rows = candidates.layout.global_rows() + number * candidates.layout.global_batch * candidates.layout.views  # (A,)
+    return randomness.integers(key.to(rows.device), rows, settings.num_negatives)
+
+
+def _anchor_losses(
+    settings: Settings, candidates: CandidateSet, scale: Tensor, weights: Rule, kernel: Kernel, draws: Tensor | None
+) -> tuple[Tensor, CallRecord]:
+    """The losses of one set's anchors, (A,), and the record of them."""
+    pairs = candidates.pair_similarity
+    if pairs is not None and pairs.shape[1] == 1 and candidates.positive_mask is None:
+        if kernel.losses is not None and _fits_kernel(settings, scale):
+            return _losses_by_kernel(settings, candidates, scale, weights, kernel, draws)
+        if settings.prior is None or weights.log_weight is None:
+            return _single_positive_losses(settings, candidates, scale, weights, kernel, draws)
+    positives: Positives
+    similarity = candidates.own_similarity
+    if similarity is not None:
+        positives = OwnPositives(similarity * scale, candidates.positive_mask)
+    else:
+        positives = LabelPositives(
+            candidates.anchors, candidates.pool, scale, candidates.same_label, kernel, weights.half_copies
+        )
+    count = positives.count()
+    best = positives.best() if settings.needs_positive else None
+    rule, negatives = _negatives(settings, candidates, scale, weights, best, kernel, draws)
+    valid = (negatives.count > 0) & (count > 0)
+    sums = None if settings.prior is None else positives.sums(weights)
+    log_total, floored = _log_total(settings, candidates, negatives, sums, count, scale)
+    log_total = torch.where(valid, log_total, 0.0)
+    losses = torch.where(valid, _combine_positives(settings, positives, log_total, weights.half_copies), 0.0)
+    return losses, _record(candidates, rule, kernel, valid, floored & valid, negatives.count, count)
+
+
+def _single_positive_losses(
+    settings: Settings, candidates: CandidateSet, scale: Tensor, weights: Rule, kernel: Kernel, draws: Tensor | None
+) -> tuple[Tensor, CallRecord]:
+    """As `_anchor_losses` if every anchor has one positive: all ways of combining positives are then the same."""
+    assert candidates.pair_similarity is not None
+    similarity, views = candidates.pair_similarity[:, 0], candidates.layout.views
+    positive = (similarity if views == 1 else similarity.repeat(views)) * scale  # (A,)
+    best = positive.detach() if settings.needs_positive else None
+    rule, negatives = _negatives(settings, candidates, scale, weights, best, kernel, draws)
+    valid, one = negatives.count > 0, torch.ones_like(negatives.count)
+    sums = None if settings.prior is None else LogSums(positive, weights.log_weights(positive), one)  # P = e^p
+    log_total, floored = _log_total(settings, candidates, negatives, sums, one, scale)
+    gap = torch.where(valid, log_total, 0.0) - positive
+    losses = softplus(gap, threshold=EXACT_SOFTPLUS) if settings.positive_in_denominator else gap
+    return torch.where(valid, losses, 0.0), _record(
+        candidates, rule, kernel, valid, floored & valid, negatives.count, one
+    )
+
+
+def _fits_kernel(settings: Settings, scale: Tensor) -> bool:
+    """Does the loss have the form that a kernel's own ``losses`` computes?"""
+    return (
+        scale.dtype == torch.float32
+        and settings.negative_count != "batch"
+        and (settings.prior is None or settings.debias == "hcl")
+    )
+
+
+def _losses_by_kernel(
+    settings: Settings, candidates: CandidateSet, scale: Tensor, weights: Rule, kernel: Kernel, draws: Tensor | None
+) -> tuple[Tensor, CallRecord]:
+    """As `_single_positive_losses`, by the kernel's own operator, which takes fewer launches."""
+    assert kernel.losses is not None
+    assert candidates.pair_similarity is not None
+    similarity = candidates.pair_similarity[:, 0]
     best = None
-    if any(part.needs_positive for part in settings.hardening):
-        best = (meeting.pairs[:, 0].detach() * scale.detach()).repeat(meeting.layout.views)
-    rule = rules.banded(settings, weights, best, meeting, scale, draws)
-    negatives = _negatives(meeting, scale, rule, kernel)
-    found, floored = losses(
+    if settings.needs_positive:
+        best = (similarity.detach() * scale.detach()).repeat(candidates.layout.views)
+    rule, negatives = _negatives(settings, candidates, scale, weights, best, kernel, draws)
+    losses, floored = kernel.losses(
         negatives,
-        meeting.pairs[:, 0],
+        similarity,
         scale,
         None if settings.negative_count == "support" else math.log(float(settings.negative_count)),
         None if settings.prior is None else (settings.prior.log, settings.prior.log_rest),
         None if settings.normalize else math.log(torch.finfo(scale.dtype).tiny),
         not settings.positive_in_denominator,
     )
-    one = constant(1.0, scale.dtype, scale.device).expand(len(found))
-    return Answer(meeting.detached(rule.half_copies), rule, found, negatives.count > 0, floored, negatives.count, one)
+    one = constant(1.0, scale.dtype, scale.device).expand(len(losses))
+    return losses, _record(candidates, rule, kernel, negatives.count > 0, floored, negatives.count, one)
 
 
-def _negatives(meeting: Meeting, scale: Tensor, rule: Rule, kernel: Kernel) -> LogSums:
-    if meeting.eligibility.columns > 0:
-        return kernel.log_sums(meeting.anchors, meeting.candidates, scale, meeting.eligibility, rule)
-    none = meeting.anchors.new_zeros(len(meeting.anchors))  # an empty queue
-    return LogSums(none - torch.inf, none - torch.inf, none)
+def _negatives(
+    settings: Settings,
+    candidates: CandidateSet,
+    scale: Tensor,
+    weights: Rule,
+    best: Tensor | None,
+    kernel: Kernel,
+    draws: Tensor | None,
+) -> tuple[Rule, LogSums]:
+    """The rule with its bands, and the log-sums of the negatives it keeps. best: as in `banded_rule`."""
+    rule = weights
+    if settings.bands or draws is not None:
+        rule = banded_rule(settings, weights, best, candidates, scale, draws)
+    if candidates.eligibility.columns > 0:
+        return rule, kernel.log_sums(candidates.anchors, candidates.candidates, scale, candidates.eligibility, rule)
+    zero = candidates.anchors.new_zeros(len(candidates.anchors))  # an empty queue
+    return rule, LogSums(zero - torch.inf, zero - torch.inf, zero)
 
 
-def _combined(settings: Settings, positives: Positives, log_total: Tensor, half_copies: HalfCopies) -> Tensor:
-    """Each anchor's loss from its positives and the logarithm of its negatives' total, (A,)."""
+def _log_total(
+    settings: Settings,
+    candidates: CandidateSet,
+    negatives: LogSums,
+    positives: LogSums | None,
+    positive_count: Tensor,
+    scale: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """log(Q·G) of each anchor, and which anchors are floored, (A,) each. positives: only with a class prior."""
+    if settings.prior is None or positives is None:
+        log_g, floored = negatives.mean, torch.zeros_like(negatives.count, dtype=torch.bool)
+    else:
+        floor = -scale if settings.normalize else scale.new_full((), math.log(torch.finfo(scale.dtype).tiny))
+        log_g, floored = log_expected_negative(
+            negatives, positives, positive_count, settings.prior, settings.debias, floor
+        )
+    if settings.negative_count == "support":
+        return negatives.count.log() + log_g, floored
+    if settings.negative_count == "batch":
+        return candidates.count_before_labels().log() + log_g, floored
+    return math.log(float(settings.negative_count)) + log_g, floored
+
+
+def _combine_positives(settings: Settings, positives: Positives, log_total: Tensor, half_copies: HalfCopies) -> Tensor:
+    """Each anchor's loss from its positives and log(Q·G), (A,)."""
     if settings.combine_positives == "mean_of_logs":
         if settings.positive_in_denominator:
             return positives.mean_softplus(log_total)
         return log_total - positives.mean()
-    plain = positives.sums(Rule(largest=settings.largest_score, half_copies=half_copies))
-    some = plain.count > 0
-    log_sum = torch.where(some, plain.tilted, 0.0)  # log Σ e^p
+    plain = positives.sums(Rule(max_abs_score=settings.max_abs_score, half_copies=half_copies))
+    log_sum = torch.where(plain.count > 0, plain.tilted, 0.0)  # log Σ e^p
     if settings.combine_positives == "in_denominator":
         # log(e^sum + e^total); the second derivative of torch.logaddexp is NaN where the two are far apart.
         return log_total + softplus(log_sum - log_total, threshold=EXACT_SOFTPLUS) - positives.mean()
@@ -137,43 +279,38 @@ def _combined(settings: Settings, positives: Positives, log_total: Tensor, half_
     return softplus(gap, threshold=EXACT_SOFTPLUS) if settings.positive_in_denominator else gap
 
 
-def _reduced(settings: Settings, losses: Tensor, valid: Tensor, positive_count: Tensor) -> Tensor:
+def _record(
+    candidates: CandidateSet,
+    rule: Rule,
+    kernel: Kernel,
+    valid: Tensor,
+    floored: Tensor,
+    support: Tensor,
+    positive_count: Tensor,
+) -> CallRecord:
+    copies = candidates.detached(Tensor.detach if kernel.units is None else rule.half_copies)
+    kept = None if torch.compiler.is_compiling() else copies.versions()
+    return CallRecord(copies, rule, valid, floored, support.detach(), positive_count, kept)
+
+
+def _reduce(settings: Settings, losses: list[Tensor], records: list[CallRecord]) -> Tensor:
+    """The losses of all anchors in one tensor, or their mean or sum as the settings say."""
+    joined = losses[0] if len(losses) == 1 else torch.cat(losses)
     if settings.reduction == "none":
-        return losses
-    if settings.average == "anchors":  # what is not valid is 0 already
-        total, number = losses.sum(), valid.sum()
+        return joined
+    valid = records[0].valid if len(records) == 1 else torch.cat([record.valid for record in records])
+    if settings.average == "anchors":  # the loss of an anchor that is not valid is 0
+        total, number = joined.sum(), valid.sum()
     else:
-        weight = valid * positive_count
-        total, number = (losses * weight).sum(), weight.sum()
+        weight = valid * torch.cat([record.positive_count for record in records])
+        total, number = (joined * weight).sum(), weight.sum()
     processes = distributed.world_size() if settings.gather else 1
-    everything = total if processes == 1 else distributed.total(total)
+    global_total = total if processes == 1 else distributed.total(total)
     if settings.reduction == "mean":
         number = number if processes == 1 else distributed.total(number)
-        total, everything = total / number.clamp(min=1), everything / number.clamp(min=1)
+        total, global_total = total / number.clamp(min=1), global_total / number.clamp(min=1)
     if processes == 1:
         return total
     # The value is the global loss; the gradient is scaled so that DDP's average over processes is exact.
-    share = processes * total
-    return share + (everything - share).detach()
-
-
-def _log_number(settings: Settings, negatives: LogSums, meeting: Meeting) -> Tensor:
-    """log Q, (A,) or ()."""
-    if settings.negative_count == "support":
-        return negatives.count.log()
-    if settings.negative_count == "batch":
-        return meeting.met().log()
-    return negatives.count.new_full((), math.log(float(settings.negative_count)))
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def plain_loss(settings: Settings, key: Tensor | None, scale: Tensor, *tensors: Tensor | None) -> Tensor:
-    """The loss by plain operations, which autograd can differentiate any number of times.
-
-    tensors: as `inputs.read` takes them · scale, key: as `loss_of`
-    """
-    inputs = read(*tensors, normalize=settings.normalize, kernel=PLAIN)  # type: ignore[arg-type]
-    return loss_of(settings, inputs, scale.to(inputs.views.dtype), PLAIN, key)[0]
+    scaled = processes * total
+    return scaled + (global_total - scaled).detach()

@@ -1,4 +1,4 @@
-"""From log-sums to log G: the expected negative of an anchor, corrected for those that share its class."""
+"""Debiasing: log G, the expected negative of an anchor, corrected for candidates that share its class."""
 
 import math
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hardneg.losses.kernels import LogSums
+from hardneg.losses.kernels.interface import LogSums
 
 
 @dataclass(frozen=True)
 class Prior:
-    """A class prior τ⁺ in (0, 1) with its logarithms, taken outside of compiled graphs, which hold them constant."""
+    """A class prior τ⁺ in (0, 1) with its logarithms, which are computed outside of compiled graphs."""
 
-    share: float
+    value: float
     log: float
     log_rest: float  # log(1 − τ⁺)
 
     @classmethod
-    def of(cls, share: float) -> "Prior":
-        """The prior of this share."""
-        return cls(share, math.log(share), math.log1p(-share))
+    def of(cls, value: float) -> "Prior":
+        """The prior with this value."""
+        return cls(value, math.log(value), math.log1p(-value))
 
 
 def log_expected_negative(
@@ -29,8 +29,8 @@ def log_expected_negative(
     """log G and which anchors are floored, (A,) each, for a class prior τ⁺ > 0.
 
     form: ``"hcl"``, G = (R − τ⁺P)/(1 − τ⁺) (HCL eq. 4), or ``"exact"``, G = (Z·R − τ⁺Z⁺P)/(Z − τ⁺Z⁺), which
-    takes the share of the anchor's class under the tilted distribution · positive_count: (A,), those without weight
-    included · log_floor: (), the least log G
+    uses the share of the anchor's class under the tilted distribution · positive_count: (A,), including positives of
+    weight 0 · log_floor: (), the smallest log G
     """
     if form == "hcl":
         log_g = log_difference(negatives.mean, prior.log + positives.mean) - prior.log_rest
@@ -46,6 +46,6 @@ def log_expected_negative(
 def log_difference(larger: Tensor, smaller: Tensor) -> Tensor:
     """log(e^larger − e^smaller), −inf where that is not positive; gradients are finite everywhere."""
     gap = smaller - larger
-    positive = gap < 0  # False for NaN too, which is −inf less −inf
+    positive = gap < 0  # False for NaN too, the result of −inf − (−inf)
     inside = torch.where(positive, gap, -1.0)
     return torch.where(positive, larger + (-torch.expm1(inside)).log(), -torch.inf)

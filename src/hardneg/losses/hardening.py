@@ -1,9 +1,9 @@
-"""Which candidates count as negatives, and how much: a tilt (weights) or a band (a range of scores or ranks).
+"""Which candidates are negatives, and their weights: a tilt (weights) or a band (a range of scores or ranks).
 
-A hardening answers up to three questions about the scores ``s = cos/temperature`` of an anchor's candidates:
-how to weight them (`log_weight` or a plain `tilt`), between which scores to keep them (`bounds`), and between which
-ranks (`percentiles`). What it does not answer it leaves alone. To add one, subclass `Hardening` and answer one
-question; it then works in every objective and, unless it is a general weight, in every kernel.
+A hardening defines up to three things about the scores ``s = cos/temperature`` of an anchor's candidates: their weights
+(`log_weight` or a plain `tilt`), the range of scores to keep (`bounds`), and the range of ranks to keep
+(`percentiles`). To add one, subclass `Hardening` and define one of them; it then works in every objective and, unless
+it has general weights, in every kernel.
 """
 
 import copy
@@ -16,33 +16,30 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
+from hardneg.losses.kernels.interface import Bound
 from hardneg.losses.schedules import Schedule, Setting, value
 from hardneg.losses.temperature import Learnable
 
-Bound = float | Tensor | None  # a score for all anchors, one per anchor (A,), or no bound
-
-
-def tighter(one: Bound, other: Bound, pick: Callable[[float, float], float]) -> Bound:
-    """The tighter of two bounds: ``pick`` is max for lower ones, min for upper ones."""
-    if one is None or other is None:
-        return other if one is None else one
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.maximum(one, other) if pick is max else torch.minimum(one, other)
-    if isinstance(other, Tensor):
-        one, other = other, one
-    if isinstance(one, Tensor):
-        return one.clamp(min=other) if pick is max else one.clamp(max=other)
-    return pick(one, other)  # type: ignore[arg-type]
+INFINITY = float("inf")
 
 
 class Hardening:
-    """What every hardening answers; the defaults say "all candidates alike". Settings may be schedules.
+    """Base class of all hardenings; by default all candidates are kept, with equal weights. Settings may be schedules.
 
-    The objective asks a copy whose schedules were replaced by the numbers they stand for at the moment (`at`), so the
-    answers see numbers only.
+    The objective uses a copy whose schedules are replaced by their numbers at the moment (`at`), so the methods below
+    see numbers only.
     """
 
-    needs_positive: ClassVar[bool] = False  # does `bounds` read the positive's score?
+    needs_positive: ClassVar[bool] = False  # whether `bounds` uses the positive's score
+    has_general_weights: ClassVar[bool] = False  # whether it defines `log_weight`; the reference kernel alone runs it
+    has_weights: ClassVar[bool] = False  # whether it weights candidates; an objective takes at most one that does
+    has_band: ClassVar[bool] = False  # whether it leaves out candidates by score or rank
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.has_general_weights = cls.log_weight is not Hardening.log_weight
+        cls.has_weights = cls.has_general_weights or cls.tilt is not Hardening.tilt
+        cls.has_band = cls.bounds is not Hardening.bounds or cls.percentiles is not Hardening.percentiles
 
     def tilt(self) -> float:
         """The β of weights e^{βs}."""
@@ -50,7 +47,7 @@ class Hardening:
 
     def log_weight(self, scores: Tensor) -> Tensor:
         """Logarithm of general weights η(s), −inf where a candidate is left out."""
-        raise TypeError(f"{type(self).__name__} has no general weights")  # asked only of those that define it
+        raise TypeError(f"{type(self).__name__} has no general weights")
 
     def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
         """The lowest and highest score kept; ``positive`` (A,) is the score of the anchor's best positive."""
@@ -60,39 +57,48 @@ class Hardening:
         """The lowest and highest rank kept, as fractions of the anchor's candidates."""
         return None
 
-    @property
-    def has_general_weights(self) -> bool:
-        """Does it define `log_weight`? Then only the reference kernel can run it."""
-        return type(self).log_weight is not Hardening.log_weight
-
-    @property
-    def weighs(self) -> bool:
-        """Does it weigh candidates? An objective takes at most one that does."""
-        return self.has_general_weights or type(self).tilt is not Hardening.tilt
-
     def schedules(self) -> Iterator[Schedule]:
         """The schedules among its settings."""
-        return (setting for setting in vars(self).values() if isinstance(setting, Schedule))
+        for setting in vars(self).values():
+            if isinstance(setting, Schedule):
+                yield setting
 
     def in_scores(self, temperature: float | Learnable) -> "Hardening":
         """The same in terms of scores, if it is given in terms of cosines."""
         return self
 
     def at(self, progress: float) -> Self:
-        """A copy with each schedule replaced by its number at this progress, checked like any number given."""
-        numbers = {name: value(s, progress) for name, s in vars(self).items() if isinstance(s, Schedule)}
+        """A copy with each schedule replaced by its number at this progress, checked like any number."""
+        numbers = {}
+        for name, setting in vars(self).items():
+            if isinstance(setting, Schedule):
+                numbers[name] = setting.at(progress)
         if not numbers:
             return self
         if is_dataclass(self):
             return replace(self, **numbers)
-        twin = copy.copy(self)
-        vars(twin).update(numbers)
-        return twin
+        changed = copy.copy(self)
+        vars(changed).update(numbers)
+        return changed
+
+    def _check(
+        self,
+        name: str,
+        *,
+        above: float | None = None,
+        at_least: float | None = None,
+        below: float | None = None,
+        at_most: float | None = None,
+    ) -> None:
+        """Check a setting of a frozen dataclass, and store it as a Python number unless it is a schedule."""
+        limits = {"above": above, "at_least": at_least, "below": below, "at_most": at_most}
+        number = checks.number(name, getattr(self, name), **limits)
+        object.__setattr__(self, name, number if isinstance(number, Schedule) else float(number))
 
 
 @dataclass(frozen=True)
 class Uniform(Hardening):
-    """All candidates count alike: plain InfoNCE.
+    """All candidates have equal weights: plain InfoNCE.
 
     Examples:
         >>> Uniform().tilt()
@@ -102,7 +108,7 @@ class Uniform(Hardening):
 
 @dataclass(frozen=True)
 class Exponential(Hardening):
-    """Weights ``e^{beta·s}``: the harder a negative, the more it counts (HCL eq. 2–4; H-SCL's η_exp).
+    """Weights ``e^{beta·s}``: the harder a negative, the larger its weight (HCL eq. 2–4; H-SCL's η_exp).
 
     beta: concentration, ≥ 0; it acts on s = cos/temperature, so on cosines it is ``beta/temperature``
 
@@ -116,10 +122,10 @@ class Exponential(Hardening):
     beta: Setting = 1.0
 
     def __post_init__(self) -> None:
-        checks.number("beta", self.beta, at_least=0, below=float("inf"))
+        self._check("beta", at_least=0, below=INFINITY)
 
     def tilt(self) -> float:
-        return float(self.beta)  # type: ignore[arg-type]
+        return self.beta  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -127,13 +133,15 @@ class Threshold(Hardening):
     """Keeps candidates with ``e^s ≥ tau`` (H-SCL's η_thresh), that is, with ``s ≥ score``.
 
     tau: threshold on e^s, > 0 · score: threshold on s itself instead, which cannot overflow · cosine: threshold on the
-    cosine instead, whatever the temperature is; that must be a number or a schedule then
+    cosine instead, for any temperature that is a number or a schedule
 
     Examples:
         >>> Threshold(1.0).bounds(None)
         (0.0, None)
         >>> Threshold(score=-5000.0).bounds(None)
         (-5000.0, None)
+        >>> Threshold(cosine=0.2).in_scores(temperature=0.5)
+        Threshold(tau=None, score=0.4, cosine=None)
     """
 
     tau: Setting | None = None
@@ -147,14 +155,13 @@ class Threshold(Hardening):
                 f"cosine={self.cosine!r}"
             )
         if self.cosine is not None:
-            checks.number("cosine", self.cosine, at_least=-1, at_most=1)
-            return
-        if self.tau is None:
-            checks.number("score", self.score, above=-float("inf"), below=float("inf"))
-            return
-        checks.number("tau", self.tau, above=0, below=float("inf"))
-        if not isinstance(self.tau, Schedule):  # here, because a compiled graph would take the logarithm for a constant
-            object.__setattr__(self, "_lowest", math.log(self.tau))
+            self._check("cosine", at_least=-1, at_most=1)
+        elif self.score is not None:
+            self._check("score", above=-INFINITY, below=INFINITY)
+        else:
+            self._check("tau", above=0, below=INFINITY)
+            if not isinstance(self.tau, Schedule):  # here, because a compiled graph would treat it as a constant
+                object.__setattr__(self, "_lowest", math.log(self.tau))  # type: ignore[arg-type]
 
     def in_scores(self, temperature: float | Learnable) -> Hardening:
         if self.cosine is None:
@@ -164,7 +171,7 @@ class Threshold(Hardening):
         return Threshold(score=value(self.cosine, 0.0) / temperature)
 
     def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
-        return self._lowest if self.score is None else float(self.score), None  # type: ignore[attr-defined, arg-type]
+        return self._lowest if self.score is None else self.score, None  # type: ignore[attr-defined, return-value]
 
 
 @dataclass(frozen=True)
@@ -186,15 +193,15 @@ class Ring(Hardening):
     upper: Setting
 
     def __post_init__(self) -> None:
-        checks.number("lower", self.lower, at_least=0, at_most=1)
-        checks.number("upper", self.upper, at_least=0, at_most=1)
+        self._check("lower", at_least=0, at_most=1)
+        self._check("upper", at_least=0, at_most=1)
         for progress in (0.0, 1.0):
             lower, upper = value(self.lower, progress), value(self.upper, progress)
             if not lower < upper:
                 raise ValueError(f"lower must be < upper, both in [0, 1], got lower={lower:g}, upper={upper:g}")
 
     def percentiles(self) -> tuple[float, float]:
-        return float(self.lower), float(self.upper)  # type: ignore[arg-type]
+        return self.lower, self.upper  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -203,7 +210,7 @@ class BelowPositive(Hardening):
 
     margin: in units of the score s = cos/temperature (a margin m on cosines is ``m/temperature``), any sign ·
     relative: if given, such as 0.95, the limit is ``positive − (1 − relative)·|positive|`` instead: ``relative``
-    times a positive score, and as far below a negative one. Of several positives the best counts.
+    times a positive score, and as far below a negative one. Of several positives the best one sets the limit.
     A copy of the positive itself is kept at margin 0 (within rounding); any margin above drops it.
 
     Examples:
@@ -216,9 +223,9 @@ class BelowPositive(Hardening):
     relative: Setting | None = None
 
     def __post_init__(self) -> None:
-        checks.number("margin", self.margin, above=-float("inf"), below=float("inf"))
+        self._check("margin", above=-INFINITY, below=INFINITY)
         if self.relative is not None:
-            checks.number("relative", self.relative, above=0, below=float("inf"))
+            self._check("relative", above=0, below=INFINITY)
             if self.margin != 0.0:
                 raise ValueError(f"give margin or relative, not both, got margin={self.margin!r}, {self.relative!r}")
 
@@ -250,6 +257,7 @@ class Custom(Hardening):
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise ValueError(f"fn must be callable, got {self.fn!r}")
+        object.__setattr__(self, "log", checks.boolean("log", self.log))
 
     def log_weight(self, scores: Tensor) -> Tensor:
         weight = self.fn(scores)
@@ -265,5 +273,5 @@ class Custom(Hardening):
         checks.values(
             (weight >= 0) & (weight < torch.inf), "fn must return finite weights ≥ 0: use log=True for large ones"
         )
-        # log 0 has an infinite slope, and 0 · inf is NaN: take it where it is finite only.
+        # log 0 has an infinite slope, and 0 · inf is NaN: compute it where it is finite only.
         return torch.where(weight > 0, weight, 1.0).log().masked_fill(weight == 0, -torch.inf)

@@ -1,24 +1,44 @@
-"""The one objective: InfoNCE with masked, banded and tilted negatives."""
+"""The objective: InfoNCE with masked, banded and tilted negatives."""
 
 import math
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from hardneg.losses import candidates, combine, rules, settings
-from hardneg.losses.diagnostics import Diagnostics, answer_of_pairs
+from hardneg import checks
+from hardneg.losses import combine, fused_pairs, kernels
+from hardneg.losses import settings as options
+from hardneg.losses.debiasing import Prior
+from hardneg.losses.diagnostics import CallRecord, Diagnostics, pair_record
 from hardneg.losses.hardening import Hardening, Uniform
-from hardneg.losses.inputs import check_negatives, check_use, check_views, half, read
-from hardneg.losses.kernels import PLAIN, Eligibility, Kernel, PairLoss, choose
-from hardneg.losses.schedules import Adaptive, Setting, value
-from hardneg.losses.second_order import Traced
+from hardneg.losses.inputs import check_call, prepare
+from hardneg.losses.kernels import Kernel
+from hardneg.losses.kernels.interface import GuardedLoss
+from hardneg.losses.schedules import Adaptive, Schedule, Setting, value
 from hardneg.losses.settings import Adjustable, Settings
 from hardneg.losses.temperature import Learnable
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "debias": get_args(options.Debias),
+    "in_batch": get_args(options.InBatch),
+    "supervision": options.SUPERVISION,
+    "combine_positives": get_args(options.CombinePositives),
+    "average": get_args(options.Average),
+    "backend": get_args(options.Backend),
+    "reduction": options.REDUCTION,
+}
+FLAGS = ("symmetric", "positive_in_denominator", "grad_through_weights", "normalize", "gather")
+# Settings that are the same in `Settings` as given.
+UNCHANGED = (
+    "debias", "in_batch", "symmetric", "supervision", "combine_positives", "average", "negative_count",
+    "positive_in_denominator", "num_negatives", "weight_range", "grad_through_weights", "normalize", "gather",
+    "reduction",
+)  # fmt: skip
 
 
 class InfoNCE(Adjustable):
@@ -30,7 +50,7 @@ class InfoNCE(Adjustable):
     Args:
         temperature: number > 0, schedule, or `Learnable`
         hardening: one `Hardening` or a tuple of them: at most one tilt, any number of bands, which intersect
-        class_prior: τ⁺, chance that a random sample shares the anchor's class, in [0, 1); 0 turns debiasing off
+        class_prior: τ⁺, probability that a random sample has the anchor's class, in [0, 1); 0 disables debiasing
         debias: ``"hcl"`` (the paper's formula) or ``"exact"`` (the tilted share of the anchor's class)
         in_batch: candidates from ``"both"`` views (2B−2), the ``"other"`` view (B−1), or None of the batch
         symmetric: with ``"other"``: the second view's rows are anchors too
@@ -40,19 +60,21 @@ class InfoNCE(Adjustable):
         negative_count: Q: the ``"support"`` size, all candidates of the ``"batch"``, or a number
         positive_in_denominator: False gives the decoupled form log(Q·G) − p
         num_negatives: k negatives drawn per anchor, uniformly with replacement from its support
-        weight_range: scores are rescaled to [−weight_range, weight_range] for the weights; for unnormalised embeddings
+        weight_range: scores are rescaled to [−weight_range, weight_range] for the weights; for unnormalized embeddings
         grad_through_weights: False treats the weights as constants
-        normalize: bring embeddings to unit length
+        normalize: scale embeddings to unit length
         gather: candidates from all processes; every process returns the global loss, and the average of the
-            processes' gradients (what DDP takes) is exactly the gradient of it
+            processes' gradients (as DDP computes it) is exactly its gradient
         backend: ``"reference"`` (plain PyTorch, any setting), ``"tiled"`` (memory linear in the batch), ``"fused"``
-            (Triton, on CUDA devices) or ``"auto"``: fused on a GPU, else tiled; reference where only that will do
+            (Triton, on CUDA devices) or ``"auto"``: fused on a GPU, else tiled, which is faster than the reference at
+            every size measured; the reference for general weights, in ``torch.compile`` and in ``torch.func``
         reduction: ``"mean"``, ``"sum"`` or ``"none"`` (one loss per anchor: z1's, then z2's where they are anchors)
-        generator: gives the seed of the draws of ``num_negatives``, once, when the loss is made (None: PyTorch's own
-            generator does). Each call draws by that seed and a counter of calls; both are in ``state_dict()``
+        generator: gives the seed of the draws of ``num_negatives``, once, at construction (None: PyTorch's default
+            generator). Each call draws by that seed and a counter of calls; both are in ``state_dict()``
 
-    Every setting may be assigned later, ``loss.class_prior = 0.1``; it is checked as here and holds from the next call.
-    Gradients can be differentiated again (``create_graph=True``); that takes memory for whole score matrices.
+    Numbers may be numpy scalars or tensors without dimensions. Every setting may be assigned later,
+    ``loss.class_prior = 0.1``; it is checked as here and takes effect at the next call. Gradients can be differentiated
+    again (``create_graph=True``); that takes memory for whole score matrices.
 
     Examples:
         >>> import torch, hardneg as hn
@@ -63,57 +85,57 @@ class InfoNCE(Adjustable):
         torch.Size([32, 64])
     """
 
-    draw_state: Tensor  # (2,), the seed and how many calls have drawn; only if num_negatives is given
+    temperature: Setting | Learnable
+    hardening: tuple[Hardening, ...]
+    class_prior: Setting
+    debias: options.Debias
+    in_batch: options.InBatch | None
+    symmetric: bool
+    supervision: options.Supervision
+    combine_positives: options.CombinePositives
+    average: options.Average
+    negative_count: options.NegativeCount | float
+    positive_in_denominator: bool
+    num_negatives: int | None
+    weight_range: float | None
+    grad_through_weights: bool
+    normalize: bool
+    gather: bool
+    backend: options.Backend
+    reduction: options.Reduction
+    generator: torch.Generator | None
+    draw_state: Tensor  # (2,), the seed and the number of calls that have drawn; only if num_negatives is given
+
+    _settings: Settings  # with schedules at the present progress
+    _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
+    _warned = False
+    _seeded_by: torch.Generator | None = None
 
     def __init__(
         self,
         temperature: Setting | Learnable = 0.5,
         hardening: Hardening | tuple[Hardening, ...] = Uniform(),  # noqa: B008  # frozen
+        *,
         class_prior: Setting = 0.0,
-        debias: str = "hcl",
-        in_batch: str | None = "both",
+        debias: options.Debias = "hcl",
+        in_batch: options.InBatch | None = "both",
         symmetric: bool = False,
-        supervision: str = "none",
-        combine_positives: str = "mean_of_logs",
-        average: str = "anchors",
-        negative_count: str | float = "support",
+        supervision: options.Supervision = "none",
+        combine_positives: options.CombinePositives = "mean_of_logs",
+        average: options.Average = "anchors",
+        negative_count: options.NegativeCount | float = "support",
         positive_in_denominator: bool = True,
         num_negatives: int | None = None,
         weight_range: float | None = None,
         grad_through_weights: bool = True,
         normalize: bool = True,
         gather: bool = False,
-        backend: str = "auto",
-        reduction: str = "mean",
+        backend: options.Backend = "auto",
+        reduction: options.Reduction = "mean",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.progress = 0.0
-        self._last: Callable[[], Diagnostics] | None = None  # evaluated only when diagnostics() asks
-        self._warned = False
-        self._settings: Settings  # as the schedules have it now
-        self._moves = False  # does an adaptive schedule move without set_progress?
-        self._seeded_by: torch.Generator | None = None
-        self.temperature = temperature
-        self.hardening = hardening if isinstance(hardening, tuple) else (hardening,)
-        self.class_prior = class_prior
-        self.debias = debias
-        self.in_batch = in_batch
-        self.symmetric = symmetric
-        self.supervision = supervision
-        self.combine_positives = combine_positives
-        self.average = average
-        self.negative_count = negative_count
-        self.positive_in_denominator = positive_in_denominator
-        self.num_negatives = num_negatives
-        self.weight_range = weight_range
-        self.grad_through_weights = grad_through_weights
-        self.normalize = normalize
-        self.gather = gather
-        self.backend = backend
-        self.reduction = reduction
-        self.generator = generator
-        self._settle()
+        self._configure({name: given for name, given in locals().items() if name in self.SETTINGS})
 
     def forward(
         self,
@@ -132,232 +154,243 @@ class InfoNCE(Adjustable):
         z1: (B, d) · z2: (B, d), or (B, M, d) for M positives of anchors z1; None if positives are found by label ·
         labels: (B,) integers, −1 = unknown · negatives: (N, d) shared or (B, N, d) per anchor, added to the candidates
         in the batch · exclude: (B,) or (B, E) indices into negatives · negative_labels: (N,) or (B, N) ·
-        negative_mask: (B, N) bool, True = may be a negative; row i serves both views of i · positive_mask: (B, M)
+        negative_mask: (B, N) bool, True = may be a negative; row i holds for both views of i · positive_mask: (B, M)
         bool, for z2 (B, M, d) that is padded: True = is a positive
         """
-        if self.backend == "fused" and torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        if self.backend == "fused" and compiling:
             from hardneg.losses.kernels.triton.operators import uncompiled
 
             return uncompiled(  # type: ignore[no-any-return]
                 self.forward, z1, z2, labels=labels, negatives=negatives, exclude=exclude,
                 negative_labels=negative_labels, negative_mask=negative_mask, positive_mask=positive_mask,
             )  # fmt: skip
-        check_use(self.supervision, self.in_batch, self.symmetric, z2, labels, negatives, negative_labels)
-        if positive_mask is not None and (self.in_batch is not None or self.supervision in ("positives", "full")):
-            raise ValueError(
-                "positive_mask is for given positives and given negatives: set in_batch=None and take no positives "
-                f"from labels, got in_batch={self.in_batch!r}, supervision={self.supervision!r}"
-            )
-        if self._moves:
+        if self._adaptive:
             self.set_progress(self.progress)
-        now, key = self._settings, self._next_key()
+        settings = self._settings
+        check_call(settings, z2, labels, negatives, negative_labels, positive_mask)
+        key = None if settings.num_negatives is None else self._next_key()
         tensors = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
         device = z1.device if isinstance(z1, Tensor) else torch.device("cpu")
-        compiling = torch.compiler.is_compiling()
-        with _plainly(device), _current(device):  # float32 arithmetic inside, always
+        with _computing_on(device):
             kernel = self._kernel(device)
-            if kernel.pair_loss is not None and settings.is_plain(now, z1, z2, *tensors[3:]):
-                return self._pair_loss(kernel.pair_loss, z1, z2, negatives, exclude, negative_mask)  # type: ignore[arg-type]
-            inputs = read(*tensors, normalize=now.normalize, kernel=kernel)
-            scale = rules.scale_of(now, inputs.views, inputs.views.dtype)
-            loss, record = combine.loss_of(now, inputs, scale, kernel, key)
-        self.__dict__["_last"] = lambda: record
-        if now.prior is not None and scale.device.type == "cpu" and not (self._warned or compiling):
-            self._warn_if_floored(**{name: float(count) for name, count in record.floored().items()}, stacklevel=5)
+            if kernel.pair_loss is not None and z2 is not None and fused_pairs.applies(settings, z1, z2, *tensors[3:]):
+                loss, pairs, scale = fused_pairs.compute_loss(
+                    settings, kernel.pair_loss, z1, z2, negatives, exclude, negative_mask
+                )
+                self._describe(lambda: [pair_record(pairs())], scale)
+                return loss
+            inputs = prepare(*tensors, normalize=settings.normalize, kernel=kernel)
+            scale = combine.inverse_temperature(settings, inputs.views, inputs.views.dtype)
+            loss, records = combine.compute_loss(settings, inputs, scale, kernel, key)
+        self._describe(lambda: records, scale.detach())
         if loss.requires_grad and not compiling and not torch._C._are_functorch_transforms_active():
-            plain = None if kernel is PLAIN else partial(combine.plain_loss, now, key)
-            loss = Traced.apply(loss, plain, scale, *tensors)  # type: ignore[no-untyped-call]
+            plain = None if kernel is kernels.REFERENCE else partial(combine.plain_loss, settings, key)
+            loss = GuardedLoss.apply(loss, plain, scale, *tensors)  # type: ignore[no-untyped-call]
         return loss
 
     def check_device(self, device: torch.device) -> None:
         """Raise if its backend cannot run on this device."""
         self._kernel(device)
 
-    def set_progress(self, fraction: float) -> None:
-        """Move all schedules to the fraction of training done, in [0, 1]."""
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction must be in [0, 1], got {fraction!r}: pass steps done / steps in all")
-        # Schedules become plain numbers here, checked, and outside of any compiled graph.
-        self._settings = settings.resolve(self._given(), fraction)
-        self.__dict__["progress"] = float(fraction)
-
-    def observe(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
-        """Tell adaptive schedules how training goes: those that want more take the accuracy, the others the loss.
-
-        accuracy: on validation, after an epoch · loss: of training, after a step
-        """
-        for schedule in settings.adaptive(self._given()):
-            reading = accuracy if schedule.better == "higher" else loss
-            if reading is not None:
-                schedule.update(reading)
-
-    @property
-    def observes_loss(self) -> bool:
-        """Whether an adaptive schedule wants to be told the loss of every step."""
-        return any(schedule.better == "lower" for schedule in settings.adaptive(self._given()))
-
-    @property
-    def accuracy_schedules(self) -> tuple[Adaptive, ...]:
-        """The adaptive schedules that observe a validation accuracy."""
-        return tuple(schedule for schedule in settings.adaptive(self._given()) if schedule.better == "higher")
-
     def diagnostics(self) -> dict[str, float]:
-        """What the negatives of the last call were; see `hardneg.losses.diagnostics.Diagnostics`."""
+        """Statistics of the negatives of the last call; see `hardneg.losses.diagnostics.Diagnostics`."""
         if self._last is None:
             raise RuntimeError("diagnostics() describes the last call, and there has been none: call the loss first")
-        report = self._last().read()
+        report = self._last().compute()
         self._warn_if_floored(report["floored"], report["anchors"], stacklevel=3)
         return report
 
-    def get_extra_state(self) -> Tensor:
-        """Progress and the memory of adaptive schedules, as one tensor, so that any checkpoint format can hold it."""
-        numbers = [self.progress]
-        for schedule in settings.adaptive(self._given()):
-            state = schedule.state()
-            numbers += [float(len(state)), *state]
-        return torch.tensor(numbers, dtype=torch.float64)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Take back what `get_extra_state` gave."""
-        progress, *rest = state.tolist()
-        for schedule in settings.adaptive(self._given()):
-            if not rest:
-                raise ValueError(
-                    "the state has no memory of an Adaptive schedule, but this loss has one: was it saved by another?"
-                )
-            size = int(rest[0])
-            schedule.load_state(rest[1 : 1 + size])
-            rest = rest[1 + size :]
-        self.set_progress(progress)
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}  # a copy describes no call yet
+        return {**self.__dict__, "_last": None}  # a copy has no last call
 
     def extra_repr(self) -> str:
         shown = ("hardening", "class_prior", "in_batch", "supervision", "negative_count", "reduction", "backend")
         first = [] if isinstance(self.temperature, Learnable) else [f"temperature={self.temperature!r}"]
         return ", ".join(first + [f"{name}={getattr(self, name)!r}" for name in shown])
 
-    def _settle(self) -> None:
-        if not isinstance(self.hardening, tuple):
-            self.__dict__["hardening"] = (self.hardening,)
-        given = self._given()
-        settings.check(given)
-        resolved = settings.resolve(given, self.progress)
-        self._kernel()  # a backend that cannot run these settings is refused now
-        self._settings, self._settled = resolved, True
-        self._moves = any(True for _ in settings.adaptive(given))
+    def _configure(self, given: dict[str, Any]) -> None:
+        given = _check(given)
+        settings = _resolve(given, self.progress)
+        adaptive = _adaptive_schedules(given)
+        # Directly: nn.Module's own assignment searches parameters, buffers and children for each name.
+        self._modules.pop("temperature", None)
+        self.__dict__.update(given, _settings=settings, _adaptive=adaptive)
+        if isinstance(given["temperature"], Learnable):
+            del self.__dict__["temperature"]
+            self.add_module("temperature", given["temperature"])
         if self.num_negatives is None:
             self._buffers.pop("draw_state", None)
         elif "draw_state" not in self._buffers or self.generator is not self._seeded_by:
             device = torch.device("cpu") if self.generator is None else self.generator.device
-            with torch.inference_mode(False):  # training could not advance an inference tensor
+            with torch.inference_mode(False):  # training could not update an inference tensor
                 seed = int(torch.randint(1 << 48, (), generator=self.generator, device=device))
                 self.register_buffer("draw_state", torch.tensor([seed, 0]))
             self._seeded_by = self.generator
 
-    def _given(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.SETTINGS}
+    def _move_schedules(self, progress: float) -> None:
+        # Schedules become plain numbers here, checked, and outside of any compiled graph.
+        self._settings = _resolve({name: getattr(self, name) for name in self.SETTINGS}, progress)
 
-    def _next_key(self) -> Tensor | None:
-        """The key of this call's draws, (2,), if some are drawn."""
-        if self.num_negatives is None:
-            return None
+    def _kernel(self, device: torch.device) -> Kernel:
+        """The kernel for tensors on this device; see the argument ``backend``."""
+        backend = self.backend
+        if backend == "auto":
+            weighting = self._settings.weighting
+            if weighting is not None and weighting.has_general_weights:
+                return kernels.REFERENCE
+            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+                return kernels.REFERENCE
+            backend = "fused" if kernels.runs_fused(device) else "tiled"
+        if backend == "fused":
+            return kernels.fused(device)
+        return kernels.TILED if backend == "tiled" else kernels.REFERENCE
+
+    def _next_key(self) -> Tensor:
+        """The key of this call's draws, (2,)."""
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
-                "the loss is computed again in a backward pass, where num_negatives would draw others: leave the loss "
+                "the loss is recomputed in a backward pass, where num_negatives would draw others: leave the loss "
                 "outside of torch.utils.checkpoint"
             )
         key: Tensor = self.draw_state.clone()
         self.draw_state[1] += 1
         return key
 
-    def _pair_loss(
-        self,
-        pair_loss: PairLoss,
-        z1: Tensor,
-        z2: Tensor,
-        negatives: Tensor | None,
-        exclude: Tensor | None,
-        negative_mask: Tensor | None,
-    ) -> Tensor:
-        now = self._settings
-        check_views(z1, z2)
-        batch, dim = z1.shape
-        if negatives is None:
-            eligibility = candidates.of_pairs(batch, now.in_batch, now.symmetric, z1.device)
-        else:
-            exclude, _ = check_negatives(batch, dim, negatives, exclude, None, negative_mask)
-            eligibility = Eligibility(len(negatives), excluded=exclude, allowed=negative_mask)
-        device = z1.device
-        given = (("z2", z2), ("negatives", negatives), ("exclude", exclude), ("negative_mask", negative_mask))
-        for name, tensor in given:
-            if tensor is not None and tensor.device != device:
-                raise ValueError(f"{name} is on {tensor.device}, but z1 on {device}: move all inputs to one device")
-        scale = rules.scale_of(now, z1, torch.float32)
-        rule = rules.banded(now, rules.weights_of(now, [], scale, half(z1, z2)), None, None, scale)
-        if isinstance(now.negative_count, str):  # of one pair there are none, whatever their number is said to be
-            log_number = None if now.negative_count == "support" else math.log(max(eligibility.number, 1))
-        else:
-            log_number = math.log(now.negative_count)
-        loss, seen = pair_loss(
-            z1,
-            z2,
-            negatives,
-            eligibility,
-            scale,
-            rule,
-            log_number,
-            None if now.prior is None else (now.prior.log, now.prior.log_rest),
-            not now.positive_in_denominator,
-            now.reduction,
-            partial(_plain_pair_loss, now, exclude, negative_mask),
-        )
-        scale = scale.detach()
-        # Directly: a module would look through its parameters, buffers and children first.
-        self.__dict__["_last"] = lambda: Diagnostics([answer_of_pairs(seen())], scale)
-        if now.prior is not None and scale.device.type == "cpu" and not self._warned:
-            self._warn_if_floored(float(seen().floored.sum()), float((seen().count > 0).sum()), stacklevel=6)
-        return loss
-
-    def _kernel(self, device: torch.device | None = None) -> Kernel:
-        general = any(part.has_general_weights for part in self.hardening)
-        return choose(self.backend, general_weights=general, device=device)
+    def _describe(self, records: Callable[[], list[CallRecord]], scale: Tensor) -> None:
+        """Keep the records of a call for the diagnostics, and warn if most anchors are floored."""
+        # Directly: nn.Module's own assignment searches parameters, buffers and children first.
+        self.__dict__["_last"] = lambda: Diagnostics(records(), scale)
+        debiased = self._settings.prior is not None and scale.device.type == "cpu"
+        if debiased and not self._warned and not torch.compiler.is_compiling():
+            floored = anchors = 0
+            for record in records():
+                floored += int(record.floored.sum())
+                anchors += int(record.valid.sum())
+            self._warn_if_floored(floored, anchors, stacklevel=6)
 
     def _warn_if_floored(self, floored: float, anchors: float, stacklevel: int) -> None:
         if floored > anchors / 2 and not self._warned:
             self._warned = True
             prior = value(self.class_prior, self.progress)
             warnings.warn(
-                f"{floored:.0f} of {anchors:.0f} anchors are floored: debiasing with class_prior={prior:g} takes away "
+                f"{floored:.0f} of {anchors:.0f} anchors are floored: debiasing with class_prior={prior:g} removes "
                 "all of their negatives, which then get no gradient. Lower class_prior (0 turns debiasing off) or "
                 "raise the temperature; diagnostics()['floored'] counts them.",
                 stacklevel=stacklevel,  # the line that called the loss
             )
 
 
-def _plainly(device: torch.device) -> AbstractContextManager[Any]:
-    """Turns autocast off; where it is off already, in a tenth of the time."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type):
+def _check(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings with numbers as Python numbers; raises unless each is in its range and fits the others."""
+    given = dict(given)
+    temperature, hardening = given["temperature"], given["hardening"]
+    if isinstance(temperature, Tensor) and temperature.requires_grad:
+        raise ValueError("temperature requires a gradient: pass hn.Learnable(0.07) for a temperature that is trained")
+    if not isinstance(temperature, Learnable):
+        given["temperature"] = checks.number("temperature", temperature, above=0, below=math.inf)
+    given["class_prior"] = checks.number("class_prior", given["class_prior"], at_least=0, below=1)
+    given["hardening"] = hardening = hardening if isinstance(hardening, tuple) else (hardening,)
+    weighted = 0
+    for part in hardening:
+        if not isinstance(part, Hardening):
+            raise ValueError(f"hardening must be a Hardening or a tuple of them, got {part!r}")
+        weighted += part.has_weights
+        if part.has_general_weights and given["backend"] in ("tiled", "fused"):
+            raise ValueError(
+                f"backend={given['backend']!r} cannot run Custom weights: use backend='reference' or 'auto'"
+            )
+    if weighted > 1:
+        raise ValueError(f"hardening takes at most one tilt (Exponential or Custom), got {hardening!r}")
+    for name, choices in CHOICES.items():
+        if given[name] not in choices and not (name == "in_batch" and given[name] is None):
+            checks.choice(name, given[name], choices)
+    for name in FLAGS:
+        if not isinstance(given[name], bool):
+            given[name] = checks.boolean(name, given[name])
+    if given["symmetric"] and given["in_batch"] != "other":
+        raise ValueError(f"symmetric=True needs in_batch='other', got in_batch={given['in_batch']!r}")
+    if given["combine_positives"] == "in_denominator" and not given["positive_in_denominator"]:
+        raise ValueError("combine_positives='in_denominator' contradicts positive_in_denominator=False: change one")
+    if not isinstance(given["negative_count"], str):
+        given["negative_count"] = _number("negative_count", given["negative_count"])
+    elif given["negative_count"] not in get_args(options.NegativeCount):
+        checks.choice("negative_count", given["negative_count"], get_args(options.NegativeCount))
+    if given["num_negatives"] is not None:
+        given["num_negatives"] = checks.whole("num_negatives", given["num_negatives"])
+    if given["weight_range"] is not None:
+        given["weight_range"] = _number("weight_range", given["weight_range"])
+    if given["generator"] is not None and not isinstance(given["generator"], torch.Generator):
+        raise ValueError(f"generator must be a torch.Generator or None, got {given['generator']!r}")
+    return given
+
+
+def _resolve(given: dict[str, Any], progress: float) -> Settings:
+    """The settings at this progress. given: by the names of `InfoNCE`'s arguments, as `_check` returns them."""
+    temperature, prior = given["temperature"], given["class_prior"]
+    if isinstance(temperature, Schedule):
+        temperature = checks.number("temperature", temperature.at(progress), above=0, below=math.inf)
+    if isinstance(prior, Schedule):
+        prior = checks.number("class_prior", prior.at(progress), at_least=0, below=1)
+    hardening, weighting, bands, needs_positive = [], None, [], False
+    for setting in given["hardening"]:
+        part = setting.at(progress).in_scores(temperature)
+        hardening.append(part)
+        weighting = part if part.has_weights else weighting
+        if part.has_band:
+            bands.append(part)
+            needs_positive = needs_positive or part.needs_positive
+    max_abs_score = None
+    if given["normalize"]:
+        max_abs_score = 1 / (temperature.minimum if isinstance(temperature, Learnable) else temperature)
+    unchanged = {}
+    for name in UNCHANGED:
+        unchanged[name] = given[name]
+    return Settings(
+        temperature=temperature,
+        hardening=tuple(hardening),
+        weighting=weighting,
+        bands=tuple(bands),
+        needs_positive=needs_positive,
+        prior=Prior.of(prior) if prior > 0 else None,
+        max_abs_score=max_abs_score,
+        **unchanged,
+    )
+
+
+def _adaptive_schedules(given: dict[str, Any]) -> tuple[Adaptive, ...]:
+    """The adaptive schedules among the settings, each once, in a fixed order."""
+    found: dict[int, Adaptive] = {}
+    settings = [given["temperature"], given["class_prior"]]
+    for part in given["hardening"]:
+        settings += part.schedules()
+    for setting in settings:
+        if isinstance(setting, Schedule):
+            found |= {id(leaf): leaf for leaf in setting.leaves() if isinstance(leaf, Adaptive)}
+    return tuple(found.values())
+
+
+def _number(name: str, given: Any) -> float:
+    """A positive, finite number that is no schedule."""
+    if isinstance(given, Schedule):
+        raise ValueError(f"{name} must be a number, got the schedule {given!r}")
+    return float(checks.number(name, given, above=0, below=math.inf))
+
+
+def _computing_on(device: torch.device) -> AbstractContextManager[Any]:
+    """Computes in float32 or better, with a GPU as the current device.
+
+    Autocast is turned off; and Triton runs its programs on the current GPU, not on that of the tensors.
+    """
+    compiling = torch.compiler.is_compiling()
+    autocast = compiling or torch.is_autocast_enabled(device.type)
+    other_gpu = device.type == "cuda" and not compiling and device.index != torch.cuda.current_device()
+    if not autocast and not other_gpu:
+        return nullcontext()  # a tenth of the time of turning autocast off
+    if not other_gpu:
         return torch.autocast(device.type, enabled=False)
-    return nullcontext()
-
-
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a GPU the current one: Triton runs its programs there, wherever the tensors are."""
-    if device.type != "cuda" or torch.compiler.is_compiling() or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
-
-
-def _plain_pair_loss(
-    now: Settings,
-    exclude: Tensor | None,
-    negative_mask: Tensor | None,
-    z1: Tensor,
-    z2: Tensor,
-    negatives: Tensor | None,
-    scale: Tensor,
-) -> Tensor:
-    """As `combine.plain_loss`, with what a pair loss is differentiable in last."""
-    return combine.plain_loss(now, None, scale, z1, z2, None, negatives, exclude, None, negative_mask, None)
+    stack = ExitStack()
+    stack.enter_context(torch.cuda.device(device))
+    if autocast:
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+    return stack

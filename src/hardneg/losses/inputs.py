@@ -1,4 +1,4 @@
-"""The tensors of one call, checked and brought to one form."""
+"""The tensors of one call: checked, and converted to one dtype and unit length."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,17 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.losses.kernels import Kernel, Units
+from hardneg.losses.settings import Settings
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of one call, in one floating dtype of at least 32 bits, of unit length if asked for.
+    """The arguments of one call in one floating dtype of at least 32 bits, of unit length if ``normalize``.
 
-    views: (V, B, d), the anchors' view first · paired: two views of equal standing, each the other's positive ·
-    labels: (B,) · negatives: (N, d) or (B, N, d) · exclude: (B, E) · negative_labels: (N,) or (B, N) ·
-    negative_mask: (B, N) bool · positive_mask: (B, M) bool · similarity: (B,) inner products of the two views, where
-    they are known already · precision: the half precision that embeddings were given in, if it was one
+    views: (V, B, d), the anchors' view first · paired: there are two views, each the other's positive · labels: (B,) ·
+    negatives: (N, d) or (B, N, d) · exclude: (B, E) · negative_labels: (N,) or (B, N) · negative_mask: (B, N) bool ·
+    positive_mask: (B, M) bool · similarity: (B,) inner products of the two views, if they are known already ·
+    precision: the half precision of the given embeddings, or None
     """
 
     views: Tensor
@@ -31,32 +32,41 @@ class Inputs:
     precision: torch.dtype | None = None
 
 
-def check_use(
-    supervised: str,
-    in_batch: str | None,
-    symmetric: bool,
+def check_call(
+    settings: Settings,
     z2: Tensor | None,
     labels: Tensor | None,
     negatives: Tensor | None,
     negative_labels: Tensor | None,
+    positive_mask: Tensor | None,
 ) -> None:
-    """Raise where the settings and the arguments of this call do not fit."""
-    if labels is not None and supervised == "none":
+    """Raise where the arguments of a call do not fit the settings."""
+    supervision, in_batch = settings.supervision, settings.in_batch
+    if isinstance(z2, Tensor) and not z2.is_floating_point():
+        raise ValueError(
+            f"z2 must hold the embeddings of the other view, got dtype {z2.dtype}: pass labels by keyword, labels="
+        )
+    if labels is not None and supervision == "none":
         raise ValueError("labels were given, but supervision='none' ignores them: set supervision or leave them out")
-    if labels is None and supervised != "none":
-        raise ValueError(f"supervision={supervised!r} needs labels: pass labels=, with −1 where unknown")
+    if labels is None and supervision != "none":
+        raise ValueError(f"supervision={supervision!r} needs labels: pass labels=, with −1 where unknown")
     if negatives is None and in_batch is None:
         raise ValueError("in_batch=None takes no negatives from the batch: pass negatives=")
-    if negative_labels is not None and supervised not in ("negatives", "full"):
-        raise ValueError(f"negative_labels were given, but supervision={supervised!r} ignores them")
-    if negatives is not None and negative_labels is None and supervised in ("negatives", "full"):
-        raise ValueError(f"supervision={supervised!r} with negatives needs negative_labels, with −1 where unknown")
-    if z2 is None and supervised not in ("positives", "full"):
-        raise ValueError(f"one view needs positives from labels, but supervision={supervised!r}: pass z2 or set it")
+    if negative_labels is not None and supervision not in ("negatives", "full"):
+        raise ValueError(f"negative_labels were given, but supervision={supervision!r} ignores them")
+    if negatives is not None and negative_labels is None and supervision in ("negatives", "full"):
+        raise ValueError(f"supervision={supervision!r} with negatives needs negative_labels, with −1 where unknown")
+    if z2 is None and supervision not in ("positives", "full"):
+        raise ValueError(f"one view needs positives from labels, but supervision={supervision!r}: pass z2 or set it")
     if z2 is None and in_batch == "other":
         raise ValueError("in_batch='other' needs a second view: pass z2, or set in_batch='both'")
-    if symmetric and isinstance(z2, Tensor) and z2.dim() == 3:
+    if settings.symmetric and isinstance(z2, Tensor) and z2.dim() == 3:
         raise ValueError(f"symmetric=True needs z2 of shape (B, d), got {tuple(z2.shape)}")
+    if positive_mask is not None and (in_batch is not None or supervision in ("positives", "full")):
+        raise ValueError(
+            "positive_mask is for given positives and given negatives: set in_batch=None and take no positives "
+            f"from labels, got in_batch={in_batch!r}, supervision={supervision!r}"
+        )
 
 
 def check_views(z1: Tensor, z2: Tensor | None) -> list[tuple[str, Tensor]]:
@@ -84,7 +94,7 @@ def check_negatives(
     negative_labels: Tensor | None,
     negative_mask: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Raise unless negatives and what is said of them fit; return ``exclude`` as (B, E), and the labels."""
+    """Raise unless negatives, their exclusions, labels and mask fit; return ``exclude`` as (B, E), and the labels."""
     checks.floating("negatives", negatives)
     shape = tuple(negatives.shape)
     if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == batch)) or shape[-1] != dim:
@@ -103,7 +113,7 @@ def check_negatives(
     return exclude, negative_labels
 
 
-def read(
+def prepare(
     z1: Tensor,
     z2: Tensor | None,
     labels: Tensor | None,
@@ -116,7 +126,7 @@ def read(
     normalize: bool,
     kernel: Kernel,
 ) -> Inputs:
-    """Check shapes, dtypes and values; then bring the embeddings to one dtype, and to unit length if ``normalize``."""
+    """Check shapes, dtypes and values; convert the embeddings to one dtype, and to unit length if ``normalize``."""
     views = check_views(z1, z2)
     batch, dim = z1.shape
     if labels is not None:
@@ -136,13 +146,13 @@ def read(
         if z2 is None or z2.dim() != 3:
             raise ValueError("positive_mask was given, but z2 is not (B, M, d): pass several positives or leave it out")
         _check_mask("positive_mask", positive_mask, (batch, z2.shape[1]), "True = is a positive")
-    everything = {
+    given_tensors = {
         "z2": z2, "labels": labels, "negatives": negatives,
         "exclude": exclude, "negative_labels": negative_labels, "negative_mask": negative_mask,
         "positive_mask": positive_mask,
     }  # fmt: skip
     dtype = torch.promote_types(torch.float32, z1.dtype)
-    for name, tensor in everything.items():
+    for name, tensor in given_tensors.items():
         if tensor is None:
             continue
         if tensor.device != z1.device:
@@ -150,21 +160,22 @@ def read(
         if tensor.is_floating_point():
             dtype = torch.promote_types(dtype, tensor.dtype)
 
-    similarity, precision = None, half(z1, z1 if z2 is None else z2)
+    similarity, precision = None, half_precision(z1, z1 if z2 is None else z2)
     if negatives is not None and negatives.dtype != precision and not normalize:
-        precision = None  # it may not hold the numbers of the negatives
+        precision = None  # it may not represent the negatives exactly
     if normalize and kernel.units is not None and dtype == torch.float32:
-        flat, similarity = _units(kernel.units, views, z1, z2, precision)
+        flat, similarity = _units_by_kernel(kernel.units, views, z1, z2, precision)
         if negatives is not None:
-            rows, _ = _units(kernel.units, [("negatives", negatives)], negatives.flatten(0, -2), None, precision)
+            rows = negatives.flatten(0, -2)
+            rows, _ = _units_by_kernel(kernel.units, [("negatives", negatives)], rows, None, precision)
             negatives = rows.view(negatives.shape)
     else:
         parts = [z1.to(dtype)]
         if z2 is not None:
             parts.append((z2 if z2.dim() == 2 else z2.transpose(0, 1).reshape(-1, dim)).to(dtype))
-        flat = _prepared(views, torch.cat(parts), normalize)  # (V·B, d): view after view
+        flat = _checked_vectors(views, torch.cat(parts), normalize)  # (V·B, d): view after view
         if negatives is not None:
-            negatives = _prepared([("negatives", negatives)], negatives.to(dtype), normalize)
+            negatives = _checked_vectors([("negatives", negatives)], negatives.to(dtype), normalize)
     return Inputs(
         views=flat.view(-1, batch, dim),
         paired=z2 is not None and z2.dim() == 2,
@@ -179,6 +190,24 @@ def read(
     )
 
 
+def half_precision(z1: Tensor, z2: Tensor) -> torch.dtype | None:
+    """The common half-precision dtype of the views, in which a GPU's matrix products are fast; None for any other."""
+    return z1.dtype if z1.dtype == z2.dtype and z1.dtype in (torch.bfloat16, torch.float16) else None
+
+
+def normalized(vectors: Tensor, smallest: float = 1e-30) -> Tensor:
+    """Unit vectors along the last dimension; vectors shorter than ``smallest`` become zero, with zero gradient.
+
+    Dividing by the largest entry first keeps the squares from overflowing or vanishing.
+    """
+    largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
+    zero = largest < smallest
+    # The second derivative of a length is NaN at zero, so zero vectors are replaced before it is computed.
+    moderate = (vectors / largest.masked_fill(zero, 1)).masked_fill(zero, 1)
+    length: Tensor = torch.linalg.vector_norm(moderate, dim=-1, keepdim=True)
+    return (moderate / length).masked_fill(zero, 0)
+
+
 def _check_mask(name: str, mask: object, shape: tuple[int, int], meaning: str) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -187,13 +216,20 @@ def _check_mask(name: str, mask: object, shape: tuple[int, int], meaning: str) -
         raise ValueError(f"{name} must have shape {shape}, got {tuple(mask.shape)}")
 
 
-def _prepared(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> Tensor:
-    """The vectors, finite and of unit length if ``normalize``; ``named`` are the tensors they were made from."""
-    # The gradient of a vector's direction is one over its length: below this it would overflow the input's dtype.
-    smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for _, tensor in named))
+def _smallest_length(named: list[tuple[str, Tensor]]) -> float:
+    """The length below which a vector counts as zero, as the gradient of its direction would overflow its dtype."""
+    smallest = 1e-30
+    for _, tensor in named:
+        smallest = max(smallest, torch.finfo(tensor.dtype).tiny)
+    return smallest
+
+
+def _checked_vectors(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> Tensor:
+    """The vectors, checked to be finite, of unit length if ``normalize``. named: the tensors they were made from."""
+    smallest = _smallest_length(named)
     eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
     if normalize and vectors.device.type == "cpu" and vectors.numel() > 0 and eager:
-        # Ordinary lengths prove that all is finite and that no care is needed: one pass, and a third of the time.
+        # Lengths in this range prove that all entries are finite and that dividing is safe: a third of the time.
         lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, keepdim=True)
         shortest, longest = torch.aminmax(lengths)
         if shortest > max(1e-15, smallest * vectors.shape[-1] ** 0.5) and longest < 1e15:
@@ -204,33 +240,15 @@ def _prepared(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool)
     return normalized(vectors, smallest) if normalize else vectors
 
 
-def half(z1: Tensor, z2: Tensor) -> torch.dtype | None:
-    """The half precision of the embeddings, in which a GPU's matrix products are fast; None if theirs is not one."""
-    return z1.dtype if z1.dtype == z2.dtype and z1.dtype in (torch.bfloat16, torch.float16) else None
-
-
-def _units(
+def _units_by_kernel(
     units: Units, named: list[tuple[str, Tensor]], z1: Tensor, z2: Tensor | None, precision: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Unit vectors by the kernel's own means, view after view; and the inner products (B,) of two views."""
-    smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for _, tensor in named))
+    """Unit vectors by the kernel's own operator, view after view; and the inner products (B,) of two views."""
     if z2 is not None and z2.dim() == 3:
         z1, z2 = torch.cat([z1, z2.transpose(0, 1).reshape(-1, z1.shape[1])]), None
-    unit, similarity = units(z1, z2, smallest, precision, " or ".join(name for name, _ in named))
+    names = " or ".join(name for name, _ in named)
+    unit, similarity = units(z1, z2, _smallest_length(named), precision, names)
     return unit, None if z2 is None else similarity
-
-
-def normalized(vectors: Tensor, smallest: float = 1e-30) -> Tensor:
-    """Unit vectors along the last dimension; what is shorter than ``smallest`` becomes zero, with zero gradient.
-
-    Dividing by the largest entry first keeps the squares from overflowing or vanishing.
-    """
-    largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
-    zero = largest < smallest
-    # The second derivative of a length is NaN at zero, so zero vectors are replaced before it is taken.
-    moderate = (vectors / largest.masked_fill(zero, 1)).masked_fill(zero, 1)
-    length: Tensor = torch.linalg.vector_norm(moderate, dim=-1, keepdim=True)
-    return (moderate / length).masked_fill(zero, 0)
 
 
 class _Divide(torch.autograd.Function):
@@ -244,7 +262,7 @@ class _Divide(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         vectors, lengths = ctx.saved_tensors  # type: ignore[attr-defined]
-        if torch.is_grad_enabled():  # a second derivative is wanted, and lengths depend on vectors
+        if torch.is_grad_enabled():  # for a second derivative: lengths depend on vectors
             lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
         unit = vectors / lengths
         along = (unit * grad).sum(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""An anchor's positives: given one by one, or found by group in the batch. Both answer the same questions."""
+"""Sums over an anchor's positives, which are given one by one or found by label in the batch."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +12,7 @@ from hardneg.losses.kernels.interface import EXACT_SOFTPLUS
 
 
 class Positives(Protocol):
-    """What the objective asks about the scores p of each anchor's positives."""
+    """Functions of the scores p of each anchor's positives."""
 
     def count(self) -> Tensor:
         """Their number, (A,)."""
@@ -31,27 +31,25 @@ class Positives(Protocol):
 
 
 @dataclass(frozen=True)
-class Given:
-    """Positives given for each anchor, with scores (A, M); where ``real`` (A, M) is False there is none."""
+class OwnPositives:
+    """Positives given for each anchor, with scores (A, M); where ``mask`` (A, M) is False there is none."""
 
     scores: Tensor
-    real: Tensor | None = None
+    mask: Tensor | None = None
 
     def count(self) -> Tensor:
-        if self.real is not None:
-            return self.real.sum(dim=1, dtype=self.scores.dtype)
+        if self.mask is not None:
+            return self.mask.sum(dim=1, dtype=self.scores.dtype)
         return torch.full_like(self.scores[:, 0], self.scores.shape[1])
 
     def best(self) -> Tensor:
         scores = self.scores.detach()
-        return (scores if self.real is None else scores.masked_fill(~self.real, -torch.inf)).amax(dim=1)
+        return (scores if self.mask is None else scores.masked_fill(~self.mask, -torch.inf)).amax(dim=1)
 
     def sums(self, rule: Rule) -> LogSums:
         log_weight = rule.log_weights(self.scores)
-        if self.scores.shape[1] == 1 and rule.log_weight is None and self.real is None:  # M = 1: P = e^p
-            return LogSums(self.scores[:, 0], log_weight[:, 0], self.count())
-        weighty = log_weight > -torch.inf
-        return reference.sums(self.scores, log_weight, weighty if self.real is None else weighty & self.real)
+        has_weight = log_weight > -torch.inf
+        return reference.sums(self.scores, log_weight, has_weight if self.mask is None else has_weight & self.mask)
 
     def mean(self) -> Tensor:
         return self._mean(self.scores)
@@ -59,15 +57,15 @@ class Given:
     def mean_softplus(self, offset: Tensor) -> Tensor:
         return self._mean(softplus(offset[:, None] - self.scores, threshold=EXACT_SOFTPLUS))
 
-    def _mean(self, numbers: Tensor) -> Tensor:
-        if self.real is None:
-            return numbers.mean(dim=1)
-        return numbers.masked_fill(~self.real, 0).sum(dim=1) / self.count().clamp(min=1)
+    def _mean(self, values: Tensor) -> Tensor:
+        if self.mask is None:
+            return values.mean(dim=1)
+        return values.masked_fill(~self.mask, 0).sum(dim=1) / self.count().clamp(min=1)
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """Positives found in a pool (N, d) by the groups in ``who``, without a matrix of their scores."""
+class LabelPositives:
+    """Positives found in a pool (N, d) by the groups in ``eligibility``, without a matrix of their scores."""
 
     anchors: Tensor
     pool: Tensor
@@ -91,12 +89,12 @@ class Grouped:
         return self.kernel.log_sums(self.anchors, [self.pool], self.scale, self.eligibility, rule)
 
     def mean(self) -> Tensor:
-        return self._sums(torch.zeros_like(self.anchors[:, 0]))[1]
+        return self._means(torch.zeros_like(self.anchors[:, 0]))[1]
 
     def mean_softplus(self, offset: Tensor) -> Tensor:
-        return self._sums(offset)[0]
+        return self._means(offset)[0]
 
-    def _sums(self, offset: Tensor) -> tuple[Tensor, Tensor]:
+    def _means(self, offset: Tensor) -> tuple[Tensor, Tensor]:
         terms, total = self.kernel.positive_sums(
             self.anchors, self.pool, self.scale, self.eligibility, offset, self.half_copies
         )

@@ -1,10 +1,10 @@
 """One line per paper. Every preset takes any further argument of `InfoNCE`.
 
 An argument given replaces the preset's default. A hardening is added to the preset's own: bands intersect, a second
-tilt raises. What a preset has a name of its own for is refused under the other name.
+tilt raises. An argument that a preset has under a name of its own is refused under the other name.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from hardneg import checks
 from hardneg.losses.hardening import Exponential, Hardening, Ring, Threshold
@@ -28,22 +28,16 @@ def simclr(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
 
 
 def debiased(tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
-    """Debiased contrastive learning (Chuang et al. 2020, eq. 8): the class prior is taken out of the negatives."""
-    _refuse("debiased", "class_prior", "tau_plus", options)
+    """Debiased contrastive learning (Chuang et al. 2020, eq. 8): the negatives are corrected for the class prior."""
+    _refuse_class_prior("debiased", options)
     return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, **options})
 
 
 def hcl(beta: Setting = 1.0, tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Contrastive learning with hard negatives (Robinson et al. 2021, eq. 4): debiased and tilted by e^{βs}."""
-    _refuse("hcl", "class_prior", "tau_plus", options)
-    return InfoNCE(
-        **{
-            "temperature": temperature,
-            "class_prior": tau_plus,
-            **options,
-            "hardening": _with(Exponential(beta), options),
-        }
-    )
+    _refuse_class_prior("hcl", options)
+    hardening = _with(Exponential(beta), options)
+    return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, **options, "hardening": hardening})
 
 
 def scl(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
@@ -71,7 +65,7 @@ def supcon(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
 
 
 def decoupled(temperature: Temperature = 0.1, **options: Any) -> InfoNCE:
-    """Decoupled contrastive learning (Yeh et al. 2022, eq. 6): the positive leaves the denominator."""
+    """Decoupled contrastive learning (Yeh et al. 2022, eq. 6): the positive is left out of the denominator."""
     return InfoNCE(**{"temperature": temperature, "positive_in_denominator": False, **options})
 
 
@@ -80,9 +74,18 @@ def simcse(temperature: Temperature = 0.05, **options: Any) -> InfoNCE:
     return InfoNCE(**{"temperature": temperature, "in_batch": "other", **options})
 
 
-def clip(temperature: float = 0.07, **options: Any) -> InfoNCE:
-    """CLIP (Radford et al. 2021, fig. 3): both directions between two towers, learnt temperature."""
-    return InfoNCE(**{"temperature": Learnable(temperature), "in_batch": "other", "symmetric": True, **options})
+def clip(temperature: float | Learnable = 0.07, **options: Any) -> InfoNCE:
+    """CLIP (Radford et al. 2021, fig. 3): both directions between two towers, learnable temperature.
+
+    temperature: a `Learnable`, or the initial value of one
+
+    Examples:
+        >>> import hardneg as hn
+        >>> hn.clip(temperature=hn.Learnable(0.07, minimum=0.02)).temperature
+        Learnable(0.07, minimum=0.02)
+    """
+    learnable = temperature if isinstance(temperature, Learnable) else Learnable(temperature)
+    return InfoNCE(**{"temperature": learnable, "in_batch": "other", "symmetric": True, **options})
 
 
 def graphcl(temperature: Temperature = 0.2, **options: Any) -> InfoNCE:
@@ -92,7 +95,7 @@ def graphcl(temperature: Temperature = 0.2, **options: Any) -> InfoNCE:
 
 def infograph(beta: Setting = 0.0, tau_plus: Setting = 0.0, **options: Any) -> JSD:
     """InfoGraph (Sun et al. 2020, eq. 4) with HCL's hard negatives (appendix B): nodes against graphs, another form."""
-    _refuse("infograph", "class_prior", "tau_plus", options)
+    _refuse_class_prior("infograph", options)
     return JSD(**{"beta": beta, "class_prior": tau_plus, **options})
 
 
@@ -123,19 +126,20 @@ def instance_discrimination(temperature: Temperature = 0.07, **options: Any) -> 
 def ring_nce(
     lower: float = 0.9,
     upper: float = 0.99,
-    anneal: str = "linear",
+    anneal: Literal["linear", "step", "accuracy", "loss", "none"] = "linear",
     until: float = 1 / 3,
     temperature: Temperature = 0.07,
     **options: Any,
 ) -> InfoNCE:
-    """Ring discrimination (Wu et al. 2021, CNCE, eq. 4): negatives from a ring of ranks that closes in on the anchor.
+    """Ring discrimination (Wu et al. 2021, CNCE, eq. 4): negatives from a ring of ranks that narrows over training.
 
     The ring goes from all but the closest to [lower, upper]; move it with ``set_progress``. Negatives are passed as
     ``negatives=`` (queue or bank), as for `moco`.
 
-    anneal: how it closes (Ring, appendix E): ``"linear"`` over the first ``until`` of training; ``"step"``, the same
-    way in three jumps; ``"accuracy"`` or ``"loss"``, closing while validation accuracy or the training loss improves,
-    told by ``observe``; ``"none"``, [lower, upper] from the start, the lesion of its Table 2 (``upper=1`` is the other)
+    anneal: how it narrows (Ring, appendix E): ``"linear"`` over the first ``until`` of training; ``"step"``, the same
+    in three steps; ``"accuracy"`` or ``"loss"``, while validation accuracy or the training loss improves, which
+    ``observe`` passes in; ``"none"``, [lower, upper] from the start, one ablation of its Table 2 (``upper=1`` is the
+    other)
 
     Examples:
         >>> import hardneg as hn
@@ -144,31 +148,33 @@ def ring_nce(
         >>> [round(p, 2) for p in loss.hardening[0].at(loss.progress).percentiles()]
         [0.9, 0.99]
     """
-    checks.number("lower", lower, at_least=0, below=1)
-    checks.number("upper", upper, above=lower, at_most=1)
+    lower = checks.number("lower", lower, at_least=0, below=1)
+    upper = checks.number("upper", upper, above=lower, at_most=1)
+    until = checks.number("until", until, above=0, at_most=1)
     checks.choice("anneal", anneal, ("linear", "step", "accuracy", "loss", "none"))
-    least = 1 - lower  # share of the closest candidates in the end
-    share: Setting = least
+    final = 1 - lower  # share of the closest candidates after annealing
+    share: Setting = final
     if anneal == "linear":
-        share = RingAnneal(end=least, until=until)
+        share = RingAnneal(end=final, until=until)
     elif anneal == "step":
-        jumps = [until * third / 3 for third in (1, 2, 3)]
-        share = Steps([1.0, 1 - (1 - least) / 3, 1 - (1 - least) * 2 / 3, least], jumps)
+        boundaries = [until * third / 3 for third in (1, 2, 3)]
+        share = Steps([1.0, 1 - (1 - final) / 3, 1 - (1 - final) * 2 / 3, final], boundaries)
     elif anneal == "accuracy":
-        share = Adaptive(step=0.05, window=5, minimum=least)
+        share = Adaptive(step=0.05, window=5, minimum=final)
     elif anneal == "loss":
-        share = Adaptive(step=0.01, window=10, minimum=least, better="lower")
+        share = Adaptive(step=0.01, window=10, minimum=final, better="lower")
     ring = Ring(1 - share, 1 - (1 - upper) / (1 - lower) * share)
     return moco(**{"temperature": temperature, **options, "hardening": _with(ring, options)})
 
 
 def _with(own: Hardening, options: dict[str, Any]) -> tuple[Hardening, ...]:
-    """The preset's own hardening, and those given to it."""
+    """The preset's own hardening, then those in its options."""
     given = options.get("hardening", ())
     return (own, *(given if isinstance(given, tuple) else (given,)))
 
 
-def _refuse(preset: str, name: str, own_name: str, options: dict[str, Any]) -> None:
-    """Raise if an argument is given under another name than the preset's own."""
-    if name in options:
-        raise ValueError(f"{preset}() calls {name} {own_name}: pass {own_name}={options[name]!r} instead of {name}")
+def _refuse_class_prior(preset: str, options: dict[str, Any]) -> None:
+    """Raise if the class prior is given under another name than the preset's own."""
+    if "class_prior" in options:
+        prior = options["class_prior"]
+        raise ValueError(f"{preset}() calls class_prior tau_plus: pass tau_plus={prior!r} instead of class_prior")

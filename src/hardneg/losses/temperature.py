@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hardneg import checks
+from hardneg.losses.schedules import Schedule
+from hardneg.losses.state import LenientState
 
 
-class Learnable(nn.Module):
+class Learnable(LenientState):
     """A temperature trained in log-space and kept at or above a minimum, as in CLIP.
 
     initial: first value · minimum: smallest value; a step below it is projected back at the next call
@@ -22,17 +24,16 @@ class Learnable(nn.Module):
 
     def __init__(self, initial: float = 0.07, minimum: float = 0.01) -> None:
         super().__init__()
-        for name, number in (("initial", initial), ("minimum", minimum)):
-            if not isinstance(number, int | float):
-                raise ValueError(f"{name} must be a number: a learnt temperature takes no schedule, got {number!r}")
-        checks.number("minimum", minimum, above=0, below=float("inf"))
-        checks.number("initial", initial, at_least=minimum, below=float("inf"))
-        self.minimum = float(minimum)
+        for name, given in (("initial", initial), ("minimum", minimum)):
+            if isinstance(given, Schedule):
+                raise ValueError(f"{name} must be a number: a learnable temperature takes no schedule, got {given!r}")
+        self.minimum = checks.number("minimum", minimum, above=0, below=float("inf"))
+        initial = checks.number("initial", initial, at_least=self.minimum, below=float("inf"))
         self.log_value = nn.Parameter(torch.tensor(math.log(initial)))
 
     def forward(self) -> Tensor:
         """The temperature, ()."""
-        with torch.no_grad():  # projection: a clamp inside the graph would leave a dead gradient below the minimum
+        with torch.no_grad():  # projection: a clamp inside the graph would leave a zero gradient below the minimum
             self.log_value.data.clamp_(min=math.log(self.minimum))
         return self.log_value.exp()
 

@@ -1,4 +1,4 @@
-"""Embeddings of the past: a queue of keys, a bank with one row per instance, and clusters of its rows."""
+"""Embeddings of earlier steps as candidates: a queue of keys, a bank with a row per instance, clusters of its rows."""
 
 from hardneg.memory.bank import MemoryBank
 from hardneg.memory.clusters import Clusters

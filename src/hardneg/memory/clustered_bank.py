@@ -1,4 +1,4 @@
-"""What a method with a bank offers its objective: the own row, the others, and what shares a cluster with it."""
+"""A memory bank with clusters of its rows, and the loss arguments they give: positives, negatives and masks."""
 
 from typing import Any
 
@@ -9,31 +9,31 @@ from hardneg import checks, randomness
 from hardneg.memory import Clusters, MemoryBank
 
 CLOSE = ("ignored", "negatives", "positives")
-MOST = 128  # close rows that are positives of one anchor, beside its own; of more, so many are drawn
-DRAWS = 2  # the counter of these draws
+MAX_CLUSTER_POSITIVES = 128  # beside the own row; of more, this many are drawn at random
+_DRAW_COUNTER = 2  # of these draws, beside seed and step
 
 
-class Past(nn.Module):
-    """A bank, and clusters of its rows that are made anew from time to time.
+class ClusteredBank(nn.Module):
+    """A memory bank and clusters of its rows, which are recomputed every ``cluster_every`` steps.
 
     Args:
-        bank: of the embeddings of all instances
-        clusters: of its rows, if any
-        close: what rows of the same cluster are: ``"negatives"``, and the only ones (Cave), further ``"positives"``
-            (Ring(+C_i)), or ``"ignored"``
-        after: steps before the first clusters
-        every: steps from clusters to clusters
-        seed: of the close rows drawn as positives
+        bank: embeddings of all instances
+        clusters: of its rows, or None
+        close: use of the close neighbors, the rows in the anchor's cluster (LA): they are its only ``"negatives"``
+            (Cave), further ``"positives"`` beside its own row (Ring(+C_i)), or ``"ignored"``
+        cluster_after: step of the first clustering
+        cluster_every: steps between clusterings
+        seed: of the draw of positives from large clusters
 
     Examples:
         >>> import hardneg as hn
-        >>> past = Past(MemoryBank(size=100, dim=16), Clusters(k=5), close="negatives")
+        >>> memory = ClusteredBank(MemoryBank(size=100, dim=16), Clusters(k=5), close="negatives")
         >>> z, idx = torch.randn(3, 16, requires_grad=True), torch.tensor([3, 14, 15])
-        >>> past.refresh(step=0)
+        >>> memory.refresh(step=0)
         True
-        >>> loss = hn.instance_discrimination()(z, **past.terms(idx, step=0))
+        >>> loss = hn.instance_discrimination()(z, **memory.loss_arguments(idx, step=0))
         >>> loss.backward()
-        >>> past.bank.update(idx, z)
+        >>> memory.bank.update(idx, z)
     """
 
     def __init__(
@@ -41,51 +41,51 @@ class Past(nn.Module):
         bank: MemoryBank,
         clusters: Clusters | None = None,
         close: str = "ignored",
-        after: int = 0,
-        every: int = 1,
+        cluster_after: int = 0,
+        cluster_every: int = 1,
         seed: int = 0,
     ) -> None:
         super().__init__()
         checks.choice("close", close, CLOSE)
         if close != "ignored" and clusters is None:
             raise ValueError(f"close={close!r} needs clusters: set memory.clusters, their number, or close='ignored'")
-        checks.whole("after", after, at_least=0)
-        checks.whole("every", every)
         self.bank, self.clusters, self.close = bank, clusters, close
-        self.after, self.every, self.seed = after, every, seed
+        self.cluster_after = checks.whole("cluster_after", cluster_after, at_least=0)
+        self.cluster_every = checks.whole("cluster_every", cluster_every)
+        self.seed = seed
 
     def refresh(self, step: int) -> bool:
-        """Cluster the rows if that is due at this step; returns whether there are clusters."""
-        if self.clusters is None or step < self.after:
+        """Cluster the rows if a clustering is due at this step; return True if there are clusters."""
+        if self.clusters is None or step < self.cluster_after:
             return False
-        self.clusters.refresh(self.bank.rows, step, self.every)
+        self.clusters.refresh(self.bank.rows, step, self.cluster_every)
         return True
 
-    def terms(self, idx: Tensor, step: int) -> dict[str, Any]:
+    def loss_arguments(self, idx: Tensor, step: int) -> dict[str, Any]:
         """The arguments of `InfoNCE` beside the anchors: positives and negatives of these instances at this step.
 
         idx: (B,) instances
         """
-        terms: dict[str, Any] = {"z2": self.bank[idx], "negatives": self.bank.rows, "exclude": idx}
+        arguments: dict[str, Any] = {"z2": self.bank[idx], "negatives": self.bank.rows, "exclude": idx}
         if self.clusters is None or self.clusters.fitted_at is None:
-            return terms
+            return arguments
         if self.close == "negatives":
-            terms["negative_mask"] = self.clusters.same(idx)  # (B, N)
+            arguments["negative_mask"] = self.clusters.same(idx)  # (B, N)
         elif self.close == "positives":
             chosen = self.positives(idx, step)  # (B, M)
-            terms["z2"] = self.bank[chosen.clamp(min=0)]  # (B, M, d)
-            terms["positive_mask"] = chosen >= 0
-        return terms
+            arguments["z2"] = self.bank[chosen.clamp(min=0)]  # (B, M, d)
+            arguments["positive_mask"] = chosen >= 0
+        return arguments
 
     def positives(self, idx: Tensor, step: int) -> Tensor:
-        """The own row of these instances, then their close rows or MOST of them, (B, M); the rest is −1."""
+        """Rows of these instances, then at most MAX_CLUSTER_POSITIVES of their clusters, (B, M), padded with −1."""
         assert self.clusters is not None
         members = self.clusters.members(idx)  # (B, L)
         others = (members >= 0) & (members != idx[:, None])
-        # One number for each row of the bank, whichever process asks: those with the largest are taken.
-        chance = randomness.generator(members.device, self.seed, step, DRAWS)
-        luck = torch.rand(self.bank.size, generator=chance, device=members.device)[members.clamp(min=0)]  # (B, L)
-        count = min(MOST, members.shape[1])
-        order = luck.masked_fill(~others, -1).topk(count, dim=1).indices  # (B, count)
-        taken = members.gather(1, order).masked_fill(~others.gather(1, order), -1)
-        return torch.cat([idx[:, None], taken], dim=1)
+        # One random number per row of the bank, the same on every process: the rows with the largest are chosen.
+        generator = randomness.generator(members.device, self.seed, step, _DRAW_COUNTER)
+        numbers = torch.rand(self.bank.size, generator=generator, device=members.device)  # (N,)
+        count = min(MAX_CLUSTER_POSITIVES, members.shape[1])
+        order = numbers[members.clamp(min=0)].masked_fill(~others, -1).topk(count, dim=1).indices  # (B, count)
+        chosen = members.gather(1, order).masked_fill(~others.gather(1, order), -1)
+        return torch.cat([idx[:, None], chosen], dim=1)

@@ -3,25 +3,26 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hardneg import checks, distributed
-from hardneg.checks import whole
+from hardneg.checks import TensorLike, as_tensor, whole
 from hardneg.losses.inputs import normalized
+from hardneg.memory.module import MemoryModule, size_mismatch
 
 
-class Queue(checks.Fixed, nn.Module):
-    """The newest ``size`` keys (K of MoCo), with a label and an instance id beside each.
+class Queue(checks.Fixed, MemoryModule):
+    """The last ``size`` keys (K of MoCo), each with a label and an instance id.
 
     Enqueue after the backward pass. Before the loss, a positive would become its own negative; between loss and
-    backward, autograd refuses the backward pass, because keys are overwritten in place.
+    backward, autograd raises an error, because keys are overwritten in place.
 
-    Under DDP pass ``gather=True``, and ``broadcast_buffers=False`` to DDP: the queues are equal without it.
+    Under DDP pass ``gather=True``. An averaged copy of a model (EMA, SWA) keeps the queue it was copied with.
 
     Args:
         size: number of keys; a batch need not divide it, and may be larger
         dim: length of a key, d
-        dtype: in which keys are stored; the losses compute in float32 from any
+        dtype: of the stored keys; losses convert them to float32 at least
         gather: enqueue the keys of all processes, in order of rank, so that every process has the same queue
 
     Examples:
@@ -36,109 +37,104 @@ class Queue(checks.Fixed, nn.Module):
         torch.Size([])
     """
 
+    tensors = ("key_store", "label_store", "id_store")
+
     def __init__(self, size: int, dim: int, dtype: torch.dtype = torch.float32, gather: bool = False) -> None:
         super().__init__()
-        whole("size", size)
-        whole("dim", dim)
+        self.size, self.dim, self.gather = whole("size", size), whole("dim", dim), gather
         if not dtype.is_floating_point:
             raise ValueError(f"dtype must be floating, got {dtype}: use torch.float32 or torch.float16")
-        self.size, self.dim, self.gather = size, dim, gather
-        self.key_store: Tensor
-        self.label_store: Tensor
-        self.id_store: Tensor
-        self.register_buffer("key_store", torch.zeros(size, dim, dtype=dtype))
-        self.register_buffer("label_store", torch.full((size,), -1))
-        self.register_buffer("id_store", torch.full((size,), -1))
-        # Plain numbers: as tensors on an accelerator, every look at the queue would wait for it.
+        self.key_store = torch.zeros(self.size, self.dim, dtype=dtype)
+        self.label_store = torch.full((self.size,), -1)
+        self.id_store = torch.full((self.size,), -1)
+        # Python numbers: reading them from an accelerator would synchronize with it at every access.
         self._next, self._filled = 0, 0
 
     @property
     def keys(self) -> Tensor:
-        """The keys there are, (F, d) with F = len(queue); a view, in order of place and not of age."""
+        """The keys enqueued so far, (F, d) with F = len(queue), in order of slot and not of age; a view."""
         return self.key_store[: self._filled]
 
     @property
     def labels(self) -> Tensor:
-        """Their labels, (F,), −1 = unknown; a view."""
+        """The labels of the keys, (F,), −1 = unknown; a view."""
         return self.label_store[: self._filled]
 
     @property
     def ids(self) -> Tensor:
-        """The instances they are views of, (F,), −1 = unknown; a view."""
+        """The instance ids of the keys, (F,), −1 = unknown; a view."""
         return self.id_store[: self._filled]
 
     def __len__(self) -> int:
         return self._filled
 
     def __bool__(self) -> bool:
-        return True  # an empty queue is still a queue: `if queue` asks whether there is one
+        return True  # also if empty, so that `if queue` tests for None as with other modules
 
     @torch.no_grad()
-    def enqueue(self, keys: Tensor, labels: Tensor | None = None, ids: Tensor | None = None) -> None:
-        """Put in a batch of keys, brought to unit length; the oldest ones give way.
+    def enqueue(self, keys: TensorLike, labels: TensorLike | None = None, ids: TensorLike | None = None) -> None:
+        """Store a batch of keys at unit length; they replace the oldest keys of a full queue.
 
         keys: (B, d) · labels, ids: (B,) integers ≥ −1, −1 = unknown
         """
-        checks.floating("keys", keys)
+        keys = checks.floating("keys", as_tensor("keys", keys))
         if keys.dim() != 2 or keys.shape[1] != self.dim:
             raise ValueError(f"keys must have shape (B, {self.dim}), got {tuple(keys.shape)}")
         checks.finite("keys", keys)
-        facts = torch.stack([self._facts("labels", labels, keys), self._facts("ids", ids, keys)], dim=1)  # (B, 2)
+        columns = [self._checked_integers(name, given, keys) for name, given in (("labels", labels), ("ids", ids))]
+        integers = torch.stack(columns, dim=1)  # (B, 2)
         keys = normalized(keys.to(torch.promote_types(torch.float32, keys.dtype)))
         if self.gather and distributed.world_size() > 1:
             sizes = distributed.batch_sizes(len(keys), keys.device)
-            keys, facts = distributed.gather(keys, sizes), distributed.gather(facts, sizes)
-        # One after another, all but the last `size` keys of a larger batch would be overwritten.
+            keys, integers = distributed.gather(keys, sizes), distributed.gather(integers, sizes)
+        # Of a batch larger than the queue only the last `size` keys would remain.
         first = max(0, len(keys) - self.size)
         start = (self._next + first) % self.size
-        keys, facts = keys[first:], facts[first:]
-        before_the_end = min(len(keys), self.size - start)
-        for place, part in (
-            (slice(start, start + before_the_end), slice(0, before_the_end)),
-            (slice(0, len(keys) - before_the_end), slice(before_the_end, None)),
+        keys, integers = keys[first:], integers[first:]
+        before_end = min(len(keys), self.size - start)
+        for slots, part in (
+            (slice(start, start + before_end), slice(0, before_end)),
+            (slice(0, len(keys) - before_end), slice(before_end, None)),
         ):
             if len(keys[part]):
-                self.key_store[place] = keys[part].to(self.key_store)
-                self.label_store[place] = facts[part, 0]
-                self.id_store[place] = facts[part, 1]
+                self.key_store[slots] = keys[part].to(self.key_store)
+                self.label_store[slots] = integers[part, 0]
+                self.id_store[slots] = integers[part, 1]
         self._next = (start + len(keys)) % self.size
         self._filled = min(self.size, self._filled + len(keys))
 
-    def same_instance(self, ids: Tensor) -> Tensor:
-        """Which keys are views of these instances, (B, F) bool; an unknown id is no one's. Pass its inverse as mask.
+    def same_instance(self, ids: TensorLike) -> Tensor:
+        """Mask of the keys with the same instance id, (B, F) bool; pass its inverse as ``negative_mask``.
 
-        ids: (B,) integers, −1 = unknown
+        ids: (B,) integers; −1 = unknown, which equals no id
         """
-        ids = checks.integers("ids", ids, tuple(ids.shape[:1]) if isinstance(ids, Tensor) else (), "one per anchor")
+        ids = as_tensor("ids", ids)
+        ids = checks.integers("ids", ids, tuple(ids.shape[:1]), "one per anchor")
         ids = ids.to(self.id_store.device)[:, None]
         return (ids == self.ids) & (ids >= 0)
 
     def get_extra_state(self) -> Tensor:
-        """Where the next key goes, and how many there are."""
+        """The slot of the next key, and the number of keys."""
         return torch.tensor([self._next, self._filled])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take back what `get_extra_state` gave."""
+        """Load a state from `get_extra_state`."""
         self._next, self._filled = (int(number) for number in state)
 
     def extra_repr(self) -> str:
         return f"size={self.size}, dim={self.dim}, filled={self._filled}, gather={self.gather}"
 
-    def _facts(self, name: str, given: Tensor | None, keys: Tensor) -> Tensor:
+    def _checked_integers(self, name: str, given: TensorLike | None, keys: Tensor) -> Tensor:
+        """Labels or ids of the keys, (B,); −1 if not given."""
         if given is None:
             return torch.full((len(keys),), -1, device=keys.device)
-        given = checks.integers(name, given, (len(keys),), "one per key").to(keys.device)
-        checks.values(given >= -1, f"{name} must be ≥ −1, where −1 means unknown")
-        return given
+        found = checks.integers(name, as_tensor(name, given), (len(keys),), "one per key").to(keys.device)
+        checks.values(found >= -1, f"{name} must be ≥ −1, where −1 means unknown")
+        return found
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        stored = state_dict.get(f"{prefix}key_store")
-        if stored is not None and tuple(stored.shape) != (self.size, self.dim):
-            size, dim = stored.shape
-            errors: list[str] = rest[-1]
-            errors.append(
-                f"the state of {prefix.rstrip('.') or 'the queue'} holds size={size}, dim={dim}, but this queue has "
-                f"size={self.size}, dim={self.dim}: build it with Queue(size={size}, dim={dim})"
-            )
-            return
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        mismatch = size_mismatch("queue", state_dict.get(f"{prefix}key_store"), self.size, self.dim, prefix)
+        if mismatch is not None:
+            rest[-1].append(mismatch)
+        else:
+            super()._load_from_state_dict(state_dict, prefix, *rest)

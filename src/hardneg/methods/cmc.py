@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hardneg.images.two_views import TwoHeads, TwoViews, channels_of, split_of
-from hardneg.memory.clustered_bank import Past
+from hardneg.memory.clustered_bank import ClusteredBank
 from hardneg.methods.instance_discrimination import InstanceDiscriminationSettings, bank_loss_defaults, make_bank
 from hardneg.methods.method import Method, Plan
 from hardneg.modality import EncoderSection, Modality, make_encoder
@@ -21,7 +21,7 @@ class CMC(Method):
         encoder: `TwoViews`, which splits images in [0, 1]
         head: `TwoHeads`
         objective, and the options of `Method`
-        pasts: the banks of the first and the second view, with their clusters if any
+        memories: the banks of the first and the second view, with their clusters if any
     """
 
     Settings = InstanceDiscriminationSettings
@@ -29,7 +29,7 @@ class CMC(Method):
     encoder: TwoViews
     head: TwoHeads
 
-    def __init__(self, *parts: Any, pasts: tuple[Past, Past], **options: Any) -> None:
+    def __init__(self, *parts: Any, memories: tuple[ClusteredBank, ClusteredBank], **options: Any) -> None:
         super().__init__(*parts, **options)
         if not isinstance(self.encoder, TwoViews) or not isinstance(self.head, TwoHeads):
             kinds = type(self.encoder).__name__, type(self.head).__name__
@@ -38,7 +38,7 @@ class CMC(Method):
             raise ValueError(
                 f"negatives are the banks': give the objective in_batch=None, not {self.objective.in_batch!r}"
             )
-        self.pasts = nn.ModuleList(pasts)
+        self.memories = nn.ModuleList(memories)
         self._second: Tensor | None = None
 
     @classmethod
@@ -57,7 +57,14 @@ class CMC(Method):
     @classmethod
     def make_encoder(cls, modality: Modality, section: EncoderSection, shape: tuple[int, ...]) -> nn.Module:
         split = split_of(shape[0])
-        first, second = (make_encoder(modality, section, (count, *shape[1:])) for count in channels_of(split))
+
+        def one(channels: int) -> nn.Module:
+            # An encoder of the user's own learns the number of channels as an option.
+            own = ":" in section.name
+            options = {"options": {"channels": channels, **section.options}} if own else {}
+            return make_encoder(modality, section.model_copy(update=options), (channels, *shape[1:]))
+
+        first, second = map(one, channels_of(split))
         return TwoViews(first, second, split)
 
     @classmethod
@@ -66,33 +73,33 @@ class CMC(Method):
 
     @classmethod
     def memory_arguments(cls, plan: Plan) -> dict[str, Any]:
-        return {"pasts": (make_bank(plan, view=0), make_bank(plan, view=1))}
+        return {"memories": (make_bank(plan, view=0), make_bank(plan, view=1))}
 
     def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
-        first_past, second_past = self._pasts()
+        first_memory, second_memory = self._memories()
         first, second = self.head.both(*self.encoder.both(views))  # (B, d) each
         self.note(index, first)
         self._second = second.detach()
         terms = self.label_arguments(labels, None if labels is None else self.known_labels())
         loss: Tensor = views.new_zeros(())
-        for z, past in ((first, second_past), (second, first_past)):  # swapped
-            past.refresh(self.step)
-            loss = loss + self.objective(z, **past.terms(index, self.step), **terms)
+        for z, memory in ((first, second_memory), (second, first_memory)):  # swapped
+            memory.refresh(self.step)
+            loss = loss + self.objective(z, **memory.loss_arguments(index, self.step), **terms)
         return loss
 
     def remember(self) -> None:
         if self.noted is not None and self._second is not None:
-            first_past, second_past = self._pasts()
-            first_past.bank.update(*self.noted)
-            second_past.bank.update(self.noted[0], self._second)
+            first_memory, second_memory = self._memories()
+            first_memory.bank.update(*self.noted)
+            second_memory.bank.update(self.noted[0], self._second)
             self._second = None
         super().remember()
 
     def networks(self) -> list[nn.Module]:
         return [self.encoder.first, self.encoder.second, self.head.first, self.head.second]
 
-    def _pasts(self) -> tuple[Past, Past]:
-        first, second = self.pasts
-        assert isinstance(first, Past)
-        assert isinstance(second, Past)
+    def _memories(self) -> tuple[ClusteredBank, ClusteredBank]:
+        first, second = self.memories
+        assert isinstance(first, ClusteredBank)
+        assert isinstance(second, ClusteredBank)
         return first, second

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hardneg import randomness
 from hardneg.memory import Clusters, MemoryBank
-from hardneg.memory.clustered_bank import Past
+from hardneg.memory.clustered_bank import ClusteredBank
 from hardneg.methods.method import Method, Plan
 from hardneg.section import Count, CountOrZero, Fraction, Section
 
@@ -42,19 +42,19 @@ class InstanceDiscrimination(Method):
 
     Args:
         encoder, head, objective, and the options of `Method`
-        past: the bank, with its clusters if any
+        memory: the bank, with its clusters if any
     """
 
     Settings: ClassVar[type[Section]] = InstanceDiscriminationSettings
     views_per_sample = 1
 
-    def __init__(self, *parts: Any, past: Past, **options: Any) -> None:
+    def __init__(self, *parts: Any, memory: ClusteredBank, **options: Any) -> None:
         super().__init__(*parts, **options)
         if self.objective.in_batch is not None:
             raise ValueError(
                 f"negatives are the bank's: give the objective in_batch=None, not {self.objective.in_batch!r}"
             )
-        self.past = past
+        self.memory = memory
 
     @classmethod
     def loss_defaults(cls, settings: Any) -> dict[str, Any]:
@@ -62,10 +62,10 @@ class InstanceDiscrimination(Method):
 
     @classmethod
     def memory_arguments(cls, plan: Plan) -> dict[str, Any]:
-        return {"past": make_bank(plan)}
+        return {"memory": make_bank(plan)}
 
     def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
-        self.past.refresh(self.step)
+        self.memory.refresh(self.step)
         z = self.head(self.encoder(views))  # (B, d)
         self.note(index, z)
         return self.compared(z, index, labels)
@@ -74,17 +74,17 @@ class InstanceDiscrimination(Method):
         """The objective of embeddings (B, d) against the bank."""
         all_labels = None if labels is None else self.known_labels()
         loss: Tensor = self.objective(
-            z, **self.past.terms(index, self.step), **self.label_arguments(labels, all_labels)
+            z, **self.memory.loss_arguments(index, self.step), **self.label_arguments(labels, all_labels)
         )
         return loss
 
     def remember(self) -> None:
         if self.noted is not None:
-            self.past.bank.update(*self.noted)
+            self.memory.bank.update(*self.noted)
         super().remember()
 
 
-def make_bank(plan: Plan, view: int = 0) -> Past:
+def make_bank(plan: Plan, view: int = 0) -> ClusteredBank:
     """The bank of one view of the samples, with its clusters."""
     settings: BankSettings = plan.settings
     seed = randomness.mix(plan.seed, view)
@@ -92,7 +92,7 @@ def make_bank(plan: Plan, view: int = 0) -> Past:
     clusters = Clusters(settings.clusters, settings.repeats, seed) if settings.clusters > 0 else None
     steps = plan.count // plan.batch_size  # of an epoch
     close = getattr(settings, "close", "ignored")
-    return Past(bank, clusters, close, settings.cluster_after * steps, settings.cluster_every * steps, seed)
+    return ClusteredBank(bank, clusters, close, settings.cluster_after * steps, settings.cluster_every * steps, seed)
 
 
 def bank_loss_defaults(settings: Any) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Local Aggregation (LA): instance discrimination at first, then clusters against the nearest neighbors."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hardneg import distributed
-from hardneg.losses.local_aggregation import LocalAggregation
+from hardneg.losses.local_aggregation import Form, LocalAggregation
 from hardneg.methods.instance_discrimination import BankSettings, InstanceDiscrimination, make_bank
 from hardneg.methods.method import Plan
 from hardneg.section import Count
@@ -17,45 +17,45 @@ class LocalAggregationSettings(BankSettings):
 
     background: Count = 4096
     """Number of nearest rows that a sample is compared with."""
-    form: Literal["paper", "published"] = "paper"
+    form: Form = "paper"
     """The formula of the paper, or that of its authors' code."""
 
 
 class LocalAggregationMethod(InstanceDiscrimination):
     """Trains an encoder so that a sample comes close to its cluster (Zhuang et al. 2019), once there are clusters.
 
-    Until then (``past.after`` steps) it is `InstanceDiscrimination` with the objective, whose temperature serves both.
+    Before that (``memory.after`` steps) it is `InstanceDiscrimination`; the temperature of the objective serves both.
 
     Args:
-        encoder, head, objective, past, and the options of `Method`
+        encoder, head, objective, memory, and the options of `Method`
         background: number of nearest rows of the bank that a sample is compared with
         form: see `hardneg.losses.local_aggregation.LocalAggregation`
     """
 
     Settings = LocalAggregationSettings
 
-    def __init__(self, *parts: Any, background: int = 4096, form: str = "paper", **options: Any) -> None:
+    def __init__(self, *parts: Any, background: int = 4096, form: Form = "paper", **options: Any) -> None:
         super().__init__(*parts, **options)
-        if self.past.clusters is None or self.past.close != "ignored":
+        if self.memory.clusters is None or self.memory.close != "ignored":
             raise ValueError(
                 "Local Aggregation decides itself what close rows are: set memory.clusters, their number, and "
-                f"close='ignored', got {self.past.close!r}"
+                f"close='ignored', got {self.memory.close!r}"
             )
         if self.objective.supervision != "none":
             raise ValueError(f"Local Aggregation uses no labels, got supervision={self.objective.supervision!r}")
-        self.aggregation = LocalAggregation(self.objective.temperature, background, form)
+        self.aggregation = LocalAggregation(self.objective.temperature, background, form=form)
 
     @classmethod
     def memory_arguments(cls, plan: Plan) -> dict[str, Any]:
         settings: LocalAggregationSettings = plan.settings
-        return {"past": make_bank(plan), "background": settings.background, "form": settings.form}
+        return {"memory": make_bank(plan), "background": settings.background, "form": settings.form}
 
     def compared(self, z: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
-        clusters = self.past.clusters
+        clusters = self.memory.clusters
         if clusters is None or clusters.fitted_at is None:
             return super().compared(z, index, labels)
         self.aggregation.set_progress(self.progress)
-        loss: Tensor = self.aggregation(z, self.past.bank.rows, index, clusters)
+        loss: Tensor = self.aggregation(z, self.memory.bank.rows, index, clusters)
         if not self.objective.gather or distributed.world_size() == 1:
             return loss
         # The value of all processes, with the gradient of this one's part: what DDP averages.

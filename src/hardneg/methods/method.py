@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hardneg import heads, randomness
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
-from hardneg.memory import Clusters, MemoryBank, Queue
+from hardneg.memory import MemoryBank
 from hardneg.methods.step_timer import Clock
 from hardneg.modality import EncoderSection, Modality, ResidentSamples, make_encoder
 from hardneg.section import Section
@@ -240,13 +240,13 @@ class Method(L.LightningModule, ABC):
 
     @property
     def step(self) -> int:
-        """Number of finished steps."""
-        return self.trainer.global_step if self._trainer is not None else 0
+        """Number of finished batches, from which all draws are computed."""
+        return self.trainer.fit_loop.total_batch_idx if self._trainer is not None else 0
 
     @property
     def progress(self) -> float:
         """The finished fraction of training."""
-        return min(self.step / self.total_steps, 1.0) if self._trainer is not None else 0.0
+        return min(self.trainer.global_step / self.total_steps, 1.0) if self._trainer is not None else 0.0
 
     def make_views(self, samples: Any, count: int, device: torch.device, step: int) -> Any:
         """Views of ``count`` samples as drawn at this step: all first views, then all second views."""
@@ -295,14 +295,3 @@ class Method(L.LightningModule, ABC):
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
-
-    @property
-    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        # Read by DDP. Memory is the same on all processes by its own gathering: broadcasting it before every step
-        # would cost more than the step, and rows on the host cannot be sent between GPUs.
-        return [
-            f"{name}.{buffer}"
-            for name, module in self.named_modules()
-            if isinstance(module, Queue | MemoryBank | Clusters)
-            for buffer, _ in module.named_buffers(recurse=False)
-        ]

@@ -1,8 +1,9 @@
-"""Who meets in a batch: uniform, nearest neighbours, or a walk on a proximity graph in between."""
+"""Batch samplers: uniform batches, nearest-neighbor batches, and batches drawn by walks on a proximity graph."""
 
 from hardneg.samplers.batch_statistics import cosine_histogram, false_negative_share, mean_cosine
 from hardneg.samplers.graph import ProximityGraph
-from hardneg.samplers.proximity import KNNBatchSampler, ProximityBatchSampler
+from hardneg.samplers.knn import KNNBatchSampler
+from hardneg.samplers.proximity import ProximityBatchSampler
 from hardneg.samplers.uniform import UniformBatchSampler
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The proximity graph: each sample points at the most similar of a few random candidates (ProSampler, Algorithm 2)."""
+"""The proximity graph: each sample is linked to the most similar of its random candidates (ProSampler, Algorithm 2)."""
 
 import math
 from collections import deque
@@ -12,27 +12,28 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
-from hardneg.checks import whole
+from hardneg.checks import TensorLike, as_tensor, whole
+from hardneg.extras import required
 from hardneg.matmul import exact_products
 from hardneg.randomness import generator
-from hardneg.samplers.random_candidates import deal, draw_rows
+from hardneg.samplers.random_candidates import balanced_lists, independent_lists
 
-# Rows that share candidates: enough to make matrix products, few enough that a node is dealt to several blocks.
+# Rows that share candidates: enough for matrix products, few enough that a node is a candidate of several blocks.
 _BLOCK = 256
-# A tile that a processor's cache can hold; accelerators take as much as the budget allows.
+# Bytes of a tile that fits into a processor's cache; accelerators use the whole budget.
 _CPU_TILE = 1 << 23
-# Up to here an accelerator sorts a row within one block of threads, in fewer passes than topk takes to select from it.
-_SORTED = 1024
-# Turns dealt ahead of an accelerator: a permutation lasts for several, and drawing the next one takes as long.
-_AHEAD = 16
-
-# Up to so many bytes a graph that leaves a GPU goes to pinned memory, of which a machine has only so much to give.
+# Up to this width CUDA sorts a row within one thread block, in fewer passes than topk takes to select from it.
+_SORT_WIDTH = 1024
+# Tiles whose candidates are drawn ahead of an accelerator. One permutation serves several tiles, and drawing the next
+# one takes as long as scoring them.
+_PREFETCH = 16
+# Largest tensor, in bytes, that is copied from a GPU to pinned memory, which is a limited resource.
 _PINNED = 1 << 28
 
 
 @dataclass(frozen=True)
 class ProximityGraph:
-    """Neighbours of every sample, nearest first, and on request how near they are.
+    """The neighbors of every sample, in descending order of inner product, and optionally these inner products.
 
     neighbors: (N, K) int32, no row holds itself or a repeat · weights: (N, K) inner products, or None
 
@@ -48,7 +49,7 @@ class ProximityGraph:
     @classmethod
     def build(
         cls,
-        embeddings: Tensor,
+        embeddings: TensorLike,
         candidates: int,
         neighbors: int,
         seed: int = 0,
@@ -57,49 +58,50 @@ class ProximityGraph:
         memory: int = 1 << 28,
         weights: bool = False,
     ) -> "ProximityGraph":
-        """Offer every row ``candidates`` others, uniform and without repeats; it keeps those of largest inner product.
+        """Link every row to the ``neighbors`` of largest inner product among ``candidates`` random other rows.
 
         Args:
             embeddings: (N, d); at unit length the inner product is the cosine
-            candidates: M, how many others each row is offered; N − 1 or more means all, which gives the exact kNN graph
-            neighbors: K ≤ M, how many each row keeps (all N − 1 where there are no more)
-            seed: of the candidates; the offers are the same on every device
-            device: where to compute and where the graph will be (default: where the embeddings are)
-            mode: "shared": random blocks of rows share candidates dealt from permutations, which turns the work into
-                matrix products and deals every node to equally many blocks, give or take one; each row's candidates
-                are as uniform as in "independent", where every row draws its own and gathers them
+            candidates: M, candidates of each row, uniform and without repeats; N − 1 or more means all, which gives the
+                exact kNN graph
+            neighbors: K ≤ M, candidates that each row is linked to (all N − 1 if there are no more)
+            seed: of the candidates, which are the same on every device
+            device: of the computation and of the graph (default: that of the embeddings)
+            mode: "shared": random blocks of rows share their candidates, so that scores are matrix products; candidates
+                are cut from permutations, so that the numbers of blocks that two nodes are candidates of differ by at
+                most one. "independent": every row draws its own candidates. A row's candidates are uniform in both
             memory: bytes for temporaries, beside the embeddings, the graph and a few numbers per sample
-            weights: keep the inner products too, for walks that prefer near neighbours
+            weights: store the inner products too, for weighted walks
 
-        The graph is a function of embeddings, M, K, seed and mode; of equal inner products, which ones count is open.
+        The graph is a function of embeddings, M, K, seed and mode. The order of equal inner products is unspecified.
         """
-        embeddings = checked_embeddings(embeddings).to(device) if device is not None else checked_embeddings(embeddings)
-        whole("candidates", candidates)
-        whole("neighbors", neighbors)
-        whole("memory", memory)
+        embeddings = checked_embeddings(embeddings)
+        embeddings = embeddings if device is None else embeddings.to(device)
+        candidates, neighbors = whole("candidates", candidates), whole("neighbors", neighbors)
+        memory = whole("memory", memory)
         checks.choice("mode", mode, ("shared", "independent"))
         if neighbors > candidates:
-            raise ValueError(f"neighbors={neighbors} must be ≤ candidates={candidates}: lower it, or offer more")
+            raise ValueError(f"neighbors={neighbors} must be ≤ candidates={candidates}: lower it, or raise candidates")
         size, dim = embeddings.shape
         candidates, neighbors = min(candidates, size - 1), min(neighbors, size - 1)
-        room = _Room(size, dim, candidates, neighbors, embeddings, memory)
-        found = torch.empty(size, neighbors, dtype=torch.int32, device=embeddings.device)
-        near = torch.empty_like(found, dtype=embeddings.dtype) if weights else None
+        budget = _MemoryBudget(size, dim, candidates, neighbors, embeddings, memory)
+        linked = torch.empty(size, neighbors, dtype=torch.int32, device=embeddings.device)
+        products = torch.empty_like(linked, dtype=embeddings.dtype) if weights else None
         with exact_products(embeddings.device):
             if candidates == size - 1:
-                tiles = _against_all(embeddings, room)
+                tiles = _score_all(embeddings, budget)
             elif mode == "shared":
-                tiles = _against_shared(embeddings, room, seed)
+                tiles = _score_shared(embeddings, budget, seed)
             else:
-                tiles = _against_own(embeddings, room, seed)
-            for rows, offered, scores in tiles:  # (G, R), (G, 1 or R, W), (G, R, W)
+                tiles = _score_independent(embeddings, budget, seed)
+            for rows, nodes, scores in tiles:  # (G, R), (G, 1 or R, W), (G, R, W)
                 best, columns = _largest(scores, neighbors)  # (G, R, K)
-                kept = offered.int().expand(scores.shape).gather(2, columns)
-                found.index_copy_(0, rows.flatten(), kept.flatten(0, 1))
-                if near is not None:
-                    near.index_copy_(0, rows.flatten(), best.flatten(0, 1))
-                del scores, best, columns, kept  # before the next tile is made: the budget is for one
-        return cls(found, near)
+                chosen = nodes.int().expand(scores.shape).gather(2, columns)
+                linked.index_copy_(0, rows.flatten(), chosen.flatten(0, 1))
+                if products is not None:
+                    products.index_copy_(0, rows.flatten(), best.flatten(0, 1))
+                del scores, best, columns, chosen  # before the next tile is computed: the budget is for one
+        return cls(linked, products)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a safetensors file."""
@@ -107,7 +109,7 @@ class ProximityGraph:
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: torch.device | str = "cpu") -> "ProximityGraph":
-        """Read what `save` wrote."""
+        """Read a file that `save` wrote."""
         parts = _safetensors().load_file(path, device=str(device))
         if "neighbors" not in parts:
             raise ValueError(f"{path} holds no proximity graph, but {', '.join(parts) or 'nothing'}")
@@ -125,146 +127,150 @@ class ProximityGraph:
 def _moved(part: Tensor, device: torch.device) -> Tensor:
     """A tensor on another device."""
     if part.is_cuda and device.type == "cpu" and part.numel() * part.element_size() <= _PINNED:
-        # Which a GPU writes to by itself; the next refresh finds the same pages again.
+        # Pinned memory takes direct copies, and its pages are reused by the next refresh.
         return torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part)
     return part.to(device)
 
 
-class _Room:
-    """How much fits into the budget at once: ``blocks`` whole blocks, or ``rows`` rows of one.
+class _MemoryBudget:
+    """The number of blocks, or of rows of one block, whose temporaries fit into ``memory`` bytes.
 
-    A block's rows share candidates, and their number depends on N and M alone: a smaller budget gives the same graph.
+    The rows of a block share candidates, and the size of a block depends on N and M alone, so that the graph does not
+    depend on the budget.
     """
 
     def __init__(self, size: int, dim: int, candidates: int, neighbors: int, embeddings: Tensor, memory: int) -> None:
         self.size, self.candidates, self.memory = size, candidates, memory
         self.block = min(max(candidates // 4, 1), _BLOCK, size)
         item, width = embeddings.element_size(), candidates + 1
-        # topk returns values and int64 columns, looking the columns up copies them, and sorting takes as much again.
-        keeping = 3 * neighbors * (item + 8)
-        if _sorts(embeddings, width):
-            keeping = max(keeping, width * (item + 8) + 2 * neighbors * (item + 8))
-        self.row = width * item + keeping + dim * item
-        self.hand = width * (dim * item + 6 * 8)
+        # topk returns values and int64 columns, looking up the nodes copies them, and sorting takes as much again.
+        selection = 3 * neighbors * (item + 8)
+        if _by_sorting(embeddings, width):
+            selection = max(selection, width * (item + 8) + 2 * neighbors * (item + 8))
+        self.row_bytes = width * item + selection + dim * item
+        self.list_bytes = width * (dim * item + 6 * 8)  # candidates of a block, and their embeddings
 
-    def rows(self, shared: int, own: int) -> int:
-        """Rows at a time, when each takes ``own`` bytes beside the ``shared`` ones."""
-        if shared + own > self.memory:
-            raise ValueError(f"memory={self.memory} is too little for one row: give at least {shared + own} bytes")
-        return (self.memory - shared) // own
+    def rows(self, shared: int, each: int) -> int:
+        """Rows at a time that need ``each`` bytes beside ``shared`` bytes for all."""
+        if shared + each > self.memory:
+            raise ValueError(f"memory={self.memory} is too little for one row: give at least {shared + each} bytes")
+        return (self.memory - shared) // each
 
     def blocks(self, tile: int) -> int:
-        """Whole blocks at a time in a tile of so many bytes; 0 when not even one fits."""
-        return min(tile, self.memory) // (self.block * self.row + self.hand)
+        """Blocks at a time in a tile of ``tile`` bytes; 0 if not even one fits."""
+        return min(tile, self.memory) // (self.block * self.row_bytes + self.list_bytes)
 
 
-_Tiles = Iterator[tuple[Tensor, Tensor, Tensor]]  # rows (G, R), the candidates offered to them, scores (G, R, W)
+_Tiles = Iterator[tuple[Tensor, Tensor, Tensor]]  # rows (G, R), their candidates (G, 1 or R, W), scores (G, R, W)
 
 
-def _against_all(embeddings: Tensor, room: _Room) -> _Tiles:
-    """Every row against all others: the candidates of M = N − 1."""
-    everyone = torch.arange(room.size, device=embeddings.device)
-    for rows in torch.split(everyone, room.rows(0, room.row)):
+def _score_all(embeddings: Tensor, budget: _MemoryBudget) -> _Tiles:
+    """Scores of every row with all other rows: M = N − 1."""
+    nodes = torch.arange(budget.size, device=embeddings.device)
+    for rows in torch.split(nodes, budget.rows(0, budget.row_bytes)):
         scores = embeddings[rows] @ embeddings.T  # (R, N)
         scores[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
-        yield rows[None], everyone[None, None], scores[None]
+        yield rows[None], nodes[None, None], scores[None]
 
 
-def _against_shared(embeddings: Tensor, room: _Room, seed: int) -> _Tiles:
-    """Random blocks of rows, each against the hand of M + 1 nodes it was dealt.
+def _score_shared(embeddings: Tensor, budget: _MemoryBudget, seed: int) -> _Tiles:
+    """Scores of random blocks of rows with a list of M + 1 candidates for each block.
 
-    A row that finds itself in the hand has M others there; any other row leaves out the last card. Both are uniform.
+    A row that is in the list of its block has M other candidates there. For any other row the last candidate is
+    dropped. Both are uniform draws of M.
     """
-    device, width = embeddings.device, room.candidates + 1
+    device, width = embeddings.device, budget.candidates + 1
     draws = generator("cpu", seed)
-    order = torch.randperm(room.size, generator=draws)
-    whole_blocks, rest = divmod(room.size, room.block)
-    together = room.blocks(_CPU_TILE if device.type == "cpu" else room.memory) or 1
-    turns = [min(together, whole_blocks - start) for start in range(0, whole_blocks, together)] + [1] * (rest > 0)
-    # Where each node stands as a row, to find the cards that meet themselves.
-    place = torch.empty_like(order)
-    place[order] = torch.arange(room.size)
-    place, order = place.to(device), order.to(device)
+    order = torch.randperm(budget.size, generator=draws)
+    full_blocks, rest = divmod(budget.size, budget.block)
+    together = budget.blocks(_CPU_TILE if device.type == "cpu" else budget.memory) or 1
+    counts = [min(together, full_blocks - start) for start in range(0, full_blocks, together)] + [1] * (rest > 0)
+    # The position of each node as a row, to find the candidates that are rows of their own block.
+    position = torch.empty_like(order)
+    position[order] = torch.arange(budget.size)
+    position, order = position.to(device), order.to(device)
     begin = 0
-    dealt = deal(room.size, width, turns, draws)
-    for hands in dealt if device.type == "cpu" else _ahead(dealt, device):
-        rows = order[begin : begin + len(hands) * room.block].view(len(hands), -1)  # (G, R)
-        offered = _take(embeddings, hands).transpose(1, 2)  # (G, d, M + 1)
-        slots = place[hands] - begin - torch.arange(len(hands), device=device)[:, None] * room.block  # (G, M + 1)
-        step = rows.shape[1] if room.blocks(room.memory) else room.rows(room.hand, room.row)
+    lists = balanced_lists(budget.size, width, counts, draws)
+    for candidates in lists if device.type == "cpu" else _prefetched(lists, device):  # (G, M + 1)
+        rows = order[begin : begin + len(candidates) * budget.block].view(len(candidates), -1)  # (G, R)
+        vectors = _select(embeddings, candidates).transpose(1, 2)  # (G, d, M + 1)
+        blocks = torch.arange(len(candidates), device=device)[:, None]
+        row_in_block = position[candidates] - begin - blocks * budget.block  # (G, M + 1)
+        step = rows.shape[1] if budget.blocks(budget.memory) else budget.rows(budget.list_bytes, budget.row_bytes)
         for first in range(0, rows.shape[1], step):
             part = rows[:, first : first + step]  # (G, R)
-            yield part, hands[:, None], _scores(_take(embeddings, part), offered, slots - first)
+            yield part, candidates[:, None], _masked_scores(_select(embeddings, part), vectors, row_in_block - first)
         begin += rows.numel()
 
 
-def _scores(anchors: Tensor, offered: Tensor, slots: Tensor) -> Tensor:
-    """Inner products of anchors (G, R, d) with cards (G, d, W), −inf where a row must not be linked, (G, R, W).
+def _masked_scores(anchors: Tensor, vectors: Tensor, row_in_block: Tensor) -> Tensor:
+    """Inner products of anchors (G, R, d) with candidates (G, d, W), −inf where a row must not be linked, (G, R, W).
 
-    slots: (G, W) which row of its block a card is; outside of 0 … R − 1 none of them
+    row_in_block: (G, W) the row of its block that a candidate is; outside of 0 … R − 1 it is none of them
     """
-    (groups, height), width = anchors.shape[:2], slots.shape[1]
+    (groups, height), width = anchors.shape[:2], row_in_block.shape[1]
     rows, device = groups * height, anchors.device
-    # One place too many, for the cards that meet nobody: to pick out the others, the host would wait for the device.
+    # One extra entry to write to for candidates that are no row: to filter them out would synchronize with the device.
     flat = anchors.new_empty(rows * width + 1)
-    scores = torch.bmm(anchors, offered, out=flat[:-1].view(groups, height, width))
-    meets = (slots >= 0) & (slots < height)  # (G, W)
-    row = torch.where(meets, slots + torch.arange(0, rows, height, device=device)[:, None], rows)
-    card = torch.arange(width, device=device) * meets
-    flat.index_fill_(0, (row * width + card).flatten(), -torch.inf)
+    scores = torch.bmm(anchors, vectors, out=flat[:-1].view(groups, height, width))
+    is_row = (row_in_block >= 0) & (row_in_block < height)  # (G, W)
+    row = torch.where(is_row, row_in_block + torch.arange(0, rows, height, device=device)[:, None], rows)
+    column = torch.arange(width, device=device) * is_row
+    flat.index_fill_(0, (row * width + column).flatten(), -torch.inf)
     absent = torch.ones(rows + 1, dtype=torch.bool, device=device).index_fill_(0, row.flatten(), False)
     scores[:, :, -1].masked_fill_(absent[:-1].view(groups, height), -torch.inf)
     return scores
 
 
-def _against_own(embeddings: Tensor, room: _Room, seed: int) -> _Tiles:
-    """Every row against candidates drawn for it alone, gathered one by one: the definition, and slow."""
+def _score_independent(embeddings: Tensor, budget: _MemoryBudget, seed: int) -> _Tiles:
+    """Scores of every row with candidates of its own, gathered one by one: slow, the definition of the graph."""
     device = embeddings.device
-    at_most = room.rows(0, room.row + room.hand)
-    everyone = torch.arange(room.size)
-    # Drawn by fixed groups, each with its own numbers, so that the graph does not depend on the budget.
-    for group, rows in enumerate(torch.split(everyone, min(max((1 << 20) // room.size, 1), 64))):
-        drawn = draw_rows(room.size, room.candidates, rows, generator("cpu", seed, group))
+    at_most = budget.rows(0, budget.row_bytes + budget.list_bytes)
+    nodes = torch.arange(budget.size)
+    # Groups of a fixed size, each with its own generator, so that the graph does not depend on the budget.
+    for group, rows in enumerate(torch.split(nodes, min(max((1 << 20) // budget.size, 1), 64))):
+        drawn = independent_lists(budget.size, budget.candidates, rows, generator("cpu", seed, group))
         for part, own in zip(*(torch.split(both.to(device), at_most) for both in (rows, drawn)), strict=True):
-            scores = torch.bmm(_take(embeddings, own), embeddings[part][:, :, None])  # (R, M, 1)
+            scores = torch.bmm(_select(embeddings, own), embeddings[part][:, :, None])  # (R, M, 1)
             yield part[None], own[None], scores[None, :, :, 0]
 
 
-def _ahead(dealt: Iterator[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """What is dealt, on the device; the next turns are dealt by another thread meanwhile."""
-    with ThreadPoolExecutor(1) as dealer:
-        turns = deque(dealer.submit(next, dealt, None) for _ in range(_AHEAD))
-        while (hands := turns.popleft().result()) is not None:
-            turns.append(dealer.submit(next, dealt, None))
-            yield hands.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else hands.to(device)
+def _prefetched(lists: Iterator[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """The lists on the device; the next ones are drawn by another thread in the meantime."""
+    with ThreadPoolExecutor(1) as executor:
+        pending = deque(executor.submit(next, lists, None) for _ in range(_PREFETCH))
+        while (candidates := pending.popleft().result()) is not None:
+            pending.append(executor.submit(next, lists, None))
+            on_cuda = device.type == "cuda"
+            yield candidates.pin_memory().to(device, non_blocking=True) if on_cuda else candidates.to(device)
 
 
-def _sorts(scores: Tensor, width: int) -> bool:
-    """Whether the largest of rows of this width are found by sorting."""
-    return scores.device.type == "cuda" and width <= _SORTED
+def _by_sorting(scores: Tensor, width: int) -> bool:
+    """True if the largest entries of rows of this width are found by sorting."""
+    return scores.device.type == "cuda" and width <= _SORT_WIDTH
 
 
-def _largest(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """The ``number`` largest of each row of (…, W) and where they stand, the largest first."""
-    if not _sorts(scores, scores.shape[-1]):
-        values, columns = scores.topk(number)
+def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest entries of each row of (…, W) and their columns, in descending order."""
+    if not _by_sorting(scores, scores.shape[-1]):
+        values, columns = scores.topk(count)
         return values, columns
     values, columns = scores.sort(descending=True)
-    return values[..., :number], columns[..., :number]
+    return values[..., :count], columns[..., :count]
 
 
-def _take(embeddings: Tensor, rows: Tensor) -> Tensor:
+def _select(embeddings: Tensor, rows: Tensor) -> Tensor:
     """The embeddings (…, d) of rows (…)."""
     return embeddings.index_select(0, rows.flatten()).view(*rows.shape, -1)  # several times faster than indexing
 
 
-def checked_embeddings(embeddings: Tensor) -> Tensor:
-    """Embeddings without gradient, in at least float32, whose inner products are finite."""
-    checks.floating("embeddings", embeddings)
+def checked_embeddings(embeddings: TensorLike) -> Tensor:
+    """Embeddings (N, d) without gradient, in at least float32, whose inner products are finite; else a ValueError."""
+    embeddings = checks.floating("embeddings", as_tensor("embeddings", embeddings))
     if embeddings.dim() != 2 or len(embeddings) < 2 or embeddings.shape[1] < 1:
         raise ValueError(f"embeddings must have shape (N, d) with N ≥ 2 and d ≥ 1, got {tuple(embeddings.shape)}")
     embeddings = embeddings.detach()
-    # A graph waits for the device anyway: bad values raise here, on every device.
+    # Building a graph synchronizes with the device anyway, so values are checked here on every device.
     largest = float(torch.stack(torch.aminmax(embeddings)).abs().amax())
     if not math.isfinite(largest):
         raise ValueError("embeddings hold NaN or inf: look for a diverged model before building the graph")
@@ -275,8 +281,4 @@ def checked_embeddings(embeddings: Tensor) -> Tensor:
 
 
 def _safetensors() -> Any:
-    try:
-        from safetensors import torch as safetensors
-    except ImportError as error:
-        raise ImportError('saving a graph needs safetensors: pip install "hardneg[train]"') from error
-    return safetensors
+    return required("safetensors.torch", "train")

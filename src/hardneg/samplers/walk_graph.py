@@ -1,4 +1,4 @@
-"""The ground that walks cover: single steps on a proximity graph, of which parts may be gone."""
+"""Single random steps on a proximity graph, restricted to the nodes that may still be visited."""
 
 from bisect import bisect_right
 from functools import cached_property
@@ -10,30 +10,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Terrain:
-    """The graph as walks see it: neighbours by index, only those that are left, and how often each is taken.
+class WalkGraph:
+    """A proximity graph for random walks: neighbor lists, step probabilities and a mask of the nodes allowed.
 
     neighbors: (N, K) integer · weights: (N, K), steps ∝ max(weight, 0), uniform where a row has none above 0 (default:
-    uniform steps) · left: (N,) bool, the nodes that may still be visited (default: all)
+    uniform steps) · remaining: (N,) bool, the nodes that may still be visited (default: all)
 
     Examples:
-        >>> terrain = Terrain(torch.tensor([[1, 2], [0, 2], [0, 1]]), left=torch.tensor([True, True, False]))
-        >>> terrain.around(0)
+        >>> graph = WalkGraph(torch.tensor([[1, 2], [0, 2], [0, 1]]), remaining=torch.tensor([True, True, False]))
+        >>> graph.reachable(0)
         [1]
     """
 
-    def __init__(self, neighbors: Tensor, weights: Tensor | None = None, left: Tensor | None = None) -> None:
+    def __init__(self, neighbors: Tensor, weights: Tensor | None = None, remaining: Tensor | None = None) -> None:
         self.size, self.degree = neighbors.shape
         self.rows: NDArray[np.int32] = neighbors.detach().cpu().int().contiguous().numpy()
-        self.left: NDArray[np.bool_] | None = None if left is None else left.cpu().numpy()
-        self._around: dict[int, list[int]] = {}
-        self.shares: NDArray[np.float32] | None = None
-        self.sums: NDArray[np.float32] | None = None
+        self.remaining: NDArray[np.bool_] | None = None if remaining is None else remaining.cpu().numpy()
+        self._reachable: dict[int, list[int]] = {}
+        self.weights: NDArray[np.float32] | None = None  # (N, K) ≥ 0
+        self.cumulative: NDArray[np.float32] | None = None  # (N, K), the last column 1
         if weights is not None:
-            shares = weights.detach().cpu().float().clamp(min=0).numpy()  # (N, K)
-            shares[shares.sum(axis=1) == 0] = 1
-            sums = shares.cumsum(axis=1, dtype=np.float64)
-            self.shares, self.sums = shares, (sums / sums[:, -1:]).astype(np.float32)
+            positive = weights.detach().cpu().float().clamp(min=0).numpy()
+            positive[positive.sum(axis=1) == 0] = 1
+            sums = positive.cumsum(axis=1, dtype=np.float64)
+            self.weights, self.cumulative = positive, (sums / sums[:, -1:]).astype(np.float32)
 
     @cached_property
     def flat(self) -> memoryview:
@@ -41,67 +41,67 @@ class Terrain:
         return self.rows.reshape(-1).data
 
     @cached_property
-    def flat_sums(self) -> memoryview | None:
-        """Of each row, the chances to take one of its first 1, 2, … K neighbours."""
-        return None if self.sums is None else self.sums.reshape(-1).data
+    def flat_cumulative(self) -> memoryview | None:
+        """The cumulative step probabilities of all rows one after another."""
+        return None if self.cumulative is None else self.cumulative.reshape(-1).data
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: part for name, part in self.__dict__.items() if not isinstance(part, memoryview)}
 
-    def restricted(self, left: Tensor) -> "Terrain":
-        """The same graph with only the nodes that are left."""
-        part = object.__new__(Terrain)
-        part.__dict__.update(self.__dict__, left=left.cpu().numpy(), _around={})
+    def restricted(self, remaining: Tensor) -> "WalkGraph":
+        """The same graph with only the ``remaining`` nodes; shares its arrays."""
+        part = object.__new__(WalkGraph)
+        part.__dict__.update(self.__dict__, remaining=remaining.cpu().numpy(), _reachable={})
         part.__dict__.pop("nodes", None)
         return part
 
     @property
-    def plain(self) -> bool:
-        """Whether every step is a uniform neighbour."""
-        return self.left is None and self.shares is None
+    def uniform(self) -> bool:
+        """True if a step is a uniform draw from all K neighbors."""
+        return self.remaining is None and self.weights is None
 
     @cached_property
     def nodes(self) -> NDArray[np.int64] | range:
-        """The nodes that are left."""
-        return range(self.size) if self.left is None else self.left.nonzero()[0]
+        """The nodes that may still be visited."""
+        return range(self.size) if self.remaining is None else self.remaining.nonzero()[0]
 
-    def around(self, node: int) -> list[int]:
-        """Where a step from a node may lead."""
-        found = self._around.get(node)
+    def reachable(self, node: int) -> list[int]:
+        """The neighbors that a step from ``node`` can lead to."""
+        found = self._reachable.get(node)
         if found is None:
             row = self.rows[node]
-            remain = np.ones(self.degree, dtype=bool) if self.left is None else self.left[row]
-            if self.shares is not None and self.shares[node][remain].any():
-                remain = remain & (self.shares[node] > 0)
-            found = row[remain].tolist()
-            if self.left is not None:  # the whole graph as lists would be large; what one batch meets is not
-                self._around[node] = found
+            allowed = np.ones(self.degree, dtype=bool) if self.remaining is None else self.remaining[row]
+            if self.weights is not None and self.weights[node][allowed].any():
+                allowed = allowed & (self.weights[node] > 0)
+            found = row[allowed].tolist()
+            if self.remaining is not None:  # cached for one batch only: all rows as lists would be large
+                self._reachable[node] = found
         return found
 
-    def step(self, node: int, draw: float, spare: float) -> int | None:
-        """A random neighbour by two uniform numbers in [0, 1), or None where none is left."""
+    def step(self, node: int, first_draw: float, second_draw: float) -> int | None:
+        """A random neighbor by two uniform numbers in [0, 1), or None if no neighbor remains."""
         begin = node * self.degree
-        if self.flat_sums is None:
-            arrived = self.flat[begin + int(draw * self.degree)]
+        if self.flat_cumulative is None:
+            neighbor = self.flat[begin + int(first_draw * self.degree)]
         else:
-            arrived = self.flat[bisect_right(self.flat_sums, draw, begin, begin + self.degree - 1)]
-        if self.left is None or self.left[arrived]:
-            return int(arrived)
-        # Rejected: draw again, this time among those that are left. Both draws together have the law of the second.
-        remain = self.around(node)
-        if not remain:
+            neighbor = self.flat[bisect_right(self.flat_cumulative, first_draw, begin, begin + self.degree - 1)]
+        if self.remaining is None or self.remaining[neighbor]:
+            return int(neighbor)
+        # Rejected: draw again among the remaining neighbors. The result has the distribution of the second draw.
+        allowed = self.reachable(node)
+        if not allowed:
             return None
-        if self.shares is None:
-            return remain[int(spare * len(remain))]
-        sums = self.shares[node][np.isin(self.rows[node], remain)].cumsum()
+        if self.weights is None:
+            return allowed[int(second_draw * len(allowed))]
+        sums = self.weights[node][np.isin(self.rows[node], allowed)].cumsum()
         if sums[-1] == 0:
-            return remain[int(spare * len(remain))]
-        return remain[min(int(np.searchsorted(sums, spare * sums[-1], side="right")), len(remain) - 1)]
+            return allowed[int(second_draw * len(allowed))]
+        return allowed[min(int(np.searchsorted(sums, second_draw * sums[-1], side="right")), len(allowed) - 1)]
 
-    def start(self, taken: dict[int, None], generator: torch.Generator) -> int:
-        """A uniform node among those left and not yet taken; the caller knows that there is one."""
-        for place in torch.randint(len(self.nodes), (16,), generator=generator).tolist():
-            if (node := int(self.nodes[place])) not in taken:
+    def start(self, visited: dict[int, None], generator: torch.Generator) -> int:
+        """A uniform draw from the remaining nodes not in ``visited``, of which there must be at least one."""
+        for position in torch.randint(len(self.nodes), (16,), generator=generator).tolist():
+            if (node := int(self.nodes[position])) not in visited:
                 return node
-        free = [node for node in np.asarray(self.nodes).tolist() if node not in taken]
-        return int(free[int(torch.randint(len(free), (), generator=generator))])
+        unvisited = [node for node in np.asarray(self.nodes).tolist() if node not in visited]
+        return int(unvisited[int(torch.randint(len(unvisited), (), generator=generator))])

@@ -1,6 +1,6 @@
-"""Walks on a proximity graph that collect the samples of one batch (ProSampler, Algorithm 3 and appendix F.6).
+"""Random walks on a proximity graph that select the samples of one batch (ProSampler, Algorithm 3 and appendix F.6).
 
-All end: where nothing new can be reached they go on from a fresh start, uniform among the nodes not yet collected.
+Every walk terminates: if no new node can be reached, it continues from a new start, uniform among the unvisited nodes.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,219 +11,221 @@ import torch
 from numpy.typing import NDArray
 
 from hardneg import checks
-from hardneg.checks import whole
-from hardneg.samplers.walk_graph import Terrain
+from hardneg.samplers.walk_graph import WalkGraph
 
 KINDS = ("restart", "random", "breadth-first", "depth-first")
-# Walking on in numpy pays while so many excursions are under way at once; fewer are faster one move at a time.
-_TOGETHER = 48
-# A walk that takes more moves than this per sample of the batch is let go, though it might still find something.
-_PATIENCE = 200
+# Minimum number of excursions to advance in one numpy call; below it, single moves in Python are faster.
+_VECTORIZED = 48
+# Moves per sample of the batch after which the walk continues from a new start, although it might reach more.
+_MAX_MOVES = 200
 
 
 def walk(
-    terrain: Terrain, length: int, generator: torch.Generator, kind: str = "restart", restart: float = 0.1
+    graph: WalkGraph, length: int, generator: torch.Generator, kind: str = "restart", restart: float = 0.1
 ) -> list[int]:
-    """``length`` distinct nodes in the order in which the walk meets them.
+    """The first ``length`` distinct nodes of a random walk, in the order of their first visit.
 
-    terrain: where to walk · length: B, at most as many as are left · generator: of all draws, on the CPU · kind:
-    "restart": each move starts from the first node with probability ``restart``, else from the current one, and goes to
-    a random neighbour; "random": the same without restarts; "breadth-first": all neighbours of the first node, then
-    those of each in turn, neighbours in random order; "depth-first": to a random neighbour not yet met, back where
-    there is none · restart: α in [0, 1]; at 1 only neighbours of the start are met
+    graph: to walk on · length: B, at most the number of remaining nodes · generator: of all draws, on the CPU · kind:
+    "restart": each move starts from the first node with probability ``restart``, else from the current one, and leads
+    to a random neighbor; "random": the same without restarts; "breadth-first": all neighbors of the first node, then
+    those of each in turn, neighbors in random order; "depth-first": to a random unvisited neighbor, back if there is
+    none · restart: α in [0, 1]; at 1 only neighbors of the start are visited
 
-    On a terrain where some nodes are gone, a move goes to a neighbour that is left; where none is, back to the start.
+    If the graph is restricted to remaining nodes, a move leads to a remaining neighbor, or to the start if a node has
+    none.
 
     Examples:
-        >>> ring = Terrain(torch.tensor([[1], [2], [3], [0]]))
+        >>> ring = WalkGraph(torch.tensor([[1], [2], [3], [0]]))
         >>> first, *others = walk(ring, 4, torch.Generator().manual_seed(0), "random")
         >>> [(node - first) % 4 for node in others]
         [1, 2, 3]
     """
     checks.choice("kind", kind, KINDS)
-    checks.number("restart", restart, at_least=0, at_most=1)
-    whole("length", length)
-    if length > len(terrain.nodes):
-        raise ValueError(f"length={length}, but only {len(terrain.nodes)} nodes are left: ask for fewer")
+    restart = checks.number("restart", restart, at_least=0, at_most=1)
+    length = checks.whole("length", length)
+    if length > len(graph.nodes):
+        raise ValueError(f"length={length}, but only {len(graph.nodes)} nodes remain: lower length")
     explore: Callable[[dict[int, None], int], None]
     if kind == "breadth-first":
 
-        def explore(taken: dict[int, None], start: int) -> None:
-            _breadth_first(terrain, taken, start, length, generator)
+        def explore(visited: dict[int, None], start: int) -> None:
+            _breadth_first(graph, visited, start, length, generator)
     elif kind == "depth-first":
 
-        def explore(taken: dict[int, None], start: int) -> None:
-            _depth_first(terrain, taken, start, length, generator)
+        def explore(visited: dict[int, None], start: int) -> None:
+            _depth_first(graph, visited, start, length, generator)
     else:
-        chance, patience = restart if kind == "restart" else 0.0, _PATIENCE * length
+        probability, max_moves = restart if kind == "restart" else 0.0, _MAX_MOVES * length
 
-        def explore(taken: dict[int, None], start: int) -> None:
-            nonlocal patience
-            patience = _restarting(terrain, taken, start, length, generator, chance, patience)
+        def explore(visited: dict[int, None], start: int) -> None:
+            nonlocal max_moves
+            max_moves = _restarting(graph, visited, start, length, generator, probability, max_moves)
 
-    taken: dict[int, None] = {}  # in the order of insertion
-    while len(taken) < length:
-        explore(taken, terrain.start(taken, generator))
-    return list(islice(taken, length))
+    visited: dict[int, None] = {}  # in the order of insertion
+    while len(visited) < length:
+        explore(visited, graph.start(visited, generator))
+    return list(islice(visited, length))
 
 
 def _restarting(
-    terrain: Terrain,
-    taken: dict[int, None],
+    graph: WalkGraph,
+    visited: dict[int, None],
     start: int,
     length: int,
     generator: torch.Generator,
     restart: float,
-    patience: int,
+    max_moves: int,
 ) -> int:
-    """Walk from ``start`` until enough is taken, nothing more can be met, or more than ``patience`` moves were made.
+    """Walk from ``start`` until ``length`` nodes are visited, none can be reached, or ``max_moves`` moves were made.
 
-    Returns the patience for the next start: half after it ran out, so that all starts of a batch together end.
+    Returns the limit of moves for the next start. It is halved when it was exceeded, which bounds the moves of a batch.
     """
-    # After a teleport little may be in reach, so the first look around is short.
-    moves = (length * 5 // 4 if not taken else 8) + 16
-    taken[start] = None
+    # From a later start few new nodes may be reachable, so the first round of draws is short.
+    moves = (length * 5 // 4 if not visited else 8) + 16
+    visited[start] = None
     node, made = start, 0
-    while len(taken) < length:
-        before = len(taken)
-        draws = torch.rand(2 if terrain.plain else 3, moves, generator=generator, dtype=torch.float64).numpy()
+    while len(visited) < length:
+        before = len(visited)
+        draws = torch.rand(2 if graph.uniform else 3, moves, generator=generator, dtype=torch.float64).numpy()
         restarts = draws[0] < restart
-        if terrain.plain:
-            visits = resolve(terrain, start, node, restarts, (draws[1] * terrain.degree).astype(np.int64))
+        if graph.uniform:
+            path = uniform_moves(graph, start, node, restarts, (draws[1] * graph.degree).astype(np.int64))
         else:
-            visits = _move_by_move(terrain, start, node, restarts, draws[1], draws[2])
-        taken.update(dict.fromkeys(visits))
-        node = visits[-1]
-        found = len(taken) - before
+            path = _single_moves(graph, start, node, restarts, draws[1], draws[2])
+        visited.update(dict.fromkeys(path))
+        node = path[-1]
+        found = len(visited) - before
         made += moves
-        if 4 * found < moves:  # few are new: perhaps none are left to meet, else they take many moves
-            if _stuck(terrain, taken, start, node, restart):
-                return patience
-            moves = min(2 * moves, 1 << 16, patience)
-        if made > patience:
-            return patience // 2
-    return patience
+        if 4 * found < moves:  # few nodes are new: either none can be reached, or more moves are needed
+            if _exhausted(graph, visited, start, node, restart):
+                return max_moves
+            moves = min(2 * moves, 1 << 16, max_moves)
+        if made > max_moves:
+            return max_moves // 2
+    return max_moves
 
 
-def resolve(
-    terrain: Terrain, start: int, node: int, restarts: NDArray[np.bool_], picks: NDArray[np.int64]
+def uniform_moves(
+    graph: WalkGraph, start: int, node: int, restarts: NDArray[np.bool_], picks: NDArray[np.int64]
 ) -> list[int]:
-    """Nodes visited by the walk that stands at ``node``: move t leaves ``start`` if ``restarts[t]``, else where it is.
+    """The T nodes visited by a walk at ``node``: move t leaves ``start`` if ``restarts[t]``, else the current node.
 
-    picks: (T,) which neighbour each move takes · returns T nodes
+    picks: (T,) index of the neighbor that each move leads to
 
-    Restarts cut the walk into excursions that do not depend on each other, so all make their t-th move at once.
+    Restarts divide the walk into excursions that do not depend on each other, so their t-th moves are computed at once.
     """
-    view, degree = terrain.flat, terrain.degree
-    if np.count_nonzero(restarts) < 2 * _TOGETHER:  # to sort them costs as much as they gain
-        found: list[int] = []
-        for again, step in zip(restarts.tolist(), picks.tolist(), strict=True):
-            node = view[(start if again else node) * degree + step]
-            found.append(node)
-        return found
+    view, degree = graph.flat, graph.degree
+    if np.count_nonzero(restarts) < 2 * _VECTORIZED:  # sorting the excursions would cost as much as it saves
+        path: list[int] = []
+        for restarted, pick in zip(restarts.tolist(), picks.tolist(), strict=True):
+            node = view[(start if restarted else node) * degree + pick]
+            path.append(node)
+        return path
     begins = restarts.nonzero()[0]
     if begins[0] > 0:
         begins = np.concatenate([np.zeros(1, dtype=begins.dtype), begins])
     lengths = np.diff(begins, append=len(picks))
-    order = np.argsort(-lengths, kind="stable")  # the longest first: those under way are always the first few
+    order = np.argsort(-lengths, kind="stable")  # longest first: the unfinished excursions are always a prefix
     begins, lengths = begins[order], lengths[order]
-    at = np.where(restarts[begins], start, node)
+    current = np.where(restarts[begins], start, node)
     visits = np.empty(len(picks), dtype=np.int64)
-    flat, depth = terrain.rows.reshape(-1), 0
-    # How many excursions are longer than 0, 1, 2, …
-    underway = len(lengths) - np.searchsorted(lengths[::-1], np.arange(lengths[0] + 1), side="right")
-    while underway[depth] >= _TOGETHER:
-        number = underway[depth]
+    flat, depth = graph.rows.reshape(-1), 0
+    # Number of excursions longer than 0, 1, 2, … moves.
+    unfinished = len(lengths) - np.searchsorted(lengths[::-1], np.arange(lengths[0] + 1), side="right")
+    while unfinished[depth] >= _VECTORIZED:
+        number = unfinished[depth]
         moves = begins[:number] + depth
-        at = flat.take(at[:number] * degree + picks[moves]).astype(np.int64)
-        visits[moves] = at
+        current = flat.take(current[:number] * degree + picks[moves]).astype(np.int64)
+        visits[moves] = current
         depth += 1
-    found = visits.tolist()
-    # The few long ones end move by move.
-    few, steps = slice(0, underway[depth]), picks.data
-    for begin, length, here in zip(begins[few].tolist(), lengths[few].tolist(), at[few].tolist(), strict=True):
+    path = visits.tolist()
+    # The few longest excursions are completed one move at a time.
+    rest, steps = slice(0, unfinished[depth]), picks.data
+    for begin, length, here in zip(begins[rest].tolist(), lengths[rest].tolist(), current[rest].tolist(), strict=True):
         for move in range(begin + depth, begin + length):
             here = view[here * degree + steps[move]]
-            found[move] = here
-    return found
+            path[move] = here
+    return path
 
 
-def _move_by_move(
-    terrain: Terrain,
+def _single_moves(
+    graph: WalkGraph,
     start: int,
     node: int,
     restarts: NDArray[np.bool_],
-    draws: NDArray[np.float64],
-    spares: NDArray[np.float64],
+    first_draws: NDArray[np.float64],
+    second_draws: NDArray[np.float64],
 ) -> list[int]:
-    """The same on a terrain with gaps or weights: a move from where no neighbour is left leads to ``start``."""
-    visits = []
-    for again, draw, spare in zip(restarts.tolist(), draws.tolist(), spares.tolist(), strict=True):
-        arrived = terrain.step(start if again else node, draw, spare)
-        node = start if arrived is None else arrived
-        visits.append(node)
-    return visits
+    """As `uniform_moves` for weighted or restricted graphs; from a node without a remaining neighbor, to ``start``."""
+    path = []
+    for restarted, first, second in zip(restarts.tolist(), first_draws.tolist(), second_draws.tolist(), strict=True):
+        neighbor = graph.step(start if restarted else node, first, second)
+        node = start if neighbor is None else neighbor
+        path.append(node)
+    return path
 
 
-def _stuck(terrain: Terrain, taken: dict[int, None], start: int, node: int, restart: float) -> bool:
-    """Whether the walk can never meet a node that is not yet taken."""
+def _exhausted(graph: WalkGraph, visited: dict[int, None], start: int, node: int, restart: float) -> bool:
+    """True if the walk cannot reach any unvisited node."""
     if restart == 1:
-        return all(neighbor in taken for neighbor in terrain.around(start))
-    waiting = [start if restart > 0 else node]
-    seen = set(waiting)
-    while waiting:
-        neighbors = terrain.around(waiting.pop())
-        for neighbor in neighbors or [start]:  # from a dead end the walk goes back to its start
-            if neighbor not in taken:
+        return all(neighbor in visited for neighbor in graph.reachable(start))
+    stack = [start if restart > 0 else node]
+    seen = set(stack)
+    while stack:
+        neighbors = graph.reachable(stack.pop())
+        for neighbor in neighbors or [start]:  # a dead end leads back to the start
+            if neighbor not in visited:
                 return False
             if neighbor not in seen:
                 seen.add(neighbor)
-                waiting.append(neighbor)
+                stack.append(neighbor)
     return True
 
 
 def _breadth_first(
-    terrain: Terrain, taken: dict[int, None], start: int, length: int, generator: torch.Generator
+    graph: WalkGraph, visited: dict[int, None], start: int, length: int, generator: torch.Generator
 ) -> None:
-    """Take the neighbours of ``start``, then those of each node taken since, in turn."""
-    taken[start] = None
-    queue, turn = [start], 0  # turn: whose neighbours come next
-    while turn < len(queue) and len(taken) < length:
-        # As many rows as may be needed; the order of visits is that of one row after another.
-        rows = queue[turn : turn + max(1, (length - len(taken)) // terrain.degree)]
-        turn += len(rows)
-        ranks = torch.rand(len(rows), terrain.degree, generator=generator).argsort(dim=1).numpy()
-        shuffled = np.take_along_axis(terrain.rows[rows], ranks, axis=1).reshape(-1)
-        if terrain.left is not None:
-            shuffled = shuffled[terrain.left[shuffled]]
-        fresh = [node for node in dict.fromkeys(shuffled.tolist()) if node not in taken]
-        taken.update(dict.fromkeys(fresh))
-        queue += fresh
+    """Visit the neighbors of ``start``, then those of each node visited since, in order."""
+    visited[start] = None
+    queue, position = [start], 0  # position: of the next node whose neighbors are visited
+    while position < len(queue) and len(visited) < length:
+        # Several rows at once, as many as may be needed; the order of visits is that of one row after another.
+        rows = queue[position : position + max(1, (length - len(visited)) // graph.degree)]
+        position += len(rows)
+        ranks = torch.rand(len(rows), graph.degree, generator=generator).argsort(dim=1).numpy()
+        shuffled = np.take_along_axis(graph.rows[rows], ranks, axis=1).reshape(-1)
+        if graph.remaining is not None:
+            shuffled = shuffled[graph.remaining[shuffled]]
+        unvisited = [node for node in dict.fromkeys(shuffled.tolist()) if node not in visited]
+        visited.update(dict.fromkeys(unvisited))
+        queue += unvisited
 
 
-def _depth_first(terrain: Terrain, taken: dict[int, None], start: int, length: int, generator: torch.Generator) -> None:
-    """Go to a random neighbour not yet taken; where there is none, go back one step and try again."""
-    draws = _uniform(generator, length)
-    taken[start] = None
+def _depth_first(
+    graph: WalkGraph, visited: dict[int, None], start: int, length: int, generator: torch.Generator
+) -> None:
+    """Move to a random unvisited neighbor; if there is none, move back one node and try again."""
+    draws = _uniform_draws(generator, length)
+    visited[start] = None
     path = [start]
-    while path and len(taken) < length:
+    while path and len(visited) < length:
         node: int | None = None
-        for _ in range(3):  # most neighbours are new, so a few guesses nearly always do
-            guess = terrain.flat[path[-1] * terrain.degree + int(next(draws) * terrain.degree)]
-            if guess not in taken and (terrain.left is None or terrain.left[guess]):
-                node = guess
+        for _ in range(3):  # most neighbors are unvisited, so rejection sampling nearly always succeeds
+            drawn = graph.flat[path[-1] * graph.degree + int(next(draws) * graph.degree)]
+            if drawn not in visited and (graph.remaining is None or graph.remaining[drawn]):
+                node = drawn
                 break
         else:
-            fresh = [neighbor for neighbor in terrain.around(path[-1]) if neighbor not in taken]
-            node = fresh[int(next(draws) * len(fresh))] if fresh else None
+            unvisited = [neighbor for neighbor in graph.reachable(path[-1]) if neighbor not in visited]
+            node = unvisited[int(next(draws) * len(unvisited))] if unvisited else None
         if node is None:
             path.pop()
         else:
-            taken[node] = None
+            visited[node] = None
             path.append(node)
 
 
-def _uniform(generator: torch.Generator, number: int) -> Iterator[float]:
-    """Uniform numbers without end, drawn ``number`` at a time."""
+def _uniform_draws(generator: torch.Generator, count: int) -> Iterator[float]:
+    """An endless stream of uniform numbers in [0, 1), drawn ``count`` at a time."""
     while True:
-        yield from torch.rand(number, generator=generator, dtype=torch.float64).tolist()
+        yield from torch.rand(count, generator=generator, dtype=torch.float64).tolist()

@@ -1,4 +1,4 @@
-"""The batches of a whole run: the epochs of a sampler one after the other, from any step on."""
+"""The batches of a run: the epochs of a sampler as index tensors on a device, from any batch on."""
 
 import time
 from array import array
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg.samplers import KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
-from hardneg.samplers.proximity import RefreshedBatchSampler
+from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import objectives
 from hardneg.training.recipe import Recipe
 
@@ -19,83 +19,72 @@ AHEAD = 64  # batches that are drawn, made a tensor and copied to the device at 
 
 
 class Batches:
-    """Indices of every batch of a run, epoch after epoch.
+    """The indices of the samples of each batch; every iteration is the next epoch of the sampler.
 
     Args:
-        sampler: of the batches of one epoch
-        epochs: how often to go through the data
+        sampler: of the batches
 
-    They come on ``device``, which is the host's until someone sets it.
+    The indices are on ``device``, at first the CPU.
 
     Examples:
-        >>> batches = Batches(UniformBatchSampler(size=10, batch_size=4), epochs=2)
-        >>> len(batches), batches.steps_per_epoch
-        (4, 2)
-        >>> whole = [index.tolist() for index in batches]
-        >>> again = Batches(UniformBatchSampler(size=10, batch_size=4), epochs=2)
-        >>> again.go_on_from(batches.place(3))
-        >>> [index.tolist() for index in again] == whole[3:]
+        >>> batches = Batches(UniformBatchSampler(size=10, batch_size=4))
+        >>> len(batches)
+        2
+        >>> epochs = [[index.tolist() for index in batches] for _ in range(2)]
+        >>> resumed = Batches(UniformBatchSampler(size=10, batch_size=4))
+        >>> resumed.resume(batches.state_after(3))
+        >>> [index.tolist() for index in resumed] == epochs[1][1:]
         True
     """
 
-    def __init__(self, sampler: UniformBatchSampler, epochs: int) -> None:
-        self.sampler, self.epochs = sampler, epochs
-        self.start, self._begin_at = 0, self.sampler.state_dict(0)
+    def __init__(self, sampler: UniformBatchSampler) -> None:
+        self.sampler = sampler
         self.device = torch.device("cpu")
-        self.seconds = 0.0  # spent on drawing since someone set it back
-        self.drawn: dict[int, list[Tensor]] = {}  # by epoch, of this one and the one before, on the host
+        self.seconds = 0.0  # spent on drawing since it was last set to 0
+        self.drawn: list[Tensor] = []  # the batches of this epoch drawn so far, on the CPU
 
-    @property
-    def steps_per_epoch(self) -> int:
+    def __len__(self) -> int:
         """Batches in one epoch."""
         return len(self.sampler)
 
-    def __len__(self) -> int:
-        return self.epochs * self.steps_per_epoch
-
     def __iter__(self) -> Iterator[Tensor]:
-        # A trainer may ask for an iterator, take a batch, and ask again.
-        self.sampler.load_state_dict(self._begin_at)
-        # What a refreshed sampler draws depends on the steps before.
+        # The draws of a refreshed sampler depend on the steps before.
         ahead = 1 if isinstance(self.sampler, RefreshedBatchSampler) else AHEAD
-        for epoch in range(self.start // self.steps_per_epoch, self.epochs):
-            self.sampler.set_epoch(epoch)
-            self.drawn = {past: batches for past, batches in self.drawn.items() if past == epoch - 1} | {epoch: []}
-            drawn = iter(self.sampler)
-            while portion := self._next(drawn, ahead):
-                lengths = [len(batch) for batch in portion]
-                indices = torch.frombuffer(array("q", chain.from_iterable(portion)), dtype=torch.int64)
-                self.drawn[epoch] += indices.split_with_sizes(lengths)
-                yield from indices.to(self.device, non_blocking=True).split_with_sizes(lengths)
+        self.drawn = []
+        indices = iter(self.sampler)
+        while portion := self._next(indices, ahead):
+            lengths = [len(batch) for batch in portion]
+            joined = torch.frombuffer(array("q", chain.from_iterable(portion)), dtype=torch.int64)
+            self.drawn += joined.split_with_sizes(lengths)
+            yield from joined.to(self.device, non_blocking=True).split_with_sizes(lengths)
 
-    def _next(self, drawn: Iterator[list[int]], number: int) -> list[list[int]]:
-        """So many more batches, or as many as are left."""
+    def _next(self, indices: Iterator[list[int]], number: int) -> list[list[int]]:
+        """The next ``number`` batches, or those that are left in the epoch."""
         began = time.perf_counter()
-        portion = list(islice(drawn, number))
+        portion = list(islice(indices, number))
         self.seconds += time.perf_counter() - began
         return portion
 
-    # Not called state_dict: Lightning would ask for it by itself, and not say after which step.
-    def place(self, step: int) -> dict[str, Any]:
-        """Everything needed to go on after so many steps of the run."""
-        # The end of an epoch is told as such: the sampler may not have begun the next.
-        epoch, rest = divmod(step - 1, self.steps_per_epoch) if step > 0 else (0, -1)
-        return {"step": step, "of": self._extent(), "sampler": self.sampler.state_dict(rest + 1, epoch)}
+    # Not called state_dict: Lightning would call it by itself, without the number of batches used.
+    def state_after(self, batches: int) -> dict[str, Any]:
+        """Everything needed to resume after this many batches of the run; whole epochs but the last."""
+        # The end of an epoch is stated as such: the sampler may not have begun the next.
+        epoch, rest = divmod(batches - 1, len(self)) if batches > 0 else (0, -1)
+        return {"step": batches, "of": self._extent(), "sampler": self.sampler.state_dict(rest + 1, epoch)}
 
-    def go_on_from(self, state: Mapping[str, Any]) -> None:
-        """Take back what `place` gave; batches of another size, or of other data, are an error."""
-        if state["of"] != self._extent() or not 0 <= state["step"] <= len(self):
-            raise ValueError(f"it stands at step {state['step']} of {state['of']}, and the run has {self._extent()}")
-        self.start, self._begin_at = state["step"], state["sampler"]
-        self.sampler.load_state_dict(self._begin_at)
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `state_after`; one of other data or another batch size is an error."""
+        if state["of"] != self._extent() or state["step"] < 0:
+            raise ValueError(f"it stands at batch {state['step']} of {state['of']}, and the run has {self._extent()}")
+        self.sampler.load_state_dict(state["sampler"])
 
     def _extent(self) -> dict[str, int]:
-        """What the batches of a run must agree in to go on where others stopped."""
-        return {"samples": self.sampler.size, "batch_size": self.sampler.batch_size, "steps": self.steps_per_epoch}
+        """What a saved state and the run that resumes it must agree in."""
+        return {"samples": self.sampler.size, "batch_size": self.sampler.batch_size, "steps": len(self)}
 
 
 def sampler(settings: Recipe, size: int, rank: int = 0, processes: int = 1) -> UniformBatchSampler:
-    """The sampler that the recipe names, over so many samples."""
+    """The sampler that the recipe names, over ``size`` samples."""
     chosen = settings.batches
     if chosen.sampler not in SAMPLERS:
         raise ValueError(f"batches.sampler={chosen.sampler!r} is not known: use one of {', '.join(SAMPLERS)}")

@@ -17,7 +17,7 @@ from hardneg.losses.jsd import JSD
 from hardneg.memory import MemoryBank
 from hardneg.methods.method import Method, Plan
 from hardneg.modality import GIVEN
-from hardneg.samplers.proximity import RefreshedBatchSampler
+from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import optimizers, run_folder
 from hardneg.training.batches import Batches
 from hardneg.training.callbacks.sampler_refresh import Refresh

@@ -1,29 +1,29 @@
-"""Comparisons: recipes by overrides by seeds, one folder for each run, continued where they stopped."""
+"""Comparisons: recipes × overrides × seeds, one folder per run; an interrupted comparison resumes."""
 
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 
 from hardneg.division import Division
-from hardneg.evaluation.metrics import NOTES, notes_of_seeds
+from hardneg.evaluation import EvaluationResult, MetricFormat
+from hardneg.evaluation.results import merged_formats, notes_of_seeds
 from hardneg.training import build, evaluate, recipe, run, run_folder
 from hardneg.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One line of a comparison: its name, and its recipe but for the seed."""
+    """One row of a comparison: its name, and its recipe without the seed."""
 
     name: str
     settings: Recipe
 
     def folder(self, root: Path, seed: int) -> Path:
-        """Where the run with this seed lives."""
+        """The folder of the run with this seed."""
         return root / re.sub(r"[^\w.=+-]+", "_", self.name) / f"seed-{seed}"
 
 
@@ -37,19 +37,19 @@ class Run:
 
     @property
     def settings(self) -> Recipe:
-        """Its whole recipe."""
+        """The recipe with its seed."""
         return self.cell.settings.model_copy(update={"seed": self.seed})
 
     @property
     def finished(self) -> bool:
-        """Whether it is trained and evaluated."""
+        """Whether the run is trained and evaluated."""
         return all((self.folder / name).exists() for name in (run_folder.ENCODER, run_folder.EVALUATION))
 
 
 def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[str] = ()) -> list[Cell]:
-    """Every recipe with every combination of the values to go over.
+    """Combine every recipe with every combination of values.
 
-    recipes: names or files · overrides: ``key=value``, for all · over: ``key=value,value…``, one entry per dimension
+    recipes: names or files · overrides: ``key=value``, for all rows · over: ``key=value,value…``, one per dimension
 
     Examples:
         >>> [cell.name for cell in grid(["digits-simclr"], over=["objective.preset=simclr,hcl", "trainer.epochs=5,9"])]
@@ -57,13 +57,13 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
     """
     for entry in (*overrides, *over):
         if entry.partition("=")[0] == "seed":
-            raise ValueError(f"{entry}: a comparison counts its seeds from 0; say how many with --seeds")
+            raise ValueError(f"{entry}: the seeds of a comparison count from 0; set their number with --seeds")
     recipe.check_once([*overrides, *over])
     dimensions = []
     for entry in over:
         key, separator, values = entry.partition("=")
         if not separator or not key or not values:
-            raise ValueError(f"what to go over must be key=value,value…, got {entry!r}")
+            raise ValueError(f"over must be key=value,value…, got {entry!r}")
         dimensions.append([f"{key}={value}" for value in _values(values)])
     cells = []
     for source in recipes:
@@ -75,9 +75,9 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
     for cell in cells:
         for name in ("devices", "nodes"):
             if (number := getattr(cell.settings.trainer, name)) > 1:
-                # Further processes are started with the command line of this one, and would compare, too.
+                # Further processes would be started with this command line and repeat the comparison.
                 raise ValueError(
-                    f"trainer.{name}={number}: a comparison trains on one device; use hardneg train for several"
+                    f"trainer.{name}={number}: a comparison trains on one device; use hardneg train for several devices"
                 )
     folders = [cell.folder(Path(), 0) for cell in cells]
     for cell, folder in zip(cells, folders, strict=True):
@@ -90,7 +90,7 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
 
 
 def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[Run]:
-    """The runs of a comparison, seed by seed; a folder that holds another run than planned is an error."""
+    """List the runs of a comparison by seed; raise if a folder holds a run of another recipe."""
     runs = []
     for seed in seeds:
         for cell in cells:
@@ -106,7 +106,7 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
 
 
 def check_data(runs: Sequence[Run]) -> None:
-    """Raise if runs could be trained but not evaluated, or one was started on other data, before any is trained."""
+    """Raise, before training, if the data have no test labels or if a run was started on other data."""
     for kind, data in {str(each.settings.data): (each.settings.kind, each.settings.data) for each in runs}.values():
         kind.load_test(data, kind.load(data))
     divisions: dict[str, Division] = {}
@@ -126,15 +126,15 @@ def check_data(runs: Sequence[Run]) -> None:
 def carry_out(
     runs: Sequence[Run], callbacks: Callable[[Run], Sequence[L.Callback]] = lambda run: ()
 ) -> Iterator[tuple[Run, Exception | None]]:
-    """Train and evaluate each run that is not finished, resuming what was begun.
+    """Train and evaluate each run that is not finished; a run that was interrupted is resumed.
 
-    Yields each run when it is done, with the error if it failed: one that diverges does not stop the others.
+    Yields each run when it is done, with its error if it failed; the other runs continue.
     """
     for planned in runs:
         error: Exception | None = None
         if not planned.finished:
             try:
-                # `plan` found the folder's recipe equal to the one that was given, which is trusted.
+                # `plan` has checked that the folder holds the given recipe, which is trusted.
                 if not (planned.folder / run_folder.ENCODER).exists():
                     resume = run_folder.is_run(planned.folder) and not run_folder.is_free(planned.folder)
                     run.train(planned.settings, planned.folder, resume, callbacks(planned), trust=True)
@@ -145,33 +145,38 @@ def carry_out(
 
 
 def results(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
-    """By cell and metric, the figures of all finished runs, in the order of their seeds."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Values by cell and metric of all finished runs, in the order of their seeds."""
+    values: dict[str, dict[str, list[float]]] = {}
     for done in sorted(runs, key=lambda r: r.seed):
         if done.finished:
-            row = found.setdefault(done.cell.name, {})
-            for metric, figure in _evaluation(done).items():
-                if metric != NOTES:
-                    row.setdefault(metric, []).append(figure)
-    return {cell: found[cell] for cell in dict.fromkeys(r.cell.name for r in runs) if cell in found}
+            row = values.setdefault(done.cell.name, {})
+            for metric, value in _evaluation(done).items():
+                row.setdefault(metric, []).append(value)
+    return {cell: values[cell] for cell in dict.fromkeys(r.cell.name for r in runs) if cell in values}
 
 
 def notes(runs: Sequence[Run]) -> dict[str, dict[str, list[str]]]:
-    """By cell and metric, what the numbers of finished runs do not say, with the seeds: "not converged after …"."""
+    """Notes by cell and metric on finished runs, with their seeds, as "not converged after … (seed 0)"."""
     found: dict[str, dict[str, dict[int, str]]] = {}
     for done in sorted(runs, key=lambda r: r.seed):
         if done.finished:
-            for metric, note in _evaluation(done).get(NOTES, {}).items():
+            for metric, note in _evaluation(done).notes.items():
                 found.setdefault(done.cell.name, {}).setdefault(metric, {})[done.seed] = note
     return {cell: {metric: notes_of_seeds(by_seed) for metric, by_seed in row.items()} for cell, row in found.items()}
 
 
-def _evaluation(done: Run) -> dict[str, Any]:
-    return run_folder.read_json(done.folder / run_folder.EVALUATION)
+def formats(runs: Sequence[Run]) -> dict[str, MetricFormat]:
+    """How metrics are shown that are not built in, as the finished runs describe them."""
+    return merged_formats(_evaluation(done) for done in runs if done.finished)
+
+
+def _evaluation(done: Run) -> EvaluationResult:
+    file = done.folder / run_folder.EVALUATION
+    return EvaluationResult.from_json(run_folder.read_json(file), file)
 
 
 def _values(text: str) -> list[str]:
-    """The values between commas, but for commas within brackets.
+    """Split at commas that are not inside brackets.
 
     Examples:
         >>> _values("1,{a: 2, b: 3},[4, 5]")

@@ -1,42 +1,51 @@
-"""Creating the Lightning trainer of a run, fitting, and continuing from a checkpoint."""
+"""Creating the Lightning trainer and the callbacks of a run, fitting, and explaining failures."""
 
-import json
 import logging
 import os
-import uuid
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
-from torch import Tensor, nn
 
 from hardneg import checks
-from hardneg.division import Division
 from hardneg.methods.method import Method
-from hardneg.training import recipe, run_folder
+from hardneg.methods.split_norm import SplitBatchNorm
+from hardneg.training import loggers, run_folder
 from hardneg.training.batches import Batches
-from hardneg.training.callbacks.keeper import Keeper
-from hardneg.training.recipe import Recipe
+from hardneg.training.callbacks.checkpoints import Checkpoints
+from hardneg.training.callbacks.diagnostics import Diagnostics
+from hardneg.training.callbacks.memory_update import MemoryUpdate
+from hardneg.training.callbacks.metrics_writer import MetricsWriter
+from hardneg.training.callbacks.online_evaluation import OnlineEvaluation
+from hardneg.training.callbacks.resumed_learning_rate import ResumedLearningRate
+from hardneg.training.callbacks.sampler_refresh import Refresh
+from hardneg.training.callbacks.step_seeding import StepSeeding
+from hardneg.training.callbacks.step_timing import StepTiming
+from hardneg.training.chunked_encoders import encoders_of, in_chunks
+from hardneg.training.recipe import Recipe, tree_of
 
-# Settings that a run may be resumed with other values of: they change nothing that it computes.
-MAY_CHANGE = ("about", "data.source", "data.workers", "trainer.accelerator", "trainer.devices", "trainer.nodes",
-              "trainer.save_every")  # fmt: skip
 
-MAX_THREADS = 4096  # more than any machine has; the system could not start many more
+def create_trainer(
+    settings: Recipe, folder: Path, callbacks: Sequence[L.Callback] = (), user_loggers: Sequence[Logger] = ()
+) -> L.Trainer:
+    """The Lightning trainer that the recipe describes; a missing accelerator or logger package is an error.
 
-
-def create_trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Trainer:
-    """The Lightning trainer that the recipe describes; an accelerator that is not there is an error."""
+    folder: of the run, where callbacks write that have no folder of their own
+    """
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
     chosen = settings.trainer
+    if chosen.logger is not None:
+        loggers.check(chosen.logger)
     processes = chosen.devices * chosen.nodes
     if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) != processes:
         # Each process would otherwise train alone, all in one folder.
@@ -52,13 +61,16 @@ def create_trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Train
             strategy="ddp" if processes > 1 else "auto",
             precision=chosen.precision,
             gradient_clip_val=settings.optimizer.clip,
-            max_epochs=1,  # ours are counted from the steps
+            accumulate_grad_batches=chosen.accumulate,
+            sync_batchnorm=chosen.sync_batchnorm,
+            max_epochs=chosen.epochs,
             callbacks=list(callbacks),
             use_distributed_sampler=False,
-            enable_checkpointing=False,
+            enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
             enable_model_summary=False,
             enable_progress_bar=False,
-            logger=False,
+            logger=list(user_loggers) or False,
+            default_root_dir=folder,
             num_sanity_val_steps=0,
             plugins=[_PlainFiles()],
             profiler=_Untimed(),
@@ -69,10 +81,83 @@ def create_trainer(settings: Recipe, callbacks: Sequence[L.Callback]) -> L.Train
         raise ValueError(f"{asked} cannot be had here: {str(error).splitlines()[0]}") from error
 
 
+def check_method(settings: Recipe, module: Method, device: torch.device) -> None:
+    """Raise if the method or the device cannot do what the recipe's trainer settings say."""
+    chosen = settings.trainer
+    if not chosen.sync_batchnorm or chosen.devices * chosen.nodes == 1:
+        return
+    if device.type == "cpu":
+        raise ValueError("trainer.sync_batchnorm=true needs GPUs, and this run is on CPUs: set it to false")
+    if any(isinstance(layer, SplitBatchNorm) for layer in module.modules()):
+        raise ValueError(
+            "trainer.sync_batchnorm=true would undo memory.split, which normalizes parts of a batch separately: set "
+            "memory.split=1, or sync_batchnorm=false"
+        )
+
+
+@dataclass
+class RunCallbacks:
+    """The callbacks of a run, in the order in which Lightning calls them.
+
+    Those that measure come before the user's callbacks, which so find the metrics of the epoch in
+    ``trainer.callback_metrics``. Those that change the state of the run come after them, and `Checkpoints` last of all.
+    """
+
+    evaluation: OnlineEvaluation
+    metrics: MetricsWriter
+    refresh: Refresh | None
+    diagnostics: Diagnostics
+    seeding: StepSeeding
+    checkpoints: Checkpoints
+
+    @property
+    def stateful(self) -> list[L.Callback]:
+        """The callbacks whose state a checkpoint must hold."""
+        return [self.metrics, self.diagnostics]
+
+    def add_to(self, trainer: L.Trainer) -> None:
+        """Put them around the callbacks that the trainer has."""
+        users: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        writers = [callback for callback in users if isinstance(callback, Checkpoint)]
+        others = [callback for callback in users if not isinstance(callback, Checkpoint)]
+        refresh = [] if self.refresh is None else [self.refresh]
+        updates = [*refresh, self.diagnostics, MemoryUpdate(), StepTiming(), self.seeding]
+        trainer.callbacks = [  # type: ignore[attr-defined]
+            ResumedLearningRate(), self.evaluation, self.metrics, *others, *updates, *writers, self.checkpoints
+        ]  # fmt: skip
+
+
+def create_callbacks(
+    settings: Recipe,
+    folder: Path,
+    batches: Batches,
+    train_set: Any,
+    refresh: Refresh | None = None,
+    validation: Any = None,
+    data: Any = None,
+) -> RunCallbacks:
+    """The callbacks of a run in a folder.
+
+    refresh: of the batch sampler, if it has one · validation: the part of the training set that adaptive schedules
+    observe, if the objective has any · data: passed as an object instead of ``data.source``
+    """
+    evaluation = OnlineEvaluation(settings, train_set, validation, data)
+    diagnostics = Diagnostics(batches, train_set, refresh)
+    return RunCallbacks(
+        evaluation,
+        MetricsWriter(folder, settings.trainer.batch_size, [diagnostics, evaluation]),
+        refresh,
+        diagnostics,
+        StepSeeding(settings.seed),
+        Checkpoints(settings, folder, batches),
+    )
+
+
 class _PlainFiles(TorchCheckpointIO):
-    """Writes a checkpoint where it is told to: Lightning's own way goes through the system's temporary folder."""
+    """Writes a checkpoint directly to its path: Lightning's default writes to the system's temporary folder first."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with Path(path).open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()
@@ -80,7 +165,7 @@ class _PlainFiles(TorchCheckpointIO):
 
 
 class _Untimed(PassThroughProfiler):
-    """Measures nothing, at no cost: Lightning's own still opens a context around each of thirty calls a step."""
+    """Measures nothing, at no cost: Lightning's default opens a context around each of thirty calls per step."""
 
     _nothing = nullcontext()
 
@@ -88,77 +173,32 @@ class _Untimed(PassThroughProfiler):
         return self._nothing
 
 
-def fit(trainer: L.Trainer, module: Method, loader: Any, folder: Path, resume_from: Path | None) -> None:
+def fit(
+    trainer: L.Trainer, module: Method, loader: Any, settings: Recipe, folder: Path, resume_from: Path | None
+) -> None:
     """Train from the checkpoint, or from the start; Ctrl-C raises KeyboardInterrupt."""
-    with warnings.catch_warnings():
-        # Our loader begins where the checkpoint was taken, which Lightning cannot see.
+    if settings.trainer.logger is not None:
+        trainer.loggers = [*trainer.loggers, loggers.create(settings.trainer.logger, folder)]
+    for logger in trainer.loggers:
+        logger.log_hyperparams(tree_of(settings))
+    trainer.log_every_n_steps = min(trainer.log_every_n_steps, len(loader))  # type: ignore[attr-defined]
+    size = getattr(settings.trainer, "chunk_size", None)
+    with nullcontext() if size is None else in_chunks(encoders_of(module), size), warnings.catch_warnings():
+        # The loader continues after the batch of the checkpoint, which Lightning cannot see.
         warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         warnings.filterwarnings("ignore", ".*LeafSpec.*")
         start = None if resume_from is None else str(resume_from)
         try:
             trainer.fit(module, loader, ckpt_path=start, weights_only=True)
-        except SystemExit:  # Lightning's answer to Ctrl-C
+        except SystemExit:  # raised by Lightning after Ctrl-C
             if not trainer.interrupted:
                 raise
     if trainer.interrupted:
         raise KeyboardInterrupt(f"stopped at step {trainer.global_step}; resume the run in {folder}")
 
 
-def check_free(folder: Path) -> None:
-    """Raise if a new run may not be written to this folder."""
-    if run_folder.is_free(folder):
-        return
-    if run_folder.is_run(folder):
-        raise ValueError(f"{folder} holds a run already: resume it, choose another folder, or remove this one")
-    raise ValueError(f"{folder} exists and is no run: choose another folder")
-
-
-def check_begun(folder: Path, stated: dict[str, int] | None) -> None:
-    """Raise if what the run wrote cannot be gone on with, before anything is changed."""
-    environment = run_folder.read_json(folder / run_folder.ENVIRONMENT)
-    if not isinstance(environment.get("resumed", []), list):
-        raise ValueError(f"{folder / run_folder.ENVIRONMENT}: resumed must be a list: put the file back as it was")
-    run_folder.metrics(folder)
-    begun = environment.get("validation")
-    if begun != stated:
-        raise ValueError(
-            f"{folder} was begun with the validation part {begun}, and its data now give {stated}: "
-            "put the data back as they were, or begin anew in another folder"
-        )
-
-
-def checked_checkpoint(folder: Path, module: Method, keeper: Keeper, batches: Batches) -> Path | None:
-    """The checkpoint to go on from, read and tried before anything is written; None if there was none yet."""
-    file = folder / run_folder.CHECKPOINT
-    # The metrics file is made with the first checkpoint.
-    if not file.exists() and not (folder / run_folder.METRICS).exists():
-        warnings.warn(f"{folder} holds no checkpoint yet: it begins with epoch 1", stacklevel=3)
-        return None
-    saved = run_folder.checkpoint(folder)
-    if saved.get("run") != run_folder.read_json(folder / run_folder.ENVIRONMENT).get("run"):
-        raise ValueError(f"{file} is the checkpoint of another run: {run_folder.remedy(folder)}")
-    try:
-        module.load_state_dict(saved["state_dict"])
-        module._optimizer(module).load_state_dict(saved["optimizer_states"][0])
-        _ = saved["lr_schedulers"][0], saved["loops"]["fit_loop"]  # Lightning's own
-        changed = recipe.differences(json.loads(saved["recipe"]), keeper.settings)
-        keeper.load_state_dict(saved["callbacks"][keeper.state_key])
-        batches.go_on_from(saved["batches"])
-    except Exception as error:  # as many kinds as there are ways not to fit
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(
-            f"{file} does not fit the run's recipe and data ({reason}): {run_folder.remedy(folder)}"
-        ) from error
-    if changed := [name for name in changed if name not in MAY_CHANGE]:
-        raise ValueError(
-            f"{folder / run_folder.RECIPE} was changed in {', '.join(changed)} since {file} was written: undo the "
-            f"change, or begin anew with hardneg train {folder / run_folder.RECIPE} --run ANOTHER_FOLDER"
-        )
-    return file
-
-
 def explain(error: Exception, folder: Path) -> None:
-    """Raise a failure again that the user can mend, with what to do about it."""
+    """Raise a ValueError again with what to do about it; return on any other error."""
     if not isinstance(error, ValueError):
         return
     message = str(error)
@@ -171,49 +211,3 @@ def explain(error: Exception, folder: Path) -> None:
             "settings choose another folder, or remove this one"
         )
     raise ValueError(message) from error
-
-
-def begin(
-    settings: Recipe, folder: Path, resume: bool, processes: int, division: Division, stated: dict[str, int] | None
-) -> None:
-    """Write what the run is, or that it goes on; ``stated``: its validation part."""
-    environment = run_folder.environment(processes=processes, **({} if stated is None else {"validation": stated}))
-    if not resume:
-        check_free(folder)  # again, as another process may have been here while the data were read
-        # The name of this run, by which its checkpoints are known.
-        run_folder.write_json(folder / run_folder.ENVIRONMENT, {"run": uuid.uuid4().hex, **environment})
-        run_folder.write_json(folder / run_folder.SPLIT, asdict(division))
-        run_folder.write(folder / run_folder.RECIPE, recipe.dump(settings))  # last: it makes the folder a run
-        return
-    if (folder / run_folder.ENCODER).exists():
-        return
-    # Figures of an unfinished run would pass for those of the finished one.
-    (folder / run_folder.EVALUATION).unlink(missing_ok=True)
-    first = run_folder.read_json(folder / run_folder.ENVIRONMENT)
-    first.setdefault("resumed", []).append(environment)
-    run_folder.write_json(folder / run_folder.ENVIRONMENT, first)
-
-
-def use_recorded_threads(folder: Path) -> None:
-    """Use as many threads as when the run was begun: sums then have the same last bits."""
-    file = folder / run_folder.ENVIRONMENT
-    threads = run_folder.read_json(file).get("threads") if file.exists() else None
-    if threads is not None:
-        if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
-            raise ValueError(
-                f"{file}: threads must be a whole number from 1 to {MAX_THREADS}, got {str(threads)[:50]!r}: "
-                "put the file back as it was"
-            )
-        torch.set_num_threads(threads)
-
-
-def write_encoder(encoder: nn.Module, folder: Path, shape: tuple[int, ...]) -> None:
-    """Write the weights of the encoder, with the shape of its input."""
-    from safetensors.torch import save
-
-    weights = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in encoder.state_dict().items()
-        if isinstance(tensor, Tensor)
-    }
-    run_folder.write_bytes(folder / run_folder.ENCODER, save(weights, {"shape": ",".join(map(str, shape))}))

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hardneg.evaluation.metrics import Accuracies
+from hardneg import callables
+from hardneg.evaluation import EvaluationResult, Metric, get_metric, metric_from
 from hardneg.modality import EvaluationRequest
 from hardneg.training import build, run_folder
 from hardneg.training.recipe import Recipe
@@ -23,19 +24,20 @@ def evaluate(
     folder: str | Path,
     source: str | None = None,
     size: int | None = None,
-    metrics: Sequence[str] | None = None,
+    metrics: Sequence[str | Metric] | None = None,
     *,
     trust: bool = False,
     data: Any = None,
     views: Any = None,
     encoder: nn.Module | None = None,
-) -> Accuracies:
+) -> EvaluationResult:
     """The metrics of a run's encoder, written with their notes to its ``evaluation.json``.
 
     folder: of the run · source: other data to transfer the frozen encoder to, written to ``transfer.json`` instead;
     images that the run held out remain the test images of a copy of its data · size: side of the images of another
-    source (default: as in training) · metrics: names, or None for those of the recipe · trust: allow code that the
-    folder names as ``module:callable`` · data, views, encoder: what was given to `train` as an object
+    source (default: as in training) · metrics: names, ``package.module:callable`` or `Metric` objects, by default those
+    of the recipe · trust: allow code that the folder names as ``module:callable`` · data, views, encoder: what was
+    given to `train` as an object
     """
     run = load_run(folder, trust=trust, data=data, views=views, encoder=encoder)
     run_folder.check_links(run.folder)
@@ -51,7 +53,7 @@ def evaluate(
         named=source is not None,
         own=source is None or source == own or Path(source).resolve() == Path(own).resolve(),
         size=size,
-        metrics=settings.evaluation.metrics if metrics is None else metrics,
+        metrics=_metrics(settings.evaluation.metrics if metrics is None else metrics),
         seed=settings.seed,
         given=data,
     )
@@ -65,6 +67,15 @@ def evaluate(
         before: dict[str, Any] = run_folder.read_json(file) if file.exists() else {}
         _save(run.folder, TRANSFER, {**before, source: found.to_json()})
     return found
+
+
+def _metrics(given: Sequence[str | Metric] | None) -> list[Metric] | None:
+    """Metrics by name, as ``package.module:callable``, or as objects; None for those of the modality."""
+    if given is None:
+        return None
+    return [
+        metric_from(each) if isinstance(each, str) and callables.is_name(each) else get_metric(each) for each in given
+    ]
 
 
 def _locked_transfer(folder: Path) -> AbstractContextManager[None]:
@@ -84,19 +95,19 @@ def _save(folder: Path, name: str, found: dict[str, Any]) -> None:
         warnings.warn(f"the results could not be saved: {error}", stacklevel=3)
 
 
-def untrained(settings: Recipe) -> Accuracies:
+def untrained(settings: Recipe) -> EvaluationResult:
     """The metrics of the recipe's encoder before its first step."""
     train_set = build.data(settings)
     module = build.method(settings, train_set)
     return _of_module(settings, module.encoder, train_set, module.views)
 
 
-def raw(settings: Recipe) -> Accuracies:
+def raw(settings: Recipe) -> EvaluationResult:
     """The metrics of the samples themselves, flattened."""
     return _of_module(settings, nn.Flatten(), build.data(settings), None)
 
 
-def _of_module(settings: Recipe, encoder: nn.Module, train_set: Any, views: Any) -> Accuracies:
+def _of_module(settings: Recipe, encoder: nn.Module, train_set: Any, views: Any) -> EvaluationResult:
     kind, division = settings.kind, train_set.division
     request = EvaluationRequest(settings.data, kind.shape(train_set), division, views)
     return kind.evaluate(encoder, request)

@@ -57,6 +57,12 @@ class Trainer(Section):
     """Epochs between two online evaluations; 0 for none."""
     save_every: CountOrZero = 0
     """Steps between two checkpoints, in addition to those at the end of each epoch; 0 for none."""
+    logger: Literal["csv", "tensorboard", "wandb", "mlflow"] | None = None
+    """A Lightning logger, which writes to ``logs`` in the run folder."""
+    accumulate: Count = 1
+    """Batches per optimizer step."""
+    sync_batchnorm: bool = False
+    """Batch-norm statistics over the batches of all processes."""
 
 
 class Batches(Section):

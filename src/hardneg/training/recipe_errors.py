@@ -42,6 +42,8 @@ def explained(
             return f"{key or 'the recipe'} must hold keys and values, got {given!r}"
         return f"{key} must be {_TYPES[found['type']]}, got {given!r}"
     limits = found.get("ctx", {})
+    if found["type"] == "value_error":  # of a section's own check
+        return f"{key}.{limits['error']}"
     if found["type"] == "literal_error":
         options = [text.strip(" '") for text in str(limits["expected"]).replace(" or ", ", ").split(", ")]
         return f"{key}={given!r} is not known: {hint(str(given), options)}"

@@ -1,8 +1,7 @@
 """Runs: a folder with a recipe, its metrics and checkpoints, that can be killed at any moment and goes on exactly.
 
 Every draw is a function of (seed, step), so a checkpoint needs no random state: weights, optimiser and the number of
-steps done say it all. To Lightning a run is one long epoch whose loader begins at the step where the checkpoint was
-taken; our epochs are counted from the steps.
+steps done say it all.
 """
 
 import os
@@ -14,14 +13,14 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers import Logger
 from torch import nn
 
 from hardneg.division import Division, difference, read_division
 from hardneg.losses.infonce import InfoNCE
 from hardneg.methods.method import Method
-from hardneg.training import build, engine, recipe, run_folder, validation
+from hardneg.training import build, engine, recipe, run_folder, run_state, validation
 from hardneg.training.batches import Batches, sampler
-from hardneg.training.callbacks.keeper import Keeper
 from hardneg.training.recipe import Recipe
 
 
@@ -35,11 +34,13 @@ class Result:
 
 
 def train(
-    settings: Recipe,
+    settings: Recipe | None,
     folder: str | Path,
     resume: bool = False,
     callbacks: Sequence[L.Callback] = (),
     *,
+    loggers: Sequence[Logger] = (),
+    epochs: int | None = None,
     trust: bool = False,
     data: Any = None,
     views: Any = None,
@@ -51,10 +52,13 @@ def train(
     checkpoint leaves no folder.
 
     Args:
-        settings: the recipe; ignored when resuming
+        settings: the recipe; ignored when resuming, and may then be None
         folder: of the run; nothing is written elsewhere
-        resume: go on from the folder's last checkpoint
-        callbacks: of Lightning's, beside our own
+        resume: continue from the folder's last checkpoint
+        callbacks: Lightning callbacks of your own
+        loggers: Lightning loggers of your own; they get the numbers of ``metrics.jsonl``, once per epoch
+        epochs: when resuming, train to this many epochs instead of the recipe's; schedules and the learning rate follow
+            the new length from then on. A finished run continues
         trust: when resuming, allow code that the folder names as ``module:callable``; ``settings`` are trusted
         data: samples to train on instead of ``data.source``: a set, a mapping from split to set, or a function of the
             split
@@ -66,19 +70,23 @@ def train(
     if resume and not run_folder.is_run(folder):
         missing = run_folder.ENVIRONMENT if (folder / run_folder.RECIPE).exists() else run_folder.RECIPE
         raise ValueError(f"{folder} holds no run to resume: {missing} is missing")
-    resume_from: Path | None = None
+    point = run_state.ResumePoint()
     if resume:
         run_folder.check_regular(folder)
-        settings = recipe.load(folder / run_folder.RECIPE)
+        settings = run_state.with_epochs(recipe.load(folder / run_folder.RECIPE), epochs)
         recipe.check_trust(settings, folder, trust)
         run_folder.check_links(folder)
         build.check_source(settings, folder)
-        engine.use_recorded_threads(folder)
+        run_state.use_recorded_threads(folder)
+    elif epochs is not None:
+        raise ValueError(f"epochs={epochs} extends a run: pass resume=True, or set trainer.epochs in the recipe")
+    elif settings is None:
+        raise ValueError("settings=None starts no run: pass a recipe, or resume=True")
     else:
         settings = build.resolved(given.recorded(settings))
-    trainer = engine.create_trainer(settings, callbacks)
+    trainer = engine.create_trainer(settings, folder, callbacks, loggers)
     if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
-        engine.check_free(folder)
+        run_state.check_free(folder)
     whole = build.data(settings, given)
     division = whole.division or Division()
     if resume:
@@ -89,8 +97,9 @@ def train(
         module = build.method(settings, train_set, trainer.world_size, given)
     except (RuntimeError, MemoryError, OverflowError) as error:
         raise ValueError(f"the networks and the memory of this recipe cannot be made: {error}") from error
+    engine.check_method(settings, module, trainer.strategy.root_device)
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
-    batches = Batches(chosen, settings.trainer.epochs)
+    batches = Batches(chosen)
     _check_memory(settings, module, shape, trainer)
     dim = build.dry_run(settings, module, train_set)
     refresh = build.refresh(batches, module, train_set, settings, trainer.world_size, dim)
@@ -101,20 +110,26 @@ def train(
     module._optimizer(module)  # bad settings are refused now
     if isinstance(module.objective, InfoNCE):
         module.objective.check_device(trainer.strategy.root_device)
-    keeper = Keeper(settings, folder, batches, train_set, refresh, held_out, data)
+    ours = engine.create_callbacks(settings, folder, batches, train_set, refresh, held_out, data)
+    ours.add_to(trainer)
+    loader = build.loader(batches, train_set, settings)
+    if loader is batches:  # the workers of any other loader need indices on the CPU
+        batches.device = trainer.strategy.root_device
     stated = validation.stated(settings, train_set, held_out)
     if resume:
-        engine.check_begun(folder, stated)
-        resume_from = engine.checked_checkpoint(folder, module, keeper, batches)
-    # The keeper comes last: what it saves is then complete.
-    trainer.callbacks += [keeper] if refresh is None else [refresh, keeper]  # type: ignore[attr-defined]
+        run_state.check_recorded(folder, stated)
+        point = run_state.resume_point(folder, settings, module, ours.stateful, batches, epochs)
     with ExitStack() as held:
         if trainer.is_global_zero:
             held.enter_context(run_folder.made(folder))
             held.enter_context(run_folder.alone(folder))
-            engine.begin(settings, folder, resume, trainer.world_size, division, stated)
+            if resume:
+                processes = trainer.world_size
+                run_state.record_resume(settings, folder, processes, stated, epochs=epochs, finished=point.finished)
+            else:
+                run_state.start(settings, folder, trainer.world_size, division, stated)
         try:
-            engine.fit(trainer, module, build.loader(batches, train_set, settings), folder, resume_from)
+            engine.fit(trainer, module, loader, settings, folder, point.checkpoint)
         except Exception as error:
             if trainer.is_global_zero:
                 if not resume:
@@ -122,8 +137,8 @@ def train(
                 engine.explain(error, folder)
             raise
         if trainer.is_global_zero:
-            engine.write_encoder(module.encoder, folder, shape)
-    return Result(folder, module.encoder, keeper.last)
+            run_state.write_encoder(module.encoder, folder, shape)
+    return Result(folder, module.encoder, ours.metrics.last)
 
 
 def _check_memory(settings: Recipe, module: Method, shape: tuple[int, ...], trainer: L.Trainer) -> None:
@@ -144,10 +159,10 @@ def _check_memory(settings: Recipe, module: Method, shape: tuple[int, ...], trai
 
 
 def check_division(settings: Recipe, folder: Path, division: Division, remedy: str = "begin a new run") -> None:
-    """Raise if the data are not those that the run was begun with: held-out images might be trained on."""
+    """Raise if the data are not those that the run was started with: held-out samples might be trained on."""
     recorded = read_division(folder / run_folder.SPLIT)
     source = settings.data.source
-    if told := difference(recorded, division):
-        raise ValueError(f"{source} {told} in {folder}: restore it, or {remedy}")
+    if change := difference(recorded, division):
+        raise ValueError(f"{source} {change} in {folder}: restore it, or {remedy}")
     if recorded.test == Division.UNKNOWN and division.test == Division.HELD_OUT:
         raise ValueError(f"{folder} does not record which images of {source} it held out: {remedy}")

@@ -21,6 +21,7 @@ import hardneg
 RECIPE, ENVIRONMENT, METRICS, EVALUATION = "recipe.yaml", "environment.json", "metrics.jsonl", "evaluation.json"
 CHECKPOINT, ENCODER, LOCK = "last.ckpt", "encoder.safetensors", "run.lock"
 SPLIT = "split.json"  # what the run was trained on, and which images were held out
+LOGS = "logs"  # the folder of Lightning's loggers
 NEXT = "next.ckpt"  # a checkpoint while it is being written
 _FRESH = re.compile(
     rf"({'|'.join(map(re.escape, (ENVIRONMENT, SPLIT, RECIPE)))})\.[0-9a-f]{{32}}\.new"
@@ -54,8 +55,11 @@ def is_run(folder: Path) -> bool:
 
 def check_links(folder: Path) -> None:
     """Raise if a file that a run writes is a link, which could lead anywhere."""
-    for file in folder.iterdir():
-        if file.is_symlink() and (file.suffix == ".new" or file.name in (METRICS, LOCK, NEXT)):
+    logs = folder / LOGS
+    inside = [] if logs.is_symlink() or not logs.is_dir() else list(logs.iterdir())
+    for file in (*folder.iterdir(), *inside):
+        written = file.suffix == ".new" or file.name in (METRICS, LOCK, NEXT) or LOGS in (file.name, file.parent.name)
+        if file.is_symlink() and written:
             raise ValueError(f"{file} is a link, and nothing is written outside a run's folder: remove it")
 
 
@@ -79,7 +83,11 @@ def is_free(folder: Path) -> bool:
 
 def _is_left_over(file: Path) -> bool:
     """Whether a run that ended before its first checkpoint wrote this file: a name alone does not tell."""
-    if file.is_symlink() or not file.is_file():
+    if file.is_symlink():
+        return False
+    if file.name == LOGS:
+        return file.is_dir() and _run_id(file.parent) is not None
+    if not file.is_file():
         return False
     if file.name == LOCK:
         return file.stat().st_size == 0
@@ -102,6 +110,8 @@ def _run_id(folder: Path) -> str | None:
 def discard(folder: Path) -> None:
     """Remove what this run wrote before its first checkpoint; a folder that holds more is left as it is."""
     if is_free(folder):
+        if (folder / LOGS).exists():
+            shutil.rmtree(folder / LOGS)
         for name in (NEXT, RECIPE, SPLIT, ENVIRONMENT, LOCK):
             with suppress(OSError):  # Windows keeps a lock that is held
                 (folder / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The fused loss as tests call it where Triton is interpreted: with all that is made on the way in sight."""
+"""Calls of the fused loss in a process that interprets Triton, with access to its launches and buffers."""
 
 import copy
 import pickle
@@ -22,12 +22,12 @@ from hardneg.losses.kernels import Eligibility, RowLayout, Rule
 
 Options = dict[str, Any]
 KERNELS = "hardneg.losses.kernels.triton"
-GUARD, MARK = 64, 77  # numbers on either side of a buffer, and what they are
+GUARD, MARK = 64, 77  # number and value of the guard elements on either side of a buffer
 
 
 @dataclass(frozen=True)
 class AboveItsOwn(Hardening):
-    """Keeps candidates that score at least what each anchor of a direction is given."""
+    """Keeps candidates that score at least the given bound of each anchor of a direction."""
 
     least: Tensor
 
@@ -37,7 +37,7 @@ class AboveItsOwn(Hardening):
 
 @dataclass
 class Found:
-    """What a call gave: its loss, the gradients of its embeddings and of a learnt temperature, and its diagnostics."""
+    """The result of a call: the loss, the gradients of embeddings and of a learned temperature, and the diagnostics."""
 
     value: Tensor
     grads: dict[str, Tensor] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Found:
 
 @dataclass
 class Work:
-    """What a call did: elements of the largest tensor made, programs launched, operations of PyTorch beside them."""
+    """What a call executes: size of the largest tensor, names of launched kernels, and PyTorch operations."""
 
     largest: int
     launches: list[str]
@@ -56,7 +56,7 @@ class Work:
 def run(
     options: Options, arguments: dict[str, Tensor], constants: dict[str, Any] | None = None, backend: str = "fused"
 ) -> Found:
-    """The loss and all gradients, each anchor's loss weighted differently. constants: of the kernel's modules."""
+    """The loss and all gradients, with a different weight for the loss of each anchor. constants: of kernel modules."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, value in (constants or {}).items():
@@ -71,14 +71,14 @@ def run(
         }
         value = loss(**given)
         (value * torch.linspace(0.5, 1.5, value.numel()).to(value.dtype).view(value.shape)).sum().backward()
-        learnt = {name: tensor for name, tensor in given.items() if tensor.is_floating_point() and len(tensor) > 0}
-        grads = {name: tensor.grad for name, tensor in (*learnt.items(), *loss.named_parameters())}
+        learned = {name: tensor for name, tensor in given.items() if tensor.is_floating_point() and len(tensor) > 0}
+        grads = {name: tensor.grad for name, tensor in (*learned.items(), *loss.named_parameters())}
         assert all(grad is not None for grad in grads.values())
         return Found(value.detach(), grads, loss.diagnostics())  # type: ignore[arg-type]
 
 
 def run_many(calls: list[tuple[Any, ...]]) -> list[Found]:
-    """`run` of each; to send them one by one would take longer."""
+    """`run` of each call; one message to the process is faster than several."""
     return [run(*call) for call in calls]
 
 
@@ -93,14 +93,14 @@ def losses(options: Options, arguments: dict[str, Tensor]) -> tuple[Tensor, dict
 
 
 def message(options: Options, arguments: dict[str, Tensor]) -> str:
-    """What the call is refused with."""
+    """The message of the ValueError that the call raises."""
     with pytest.raises(ValueError, match=r".") as caught:
         hn.InfoNCE(**options, backend="fused")(**arguments)
     return str(caught.value)
 
 
 class _Watch(TorchDispatchMode):
-    """Notes what PyTorch makes, but not what the interpreter of a program does."""
+    """Records the tensors that PyTorch creates, except those of the interpreter."""
 
     paused = False
 
@@ -120,7 +120,7 @@ class _Watch(TorchDispatchMode):
 
 
 def work(options: Options, arguments: dict[str, Tensor], constants: dict[str, Any] | None = None) -> Work:
-    """What a loss and its gradient do."""
+    """What a loss and its gradient execute."""
     from triton.runtime.interpreter import GridExecutor
 
     plain, watch = GridExecutor.__call__, _Watch()
@@ -146,14 +146,14 @@ def work(options: Options, arguments: dict[str, Tensor], constants: dict[str, An
 
 
 def guarded(options: Options, arguments: dict[str, Tensor], constants: dict[str, Any] | None = None) -> Found:
-    """`run` with buffers that are full of NaN at first and lie between guards, which must be as before at the end."""
+    """`run` with buffers filled with NaN and enclosed by guard elements, which must be unchanged at the end."""
     bases: list[Tensor] = []
 
     def make(size: Any, dtype: torch.dtype | None) -> Tensor:
-        many = torch.Size(size).numel()
-        base = torch.full((many + 2 * GUARD,), MARK, dtype=dtype or torch.float32)
+        numel = torch.Size(size).numel()
+        base = torch.full((numel + 2 * GUARD,), MARK, dtype=dtype or torch.float32)
         bases.append(base)
-        base[GUARD : GUARD + many] = torch.nan if base.is_floating_point() else -MARK
+        base[GUARD : GUARD + numel] = torch.nan if base.is_floating_point() else -MARK
         inside = torch.tensor([], dtype=base.dtype)
         return inside.set_(base.untyped_storage(), GUARD, torch.Size(size))  # not a view, for autograd
 
@@ -170,7 +170,7 @@ def guarded(options: Options, arguments: dict[str, Tensor], constants: dict[str,
 
 
 def measuring(options: Options, arguments: dict[str, Tensor], constants: dict[str, Any]) -> Found:
-    """`guarded` as the first call of its kind on a GPU: every program is tried in two tiles, several times."""
+    """`guarded` as the first call of its kind on a GPU: every kernel is launched with two tiles, several times."""
     from hardneg.losses.kernels.triton import tile_sizes
 
     def two_tiles(matrix: Tensor, name: str, whole: bool) -> list[tile_sizes.Tile]:
@@ -185,7 +185,7 @@ def measuring(options: Options, arguments: dict[str, Tensor], constants: dict[st
         patch.setattr(tile_sizes, "_milliseconds", milliseconds)
         patch.setattr(tile_sizes, "_best", {})
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        return guarded(options, arguments, constants | {"tile_sizes.WORTH_MEASURING": 0, "tile_sizes.ROUNDS": 2})
+        return guarded(options, arguments, constants | {"tile_sizes.MIN_MEASURED_PAIRS": 0, "tile_sizes.ROUNDS": 2})
 
 
 @contextmanager
@@ -198,17 +198,17 @@ def _empty_by(make: Any, shape: Any) -> Iterator[None]:
         yield
 
 
-def hidden(places: RowLayout, pool_views: int) -> Tensor:
-    """Which candidates of a pool (N,) the tiles of scores hide from each anchor, (A, N)."""
+def masked(layout: RowLayout, pool_views: int) -> Tensor:
+    """Which candidates of a pool (N,) are masked in the tiles of scores of each anchor, (A, N)."""
     from hardneg.losses.kernels.triton import blocks, row_sums
 
-    anchors, pool = torch.randn(places.batch * places.views, 2), torch.randn(places.whole * pool_views, 2)
-    question = row_sums.Negatives(Eligibility(len(pool), own=places, pool_views=pool_views), Rule())
-    return blocks.Walk(question, torch.ones(()), anchors, pool, 0, blocks.Band(), False).scores() == -torch.inf
+    anchors, pool = torch.randn(layout.batch * layout.views, 2), torch.randn(layout.global_batch * pool_views, 2)
+    spec = row_sums.NegativeSums(Eligibility(len(pool), own=layout, pool_views=pool_views), Rule())
+    return blocks.BlockPass(spec, torch.ones(()), anchors, pool, 0, blocks.Band(), False).scores() == -torch.inf
 
 
 def refuses_overwritten_negatives(normalize: bool, dtype: torch.dtype) -> str:
-    """The error of a backward pass after an enqueue too early."""
+    """The error of a backward pass after an enqueue that came too early."""
     z1, z2, queue = (torch.randn(rows, 4, dtype=dtype) for rows in (8, 8, 32))
     value = hn.moco(backend="fused", normalize=normalize)(z1.requires_grad_(), z2, negatives=queue)
     queue[:8] = z2
@@ -229,7 +229,7 @@ def second(options: Options, arguments: dict[str, Tensor], backend: str = "fused
 
 
 def refuses_overwriting(options: Options, arguments: dict[str, Tensor], backend: str = "fused") -> list[str]:
-    """The arguments of a loss that may not be overwritten before its backward pass."""
+    """The arguments of a loss that must not be overwritten before its backward pass."""
     refused = []
     for name in arguments:
         copies = {key: tensor.clone() for key, tensor in arguments.items()}
@@ -243,8 +243,8 @@ def refuses_overwriting(options: Options, arguments: dict[str, Tensor], backend:
     return refused
 
 
-def habits(options: Options) -> dict[str, bool]:
-    """What user code does around a loss, and whether it comes out right."""
+def usages(options: Options) -> dict[str, bool]:
+    """Common ways to call a loss in user code, and whether each result is right."""
     z1, z2 = torch.randn(9, 5), torch.randn(9, 5)
     extra = {"negatives": torch.randn(7, 5)} if options.get("in_batch", "both") is None else {}
     loss = hn.InfoNCE(**options, backend="fused")
@@ -267,8 +267,8 @@ def habits(options: Options) -> dict[str, bool]:
     with torch.no_grad():
         found["no gradient"] = torch.equal(loss(z1, z2, **extra), expected)
     found["after inference"] = torch.equal(gradient(loss(a, z2, **extra), a), grad)
-    for name, twin in (("deepcopy", copy.deepcopy(loss)), ("pickle", pickle.loads(pickle.dumps(loss)))):
-        found[name] = torch.equal(twin(z1, z2, **extra), expected)
+    for name, other in (("deepcopy", copy.deepcopy(loss)), ("pickle", pickle.loads(pickle.dumps(loss)))):
+        found[name] = torch.equal(other(z1, z2, **extra), expected)
     columns = z1.T.contiguous().T.requires_grad_()
     found["columns"] = torch.equal(gradient(loss(columns, z2, **extra), columns), grad)
     wide = torch.randn(9, 11)
@@ -297,7 +297,7 @@ def habits(options: Options) -> dict[str, bool]:
     return found
 
 
-def share(name: str, rows: slice, gather: bool) -> Found:
+def run_rows(name: str, rows: slice, gather: bool) -> Found:
     """A case of `processes` on some rows of its batch, in float32."""
     import processes
 
@@ -307,12 +307,12 @@ def share(name: str, rows: slice, gather: bool) -> Found:
     return run({**options, "gather": gather}, arguments)
 
 
-def take_part(rank: int, sizes: list[int], names: list[str], folder: str) -> None:
-    """One process of several: its rows are the ``rank``-th part of the batch; it saves what it found."""
+def run_process(rank: int, sizes: list[int], names: list[str], folder: str) -> None:
+    """One of several processes: its rows are the ``rank``-th part of the batch; it saves its results."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=len(sizes))
     start = sum(sizes[:rank])
-    found = {name: share(name, slice(start, start + sizes[rank]), gather=True) for name in names}
+    found = {name: run_rows(name, slice(start, start + sizes[rank]), gather=True) for name in names}
     torch.save({name: (part.value, part.grads) for name, part in found.items()}, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Whatever the fused kernel is asked, its programs compile for a GPU: Triton needs none for that."""
+"""The Triton kernels of every setting compile for a GPU; compiling needs none."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -11,16 +11,16 @@ import hardneg as hn
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only"),
-    pytest.mark.filterwarnings("ignore"),  # of losses that nobody computed
+    pytest.mark.filterwarnings("ignore"),  # the losses are not computed
 ]
 
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
          torch.float16: "fp16", torch.int8: "i8"}  # fmt: skip
-ROWS, KEYS = 64, 8192  # beyond `selection.SHORTEST_ROW`, so that rows are sampled
+ROWS, KEYS = 64, 8192  # beyond `percentile_bands.SHORTEST_ROW`, so that rows are sampled
 
 
 class Recorder:
-    """In place of a program that is called directly: notes its arguments."""
+    """Replaces a kernel that is called directly, and records its arguments."""
 
     def __init__(self, program: Any, notes: list[tuple[Any, dict[str, Any], int, int]]) -> None:
         self.program, self.notes, self.arg_names = program, notes, program.arg_names
@@ -36,9 +36,9 @@ class Recorder:
 
 
 def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[str, Any], int, int]]:
-    """Programs that a forward and backward pass would start on a GPU, with their arguments.
+    """Kernels that a forward and backward pass would launch on a GPU, with their arguments.
 
-    In the first tile of each; `deal` in all of its tiles, because its products must suit both sizes.
+    With the first tile of each; `list_candidates` with all of its tiles, because its products depend on both sizes.
     """
     from hardneg.losses.kernels.triton import (
         backward,
@@ -66,11 +66,11 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
         program: Any, arguments: dict[str, Any], rows: int, parts: int, width: int, whole: bool, name: str, **_: Any
     ) -> None:
         matrix = arguments["anchors_" if "anchors_" in arguments else "outer"]
-        tiles = tile_sizes.candidates(name, width, matrix.element_size(), whole)
+        tiles = tile_sizes.tile_options(name, width, matrix.element_size(), whole)
         program = getattr(program, "program", program)
-        for tile in tiles if name == "deal" else tiles[:1]:
+        for tile in tiles if name == "list_candidates" else tiles[:1]:
             sizes = {"OUTER_BLOCK": tile.outer, "INNER_BLOCK": tile.inner, "WHOLE": tile.chunk is None,
-                     "DESCRIBED": False, "WIDTH": tile.chunk or max(16, 1 << (width - 1).bit_length())}  # fmt: skip
+                     "DESCRIPTOR": False, "WIDTH": tile.chunk or max(16, 1 << (width - 1).bit_length())}  # fmt: skip
             notes.append((program, {**arguments, **sizes}, tile.warps, tile.stages))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -78,14 +78,14 @@ def launches(loss: hn.InfoNCE, given: dict[str, Any]) -> list[tuple[Any, dict[st
         patch.setattr(tile_sizes, "launch", in_tile)
         for module in (paired_loss, rowwise, percentile_bands):
             patch.setattr(module, "launch", launch)
-        for module, name in ((forward, "finish"), (backward, "slopes")):
+        for module, name in ((forward, "finish"), (backward, "score_coefficients")):
             patch.setattr(module, name, Recorder(getattr(module, name), notes))
         loss(**given).sum().backward()
     return notes
 
 
 def compiled(program: Any, arguments: dict[str, Any], warps: int, stages: int) -> Any:
-    """A program compiled for the kind of arguments given, as Triton tells kinds apart."""
+    """A kernel compiled for the types of the given arguments, specialized as by Triton."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -128,27 +128,54 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("dtype", "dim"), [(torch.bfloat16, 128), (torch.float32, 64), (torch.bfloat16, 384)], ids=str)
-def test_programs_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int) -> None:
+NARROW, FLOAT32, WIDE = (torch.bfloat16, 128), (torch.float32, 64), (torch.bfloat16, 384)
+# In the quick run every mask, band and layout is compiled once, in one of the three forms.
+QUICK = {
+    ("pairs", NARROW), ("cold", FLOAT32), ("labels", WIDE), ("towers, whole loss", NARROW), ("towers", FLOAT32),
+    ("queue, some excluded", WIDE), ("queue, masked", FLOAT32), ("ring", NARROW),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "dim"),
+    [
+        pytest.param(name, *form, marks=[] if (name, form) in QUICK else [pytest.mark.slow])
+        for form in (NARROW, FLOAT32, WIDE)
+        for name in CASES
+    ],
+    ids=str,
+)
+def test_kernels_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int) -> None:
     check(*CASES[name], dtype, dim)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("hardening", [hn.Exponential(1.3), (hn.Exponential(1.0), hn.Threshold(0.5))], ids=str)
-def test_programs_that_make_every_score_once_compile(
+TILTED = hn.Exponential(1.3)
+
+
+@pytest.mark.parametrize(
+    ("hardening", "dtype"),
+    [
+        pytest.param(
+            hardening, dtype, marks=[] if (hardening, dtype) == (TILTED, torch.bfloat16) else [pytest.mark.slow]
+        )
+        for hardening in (TILTED, (hn.Exponential(1.0), hn.Threshold(0.5)))
+        for dtype in (torch.bfloat16, torch.float32)
+    ],
+    ids=str,
+)
+def test_kernels_that_use_the_symmetry_of_scores_compile(
     hardening: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hardneg.losses.kernels.triton import wide_rows
 
-    monkeypatch.setattr(wide_rows, "MIRRORED", 32)
-    monkeypatch.setattr(wide_rows, "WORTH_MIRRORING", 2)
+    monkeypatch.setattr(wide_rows, "SYMMETRIC_STRIP", 32)
+    monkeypatch.setattr(wide_rows, "MIN_SYMMETRIC_STRIPS", 2)
     notes = check({"supervision": "negatives", "hardening": hardening}, ["labels"], dtype, 384)
-    assert sum(arguments.get("MIRRORED", False) for _, arguments, _, _ in notes) == 2 * ROWS / 32
+    assert sum(arguments.get("SYMMETRIC", False) for _, arguments, _, _ in notes) == 2 * ROWS / 32
 
 
 def check(options: dict[str, Any], names: list[str], dtype: torch.dtype, dim: int) -> list[Any]:
-    """Compile all that a loss would launch; these are returned."""
+    """Compile all kernels that a loss would launch, and return them."""
     everything = {
         "negatives": torch.randn(KEYS, dim).to(dtype).requires_grad_(),
         "exclude": torch.arange(ROWS) % KEYS,
@@ -165,7 +192,7 @@ def check(options: dict[str, Any], names: list[str], dtype: torch.dtype, dim: in
     return notes
 
 
-def test_the_fastest_tile_is_taken_of_those_that_triton_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_tile_that_triton_can_compile_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     from hardneg.losses.kernels.triton import tile_sizes
 
     slow, fast, failing = (tile_sizes.Tile(64, 64, 4, stages) for stages in (1, 2, 3))
@@ -176,7 +203,7 @@ def test_the_fastest_tile_is_taken_of_those_that_triton_can_compile(monkeypatch:
             raise RuntimeError("PassManager::run failed")
 
     assert tile_sizes._fastest(attempt, [failing, slow, fast]) is fast
-    assert tile_sizes._fastest(attempt, [failing]) is failing  # whose launch then says why
+    assert tile_sizes._fastest(attempt, [failing]) is failing  # its launch then raises the error
 
     def broken(tile: tile_sizes.Tile) -> None:
         raise RuntimeError("CUDA error: an illegal memory access")

@@ -27,8 +27,8 @@ def keys(rows: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def run(options: dict[str, Any], arguments: Arguments, backend: str) -> list[Tensor]:
-    """The loss and the gradients of z1, z2 and a learnt temperature."""
-    loss = hn.InfoNCE(**copy.deepcopy(options), backend=backend).cuda()  # each learns a temperature of its own
+    """The loss and the gradients of z1, z2 and a learned temperature."""
+    loss = hn.InfoNCE(**copy.deepcopy(options), backend=backend).cuda()  # each call has its own learned temperature
     given = {name: t.clone().requires_grad_() if name in ("z1", "z2") else t for name, t in arguments.items()}
     value = loss(**given)
     value.sum().backward()
@@ -73,7 +73,7 @@ def test_gradients_are_as_exact_as_those_of_eager_pytorch(rows: int, dim: int, b
     truth = exact(options, arguments)
     found = errors(run(options, arguments, "fused"), truth)
     peer = errors(eager(arguments, beta, 0.5), truth)
-    assert found[0] <= 1.2 * peer[0] + 1e-6  # a single number may be right by chance
+    assert found[0] <= 1.2 * peer[0] + 1e-6  # a single number may be accurate by coincidence
     for one, other in zip(found[1:], peer[1:], strict=True):
         assert one <= 1.2 * other
 
@@ -85,16 +85,16 @@ SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "below positive": ({"hardening": hn.BelowPositive(0.1)}, []),
     "ring": ({"hardening": (hn.Ring(0.5, 0.95), hn.Exponential(1.0))}, []),
     "both directions": ({"in_batch": "other", "symmetric": True, "temperature": 0.07}, []),
-    "both directions, learnt": ({"in_batch": "other", "symmetric": True, "temperature": hn.Learnable(0.1)}, []),
+    "both directions, learned": ({"in_batch": "other", "symmetric": True, "temperature": hn.Learnable(0.1)}, []),
     "both directions, banded": ({"in_batch": "other", "symmetric": True, "hardening": hn.Threshold(0.2)}, []),
     "other view": ({"in_batch": "other", "hardening": hn.Exponential(1.0)}, []),
-    "learnt": ({"temperature": hn.Learnable(0.1), "hardening": hn.Exponential(1.0)}, []),
+    "learned": ({"temperature": hn.Learnable(0.1), "hardening": hn.Exponential(1.0)}, []),
     "labels": ({"supervision": "full", "hardening": hn.Exponential(1.0)}, ["labels"]),
     "labels, cold": ({"supervision": "full", "temperature": 0.02}, ["labels"]),
     "queue": ({"in_batch": None, "temperature": 0.07}, ["negatives", "exclude"]),
     "batch and queue": ({"hardening": hn.Exponential(1.3)}, ["negatives", "negative_mask"]),
     "ring of batch and queue": ({"hardening": hn.Ring(0.5, 0.95)}, ["negatives", "exclude"]),
-    "unnormalised": ({"normalize": False, "temperature": 8.0, "hardening": hn.Exponential(1.0)}, []),
+    "unnormalized": ({"normalize": False, "temperature": 8.0, "hardening": hn.Exponential(1.0)}, []),
 }
 
 
@@ -134,7 +134,7 @@ def test_half_precision_costs_the_rounding_of_unit_vectors(name: str, dtype: tor
 @pytest.mark.parametrize("dim", [64, 128, 256, 768])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_batches_in_tuned_tiles_equal_the_tiled_kernel(dim: int, dtype: torch.dtype) -> None:
-    # 16,384 rows: tiles are measured, and the copy engine reads them where there is one.
+    # 16,384 rows: tiles are measured, and loaded by the copy engine if there is one.
     arguments, options = views(8192, dim, dtype), {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
     found = run(options, arguments, "fused")
     peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")
@@ -146,21 +146,21 @@ def test_large_batches_in_tuned_tiles_equal_the_tiled_kernel(dim: int, dtype: to
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["debiased", "threshold", "labels", "both directions"])
-def test_wide_rows_that_make_every_score_once_equal_the_tiled_kernel(
+def test_symmetric_scores_of_wide_rows_equal_the_tiled_kernel(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hardneg.losses.kernels.triton import blocks, wide_rows
 
     options, arguments = case(name, 2085, 320, dtype)
-    options = {**options, "reduction": "sum"}  # gradients of the mean would be smaller than float16 can tell
+    options = {**options, "reduction": "sum"}  # gradients of the mean would be below the resolution of float16
     peer = run(options, {key: t.float() if t.is_floating_point() else t for key, t in arguments.items()}, "tiled")
     limit = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / options.get("temperature", 0.5)
-    sums, strips = blocks.Walk.sums, []
+    sums, strips = blocks.BlockPass.sums, []
     monkeypatch.setattr(
-        blocks.Walk, "sums", lambda *given, strip=None: strips.append(strip) or sums(*given, strip=strip)
+        blocks.BlockPass, "sums", lambda *given, strip=None: strips.append(strip) or sums(*given, strip=strip)
     )
-    monkeypatch.setattr(wide_rows, "MIRRORED", 512)
-    monkeypatch.setattr(wide_rows, "WORTH_MIRRORING", 2)
+    monkeypatch.setattr(wide_rows, "SYMMETRIC_STRIP", 512)
+    monkeypatch.setattr(wide_rows, "MIN_SYMMETRIC_STRIPS", 2)
     found = run(options, arguments, "fused")
     assert strips[0] == range(512)
     assert max(errors(found, [t.double() for t in peer])) < limit
@@ -176,7 +176,7 @@ def test_the_first_call_which_measures_tiles_is_right(rows: int, towers: bool, m
     arguments, options = views(rows, 320, torch.bfloat16), {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
     options |= {"in_batch": "other", "symmetric": True} if towers else {}
     found = run(options, arguments, "fused")
-    assert any(name == "mirrored" for name, *_ in tile_sizes._best)
+    assert any(name == "symmetric" for name, *_ in tile_sizes._best)
     peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")
     assert max(errors(found, [t.double() for t in peer])) < 2 * torch.finfo(torch.bfloat16).eps
     again = run(options, arguments, "fused")
@@ -199,7 +199,8 @@ def test_two_towers_and_long_queues_equal_the_tiled_kernel(options: dict[str, An
         arguments = views(rows, dim, dtype) | ({"negatives": keys(queue, dim, dtype)} if queue else {})
         found = run(options, arguments, "fused")
         peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")
-        # At this temperature a score is fourteen times as wrong as its vectors; a band may lose a member by rounding.
+        # At this temperature the error of a score is fourteen times that of its vectors; rounding may move a candidate
+        # out of a band.
         limit = 2e-4 if dtype == torch.float32 else 15 * torch.finfo(dtype).eps
         assert max(errors(found, [t.double() for t in peer])) < limit
 
@@ -217,13 +218,13 @@ def test_memory_grows_with_rows_and_not_with_their_square() -> None:
     assert extra <= 8 * 2 * rows * dim + 64 * 2 * rows + (64 << 20)
 
 
-def test_auto_takes_the_fused_kernel_and_waits_for_nothing() -> None:
-    from hardneg.losses.kernels import choose, reference
+def test_auto_chooses_the_fused_kernel_and_does_not_synchronize() -> None:
+    from hardneg.losses.kernels import reference
     from hardneg.losses.kernels.triton import operators
 
     device = torch.device("cuda", 0)
-    assert choose("auto", general_weights=False, device=device) is operators
-    assert choose("auto", general_weights=True, device=device) is reference
+    assert hn.simclr()._kernel(device) is operators
+    assert hn.InfoNCE(hardening=hn.Custom(torch.exp))._kernel(device) is reference
     arguments = {name: t.requires_grad_() for name, t in views(256, 128, torch.bfloat16).items()}
     losses = [
         (hn.hcl(), arguments),
@@ -231,7 +232,7 @@ def test_auto_takes_the_fused_kernel_and_waits_for_nothing() -> None:
         (hn.hscl(), {**arguments, "labels": torch.arange(256, device="cuda") % 9}),
     ]
     for loss, given in losses:
-        loss(**given).backward()  # programs are compiled
+        loss(**given).backward()  # compiles the kernels
         torch.cuda.set_sync_debug_mode("error")
         try:
             loss(**given).backward()
@@ -249,7 +250,7 @@ def test_diagnostics_are_those_of_the_tiled_kernel() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-def test_a_gpu_that_is_not_the_current_one_gives_the_same() -> None:
+def test_another_gpu_than_the_current_one_gives_the_same_results() -> None:
     arguments = views(256, 64)
     here = run({}, arguments, "fused")
     elsewhere = [t.to("cuda:1").requires_grad_() for t in arguments.values()]
@@ -261,14 +262,14 @@ def test_a_gpu_that_is_not_the_current_one_gives_the_same() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_programs_started_again_are_those_triton_finds(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_kernels_are_those_that_triton_looks_up(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     given = views(65, 40, dtype)
     shifted = {name: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape) for name, t in given.items()}
     assert all(t.data_ptr() % 16 != 0 for t in shifted.values())
     options = {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
-    monkeypatch.setattr(launching, "KEEPS", False)
+    monkeypatch.setattr(launching, "CACHES_KERNELS", False)
     wanted = [gradients_in_place(options, arguments) for arguments in (given, shifted)]
-    monkeypatch.setattr(launching, "KEEPS", True)
+    monkeypatch.setattr(launching, "CACHES_KERNELS", True)
     for _ in range(3):
         for arguments, truth in zip((given, shifted), wanted, strict=True):
             found = gradients_in_place(options, arguments)
@@ -276,13 +277,13 @@ def test_programs_started_again_are_those_triton_finds(dtype: torch.dtype, monke
 
 
 def gradients_in_place(options: dict[str, Any], arguments: Arguments) -> list[Tensor]:
-    """The loss and the gradients of the very tensors given, wherever they begin."""
+    """The loss and the gradients of the given tensors themselves, at their alignment."""
     given = [t.detach().requires_grad_() for t in arguments.values()]
     value = hn.InfoNCE(**options, backend="fused")(*given)
     return [value.detach(), *torch.autograd.grad(value, given)]
 
 
-def test_a_captured_graph_gives_what_its_input_says_when_it_is_replayed() -> None:
+def test_a_replayed_cuda_graph_uses_its_present_input() -> None:
     first, second = views(128, 64, torch.bfloat16), views(128, 64, torch.bfloat16, seed=1)
     loss = hn.hcl(backend="fused")
     z1, z2 = (t.clone().requires_grad_() for t in first.values())
@@ -321,7 +322,7 @@ def test_hooks_of_profilers_see_every_launch() -> None:
         loss(**arguments)
     finally:
         knobs.runtime.launch_enter_hook.remove(hook)
-    assert seen == ["normalise", "sums", "conclude"]
+    assert seen == ["normalize", "sums", "finish_loss"]
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if "cold" not in name])
@@ -353,7 +354,7 @@ def test_no_argument_may_be_overwritten_before_the_backward_pass(name: str) -> N
             value.backward()
 
 
-def test_draws_are_those_of_a_cpu_wherever_the_counter_is() -> None:
+def test_draws_are_those_of_a_cpu_on_any_device_of_the_counter() -> None:
     arguments = views(64, 16, torch.float64)
     losses = [
         hn.InfoNCE(num_negatives=5, reduction="none", generator=torch.Generator().manual_seed(3)) for _ in range(3)

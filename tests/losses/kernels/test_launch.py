@@ -1,4 +1,4 @@
-"""Which compiled programs are started again, against what Triton itself would tell apart."""
+"""Cached compiled kernels are those that Triton itself would look up."""
 
 import math
 from collections.abc import Callable
@@ -27,42 +27,42 @@ from hardneg.losses.kernels.triton.launch import Compiled
 
 LAUNCHED = (
     forward.sums, forward.scores, backward.gradient, percentile_lists.sample, percentile_lists.bracket,
-    percentile_edges.select, percentile_bisection.bisect, paired_loss.conclude,
-    rowwise.normalise, rowwise.normalise_backward, rowwise.combine, rowwise.combine_backward,
+    percentile_edges.select, percentile_bisection.bisect, paired_loss.finish_loss,
+    rowwise.normalize, rowwise.normalize_backward, rowwise.combine, rowwise.combine_backward,
 )  # fmt: skip
 
 
 class Program:
-    """Stands for a program of Triton's: counts how often it is asked to find what suits the arguments."""
+    """A fake Triton kernel that counts how often it is looked up."""
 
     arg_names = ("x", "y", "size", "factor", "SHAPE")
     constexprs = (4,)
 
     def __init__(self) -> None:
-        self.asked = 0
-        self.started: list[Any] = []
+        self.lookups = 0
+        self.launches: list[Any] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         def run(**arguments: Any) -> dict[tuple[int, ...], Callable[..., None]]:
-            self.asked += 1
-            return Handle(self.started)
+            self.lookups += 1
+            return Handle(self.launches)
 
         return run
 
 
 class Handle(dict[tuple[int, ...], Callable[..., None]]):
-    """Stands for a compiled program: writes down how it is started."""
+    """A fake compiled kernel that records its launches."""
 
-    def __init__(self, started: list[Any]) -> None:
-        self.started = started
+    def __init__(self, launches: list[Any]) -> None:
+        self.launches = launches
 
     def __missing__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *values, stream: self.started.append((grid, values, stream))
+        return lambda *values, stream: self.launches.append((grid, values, stream))
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The current device, without a GPU."""
+    """A fake current device."""
     current = SimpleNamespace(number=0)
     active = SimpleNamespace(
         get_current_device=lambda: current.number, get_current_stream=lambda device: f"of {device}"
@@ -75,14 +75,14 @@ def plain() -> dict[str, Any]:
     return {"x": torch.zeros(64), "y": None, "size": 48, "factor": 0.5, "SHAPE": 8}
 
 
-def test_a_compiled_program_is_started_again_with_the_addresses_and_numbers_of_now(device: SimpleNamespace) -> None:
+def test_a_cached_kernel_is_launched_with_the_present_arguments(device: SimpleNamespace) -> None:
     program = Program()
     compiled = Compiled(program)
     compiled.launch((3, 2), plain(), 4, 3)
-    again = plain() | {"factor": 2.5}
-    compiled.launch((5,), again, 4, 3)
-    assert program.asked == 1
-    assert program.started == [((5, 1, 1), (again["x"].data_ptr(), None, 48, 2.5, 8), "of 0")]
+    second = plain() | {"factor": 2.5}
+    compiled.launch((5,), second, 4, 3)
+    assert program.lookups == 1
+    assert program.launches == [((5, 1, 1), (second["x"].data_ptr(), None, 48, 2.5, 8), "of 0")]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_compiled_program_is_started_again_with_the_addresses_and_numbers_of_n
     ],
     ids=str,
 )
-def test_what_needs_another_program_gets_another(device: SimpleNamespace, other: dict[str, Any]) -> None:
+def test_a_different_signature_is_looked_up_again(device: SimpleNamespace, other: dict[str, Any]) -> None:
     program = Program()
     compiled = Compiled(program)
     compiled.launch((1,), plain(), 4, 3)
@@ -110,29 +110,29 @@ def test_what_needs_another_program_gets_another(device: SimpleNamespace, other:
     device.number = changed.pop("device", 0)
     warps, stages = changed.pop("warps", 4), changed.pop("stages", 3)
     compiled.launch((1,), changed, warps, stages)
-    assert program.asked == 2
+    assert program.lookups == 2
     compiled.launch((1,), changed, warps, stages)
-    assert (program.asked, len(program.started)) == (2, 1)
+    assert (program.lookups, len(program.launches)) == (2, 1)
 
 
-@pytest.mark.parametrize("odd", [True, (1, 2), "text", object()])
-def test_what_is_not_known_is_left_to_triton(device: SimpleNamespace, odd: Any) -> None:
+@pytest.mark.parametrize("value", [True, (1, 2), "text", object()])
+def test_unknown_types_of_arguments_are_looked_up_by_triton(device: SimpleNamespace, value: Any) -> None:
     program = Program()
     compiled = Compiled(program)
     for _ in range(2):
-        compiled.launch((1,), plain() | {"size": odd}, 4, 3)
-    assert (program.asked, program.started) == (2, [])
+        compiled.launch((1,), plain() | {"size": value}, 4, 3)
+    assert (program.lookups, program.launches) == (2, [])
 
 
-def test_not_more_are_kept_than_a_bounded_number(device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "MOST", 10)
+def test_the_cache_is_bounded(device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "MAX_CACHED", 10)
     compiled = Compiled(Program())
     for size in range(35):
         compiled.launch((1,), plain() | {"size": size}, 4, 3)
-        assert 1 <= len(compiled.kept) <= 10
+        assert 1 <= len(compiled.cache) <= 10
 
 
-def test_values_of_one_kind_are_the_same_to_triton() -> None:
+def test_values_of_equal_signature_are_equal_to_triton() -> None:
     native = pytest.importorskip("triton._C.libtriton").native_specialize_impl
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
@@ -159,20 +159,20 @@ def test_values_of_one_kind_are_the_same_to_triton() -> None:
         *(base[k:] for base in bases for k in range(17)),
     ]
 
-    def kind(value: Any) -> Any:
-        kinds = compiled.kinds([value, None, 0, 0.0, 8])
+    def signature(value: Any) -> Any:
+        kinds = compiled.signature([value, None, 0, 0.0, 8])
         assert kinds is not None
         return kinds[0]
 
     alike = 0
     for one, other in combinations_with_replacement(values, 2):
-        if kind(one) == kind(other):
+        if signature(one) == signature(other):
             assert native(backend, one, False, True, True) == native(backend, other, False, True, True)
             alike += one is not other
     assert alike > 100
 
 
 @pytest.mark.parametrize("program", LAUNCHED, ids=lambda program: program.__name__)
-def test_constants_are_the_last_arguments_of_every_program(program: Any) -> None:
+def test_constants_are_the_last_arguments_of_every_kernel(program: Any) -> None:
     names = program.arg_names
     assert [name.isupper() for name in names] == [place >= Compiled(program).constants for place in range(len(names))]

@@ -1,7 +1,7 @@
 "use strict";
-// Without this script the page shows everything but the read-outs, the order of rows and single groups.
+// Without this script the page lacks only the tooltips, sorting and the selection of a group.
 
-// Read-outs: the values of all lines at the x nearest to the pointer, or moved to by the arrow keys.
+// Tooltips: the values of all lines at the x nearest to the pointer, or chosen by the arrow keys.
 for (const figure of document.querySelectorAll("[data-chart]")) {
   const chart = JSON.parse(figure.querySelector("script").textContent);
   const plot = figure.querySelector(".plot");
@@ -16,7 +16,7 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
   tip.setAttribute("role", "status");
   figure.append(tip);
   plot.setAttribute("tabindex", "0");
-  let place = -1;
+  let shown = -1;  // index into chart.x
 
   const make = (kind, attributes) => {
     const element = document.createElementNS("http://www.w3.org/2000/svg", kind);
@@ -25,19 +25,19 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
   };
   const hide = () => {
     tip.hidden = true;
-    place = -1;
+    shown = -1;
     cursor.replaceChildren();
   };
   const show = (index) => {
-    place = Math.max(0, Math.min(chart.x.length - 1, index));
-    const x = across(chart.x[place]);
+    shown = Math.max(0, Math.min(chart.x.length - 1, index));
+    const x = across(chart.x[shown]);
     const marks = [make("line", { x1: x, x2: x, y1: top, y2: bottom })];
     const head = document.createElement("strong");
-    head.textContent = `${chart.xLabel} ${Number(chart.x[place].toPrecision(4))} (${chart.yLabel})`;
+    head.textContent = `${chart.xLabel} ${Number(chart.x[shown].toPrecision(4))} (${chart.yLabel})`;
     const rows = [head];
-    const present = chart.series.filter((line) => line.y[place] !== null);
-    for (const line of present.sort((one, other) => other.y[place] - one.y[place])) {
-      const value = line.y[place];
+    const present = chart.series.filter((line) => line.y[shown] !== null);
+    for (const line of present.sort((one, other) => other.y[shown] - one.y[shown])) {
+      const value = line.y[shown];
       const row = document.createElement("div");
       const block = document.createElement("i");
       block.className = line.style;
@@ -52,7 +52,7 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
     cursor.replaceChildren(...marks);
     tip.replaceChildren(...rows);
     tip.hidden = false;
-    // Below the lines, so that it hides none of them, and never beyond the figure.
+    // Below the plot, so that no line is covered, and inside the figure.
     const box = plot.getBoundingClientRect();
     const wanted = (x / plot.viewBox.baseVal.width) * box.width - tip.offsetWidth / 2;
     tip.style.left = `${Math.max(0, Math.min(figure.clientWidth - tip.offsetWidth, wanted))}px`;
@@ -65,7 +65,7 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
     chart.x.forEach((x, index) => {
       if (Math.abs(across(x) - pointer) < Math.abs(across(chart.x[nearest]) - pointer)) nearest = index;
     });
-    if (nearest !== place) show(nearest);
+    if (nearest !== shown) show(nearest);
   };
   plot.addEventListener("pointermove", follow);
   plot.addEventListener("pointerdown", follow);
@@ -76,11 +76,11 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    show(place < 0 ? (step > 0 ? 0 : chart.x.length - 1) : place + step);
+    show(shown < 0 ? (step > 0 ? 0 : chart.x.length - 1) : shown + step);
   });
 }
 
-// Legends: press a group to see it alone, and again to see all.
+// Legends: press a group to show it alone, and again to show all.
 for (const legend of document.querySelectorAll(".legend")) {
   const buttons = [...legend.querySelectorAll("button")];
   for (const button of buttons) {
@@ -94,7 +94,7 @@ for (const legend of document.querySelectorAll(".legend")) {
   }
 }
 
-// Tables: sort by a column; numbers begin with the largest, names with the first; what is missing stays below.
+// Tables: sort by a column, best value first, names alphabetically; empty cells stay at the end.
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
@@ -103,14 +103,14 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const value = (row) => row.cells[column].dataset.value;
       const numeric = [...body.rows].every((row) => value(row) === "" || !Number.isNaN(Number(value(row))));
       const before = head.getAttribute("aria-sort");
-      const falling = before === "none" ? numeric : before === "ascending";
+      const descending = before === "none" ? numeric && head.dataset.better !== "lower" : before === "ascending";
       for (const other of heads) other.setAttribute("aria-sort", "none");
-      head.setAttribute("aria-sort", falling ? "descending" : "ascending");
+      head.setAttribute("aria-sort", descending ? "descending" : "ascending");
       const rows = [...body.rows].sort((one, other) => {
         const [a, b] = [value(one), value(other)];
         if (a === "" || b === "") return (a === "") - (b === "");
         const order = numeric ? Number(a) - Number(b) : a.localeCompare(b);
-        return falling ? -order : order;
+        return descending ? -order : order;
       });
       body.append(...rows);
     });

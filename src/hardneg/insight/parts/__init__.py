@@ -1,4 +1,4 @@
-"""The parts of the page, one file each: a function from the contents of a report to a `Part`."""
+"""The sections of the report, one file each: a function from the contents of a report to a `Part`."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,19 @@ from hardneg.insight.contents import Contents, Part
 from hardneg.insight.parts.curves import curves
 from hardneg.insight.parts.gallery import gallery
 from hardneg.insight.parts.histograms import histograms
-from hardneg.insight.parts.metric_table import comparison
-from hardneg.insight.parts.plane import plane
+from hardneg.insight.parts.metric_table import metric_table
+from hardneg.insight.parts.plane import projection
 from hardneg.insight.parts.provenance import provenance
-from hardneg.insight.parts.step_time import time
+from hardneg.insight.parts.step_time import step_time
 
-PARTS: tuple[Callable[[Contents], Part], ...] = (comparison, curves, histograms, plane, gallery, time, provenance)
+PARTS: tuple[Callable[[Contents], Part], ...] = (
+    metric_table,
+    curves,
+    histograms,
+    projection,
+    gallery,
+    step_time,
+    provenance,
+)
 
-__all__ = ["PARTS", "comparison", "curves", "gallery", "histograms", "plane", "provenance", "time"]
+__all__ = ["PARTS", "curves", "gallery", "histograms", "metric_table", "projection", "provenance", "step_time"]

@@ -1,70 +1,67 @@
-"""The negatives themselves: pictures of a few anchors, each with what every encoder finds most similar."""
+"""Section "Hardest negatives": some anchors, each with the samples that every encoder ranks as most similar."""
 
-from hardneg.insight.contents import Contents, Part, breakable, missing, named, plain
-from hardneg.insight.samples import Evidence, Picture
+from hardneg.insight.contents import Contents, Part, breakable, isolated, unavailable, visible
+from hardneg.insight.samples import EmbeddingSummary, Thumbnail
 
 
 def gallery(contents: Contents) -> Part:
-    """For each anchor one row per group; the same anchors for all groups that look at the same pictures."""
-    see = (
-        "Each row shows the pictures most similar to the anchor, hardest first: ringed and marked “same class” are "
-        "false negatives, which a method without labels pushes away although it should not."
+    """For each anchor one row of hardest negatives per group."""
+    hint = (
+        "For each anchor, the samples with the highest cosine similarity, hardest first. Framed samples marked “same "
+        "class” are false negatives: a loss without labels pushes them away from the anchor."
     )
-    found = [
-        (group.name, evidence)
-        for group in contents.groups
-        if isinstance(evidence := contents.evidence.get(group.name), Evidence)
-    ]
-    anchors: dict[str, list[tuple[str, Picture, list[Picture]]]] = {}
-    for name, evidence in found:
-        for anchor, negatives in evidence.gallery:
+    summaries = contents.available_summaries
+    anchors: dict[str, list[tuple[str, Thumbnail, list[Thumbnail]]]] = {}
+    for name, summary in summaries.items():
+        for anchor, negatives in summary.gallery:
             anchors.setdefault(anchor.uri, []).append((name, anchor, negatives))
     boxes = "".join(_anchor(number, rows) for number, rows in enumerate(anchors.values()))
-    return Part("gallery", "Hard negatives", see, missing(contents) + _shares(found) + boxes)
+    return Part("gallery", "Hardest negatives", hint, unavailable(contents) + _shares(summaries) + boxes)
 
 
-def _shares(found: list[tuple[str, Evidence]]) -> str:
-    """How many of the hardest are false negatives, over all pictures and not only those shown."""
+def _shares(summaries: dict[str, EmbeddingSummary]) -> str:
+    """A table with the share of false negatives, over all samples as anchors."""
     rows = "".join(
-        f'<tr><th scope="row">{breakable(name)}</th><td class="number">{100 * evidence.share:.1f} %</td>'
-        f'<td class="number">{100 * evidence.chance:.1f} %</td></tr>'
-        for name, evidence in found
-        if evidence.share is not None and evidence.chance is not None
+        f'<tr><th scope="row">{breakable(name)}</th><td class="number">{100 * summary.hardest_same_share:.1f} %</td>'
+        f'<td class="number">{100 * summary.all_same_share:.1f} %</td></tr>'
+        for name, summary in summaries.items()
+        if summary.hardest_same_share is not None and summary.all_same_share is not None
     )
     if not rows:
         return ""
-    hardest = max(len(negatives) for _, evidence in found for _, negatives in evidence.gallery)
+    hardest = max(len(negatives) for summary in summaries.values() for _, negatives in summary.gallery)
     return (
-        '<table class="narrow"><caption>Negatives that share the anchor’s class</caption><thead><tr>'
-        f'<th scope="col">negatives</th><th scope="col">of the {hardest} hardest</th><th scope="col">of all</th></tr>'
-        f"</thead><tbody>{rows}</tbody></table>"
+        '<table class="narrow"><caption>False negatives: share with the anchor’s class</caption><thead><tr>'
+        f'<th scope="col">method</th><th scope="col">of the {hardest} hardest negatives</th>'
+        f'<th scope="col">of all negatives</th></tr></thead><tbody>{rows}</tbody></table>'
     )
 
 
-def _anchor(number: int, rows: list[tuple[str, Picture, list[Picture]]]) -> str:
+def _anchor(number: int, rows: list[tuple[str, Thumbnail, list[Thumbnail]]]) -> str:
     anchor = rows[0][1]
     label = _label(anchor)
     lines = "".join(
-        f'<div class="row"><h3>{named(name)}</h3><div class="pictures">{"".join(map(_negative, negatives))}</div></div>'
+        f'<div class="row"><h3>{isolated(name)}</h3>'
+        f'<div class="thumbnails">{"".join(map(_negative, negatives))}</div></div>'
         for name, _, negatives in rows
     )
     return (
         f'<details class="anchor"{" open" * (number == 0)}><summary>'
-        f'<img src="{anchor.uri}" alt="Anchor, {plain(label)}"><span>anchor: {named(label)}</span></summary>'
+        f'<img src="{anchor.uri}" alt="Anchor, {visible(label)}"><span>anchor: {isolated(label)}</span></summary>'
         f"{lines}</details>"
     )
 
 
-def _negative(picture: Picture) -> str:
-    label = _label(picture)
-    kind, said = (' class="false"', ", same class as the anchor") if picture.same else ("", "")
-    mark = "<b>same class</b>" if picture.same else ""
+def _negative(shown: Thumbnail) -> str:
+    label = _label(shown)
+    kind, addition = (' class="false"', ", same class as the anchor") if shown.same_class else ("", "")
+    mark = "<b>same class</b>" if shown.same_class else ""
     return (
-        f'<figure{kind}><img src="{picture.uri}" '
-        f'alt="{plain(label)}, cosine {picture.cosine:.2f}{said}">'
-        f"<figcaption>{picture.cosine:.2f} · {named(label)}{mark}</figcaption></figure>"
+        f'<figure{kind}><img src="{shown.uri}" '
+        f'alt="{visible(label)}, cosine {shown.cosine:.2f}{addition}">'
+        f"<figcaption>{shown.cosine:.2f} · {isolated(label)}{mark}</figcaption></figure>"
     )
 
 
-def _label(picture: Picture) -> str:
-    return "no label" if picture.label is None else picture.label
+def _label(shown: Thumbnail) -> str:
+    return "no label" if shown.label is None else shown.label

@@ -1,80 +1,77 @@
-"""How well the classes come apart: cosines of same-class and of different-class pairs over one another."""
+"""Section "Cosine similarity of pairs": histograms of same-class and of different-class pairs."""
 
 from collections.abc import Iterable
 
 from hardneg.insight import svg
-from hardneg.insight.contents import Contents, Part, missing, named
+from hardneg.insight.contents import Contents, Part, isolated, unavailable
 from hardneg.insight.diagnostics import Histograms
-from hardneg.insight.samples import Evidence
+from hardneg.insight.samples import EmbeddingSummary
 
+_KEY, _TITLE = "histograms", "Cosine similarity of pairs"
 _KINDS = (("same class", "same"), ("different classes", "different"))
 
 
 def histograms(contents: Contents) -> Part:
-    """A small histogram for each group, all with the same axes."""
-    see = (
-        "The less the two shapes overlap, the better cosines tell classes apart; different-class pairs far to the "
-        "right are hard negatives, and same-class pairs are what a method without labels may push away by mistake."
+    """A chart for each group, all with the same axes."""
+    hint = (
+        "The less the two histograms overlap, the better cosine similarity separates the classes. Different-class "
+        "pairs at high cosines are hard negatives; same-class pairs are false negatives of a loss without labels."
     )
-    found = {
-        group.name: evidence
-        for group in contents.groups
-        if isinstance(evidence := contents.evidence.get(group.name), Evidence)
-    }
+    summaries = contents.available_summaries
     drawable = {
-        name: evidence.histograms
-        for name, evidence in found.items()
-        if evidence.histograms is not None and int(evidence.histograms.same.sum() + evidence.histograms.different.sum())
+        name: summary.histograms
+        for name, summary in summaries.items()
+        if summary.histograms is not None and int(summary.histograms.same.sum() + summary.histograms.different.sum())
     }
-    notes = missing(contents) + "".join(
-        f'<p class="note"><strong>{named(name)}</strong>: its pictures have no labels.</p>'
-        for name in found
+    notes = unavailable(contents) + "".join(
+        f'<p class="note"><strong>{isolated(name)}</strong>: its samples have no labels.</p>'
+        for name in summaries
         if name not in drawable
     )
     if not drawable:
-        return Part("histograms", "Cosines of pairs", see, notes)
+        return Part(_KEY, _TITLE, hint, notes)
     first = _first_bin(drawable.values())
     top = max(max(shares) for one in drawable.values() for shares in _shares(one))
     legend = "".join(f'<li><span class="block {kind}" aria-hidden="true"></span>{name}</li>' for name, kind in _KINDS)
-    figures = "".join(_figure(name, one, found[name], first, top) for name, one in drawable.items())
+    figures = "".join(_figure(name, one, summaries[name], first, top) for name, one in drawable.items())
     body = (
         f'{notes}<ul class="legend">{legend}<li><span class="dashes" aria-hidden="true"></span>mean</li></ul>'
         f'<div class="charts">{figures}</div>'
-        '<p class="small">Cosines of the encoder’s features (before the projection head) between pictures of the test '
-        "set, from one seed of each group; each shape sums to 100 %. Overlap: the area the two shapes share.</p>"
+        '<p class="small">Features of the encoder (before the projection head) on the test set, for one seed of each '
+        "group. Each histogram sums to 100 %; overlap is the area that both cover.</p>"
     )
-    return Part("histograms", "Cosines of pairs", see, body)
+    return Part(_KEY, _TITLE, hint, body)
 
 
-def _figure(name: str, found: Histograms, evidence: Evidence, first: int, top: float) -> str:
-    edges = found.edges[first:].tolist()
-    same, different = (shares[first:] for shares in _shares(found))
-    means = (found.same_mean, found.different_mean)
+def _figure(name: str, shown: Histograms, summary: EmbeddingSummary, first: int, top: float) -> str:
+    edges = shown.edges[first:].tolist()
+    same, different = (shares[first:] for shares in _shares(shown))
+    means = (shown.same_mean, shown.different_mean)
     overlap = sum(min(pair) for pair in zip(same, different, strict=True))
-    words = f"mean cosine {_mean(means[0])} same class, {_mean(means[1])} different · overlap {overlap:.0f} %"
-    shapes = [
+    text = f"mean cosine {_mean(means[0])} same class, {_mean(means[1])} different classes · overlap {overlap:.0f} %"
+    drawn = [
         (label, kind, shares, mean)
         for (label, kind), shares, mean in zip(_KINDS, (same, different), means, strict=True)
         if sum(shares)
     ]
-    chart = svg.histogram_chart(edges, shapes, top, "cosine", "% of pairs", f"{name}: {words}.")
+    chart = svg.histogram_chart(edges, drawn, top, "cosine", "% of pairs", f"{name}: {text}.")
     return (
-        f'<figure class="chart" data-chart><figcaption>{named(name)} '
-        f"<span>{words} · seed {evidence.seed}, {evidence.pictures:,} pictures</span></figcaption>{chart}</figure>"
+        f'<figure class="chart" data-chart><figcaption>{isolated(name)} '
+        f"<span>{text} · seed {summary.seed}, {summary.samples:,} samples</span></figcaption>{chart}</figure>"
     )
 
 
-def _shares(found: Histograms) -> tuple[list[float], list[float]]:
-    """Both histograms in percent of their own pairs."""
+def _shares(given: Histograms) -> tuple[list[float], list[float]]:
+    """Both histograms in percent of their pairs."""
     same, different = (
-        (100 * counts.double() / max(int(counts.sum()), 1)).tolist() for counts in (found.same, found.different)
+        (100 * counts.double() / max(int(counts.sum()), 1)).tolist() for counts in (given.same, given.different)
     )
     return same, different
 
 
-def _first_bin(found: Iterable[Histograms]) -> int:
-    """The first bin that any histogram fills: encoders that end in a rectifier have no negative cosines at all."""
-    firsts = [int((one.same + one.different).nonzero()[0]) for one in found]
+def _first_bin(given: Iterable[Histograms]) -> int:
+    """The bin before the first one in use: encoders that end in a ReLU have no negative cosines."""
+    firsts = [int((one.same + one.different).nonzero()[0]) for one in given]
     return max(0, min(firsts) - 1)
 
 

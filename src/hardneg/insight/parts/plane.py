@@ -1,36 +1,37 @@
-"""Where the samples lie: embeddings in two dimensions, a small chart for each group."""
+"""Section "Embeddings in two dimensions": a PCA projection for each group."""
 
 from hardneg.insight import svg
-from hardneg.insight.contents import Contents, Part, named
-from hardneg.insight.samples import Evidence, Plane
+from hardneg.insight.contents import Contents, Part, isolated
+from hardneg.insight.samples import Projection
+
+_KEY, _TITLE = "projection", "Embeddings in two dimensions (PCA)"
 
 
-def plane(contents: Contents) -> Part:
-    """The two directions in which the embeddings of a group differ most."""
-    see = (
-        "Clouds of one colour that lie apart are classes that the encoder tells apart; two dimensions show only a part "
-        "of what it knows."
+def projection(contents: Contents) -> Part:
+    """A scatter chart of each group's embeddings, colored by class."""
+    hint = (
+        "Each point is a sample, colored by class: well-separated colors mean that the encoder separates the classes. "
+        "Two dimensions show only part of the embedding; see the variance on the axes."
     )
-    found = {
-        group.name: evidence
-        for group in contents.groups
-        if isinstance(evidence := contents.evidence.get(group.name), Evidence)
-    }
-    if not found:
-        return Part("plane", "Embeddings in two dimensions", see, '<p class="note">No run could be looked at.</p>')
-    names = next(iter(found.values())).plane.classes
-    legend = "".join(f"<li>{svg.mark_sign(number)}{named(name)}</li>" for number, name in enumerate(names))
-    figures = "".join(_figure(name, evidence.plane) for name, evidence in found.items())
+    summaries = contents.available_summaries
+    if not summaries:
+        return Part(_KEY, _TITLE, hint, '<p class="note">No run has embeddings to show.</p>')
+    names = next(iter(summaries.values())).projection.classes
+    legend = "".join(f"<li>{svg.mark_sign(number)}{isolated(name)}</li>" for number, name in enumerate(names))
+    figures = "".join(_figure(name, summary.projection) for name, summary in summaries.items())
     body = (
         f'<ul class="legend">{legend}</ul><div class="charts">{figures}</div>'
-        '<p class="small">The two first principal components of the unit-length features, from one seed of each group. '
-        "Directions and signs mean nothing across charts.</p>"
+        '<p class="small">First two principal components of the normalized features, for one seed of each group. '
+        "The axes of different charts are not comparable.</p>"
     )
-    return Part("plane", "Embeddings in two dimensions", see, body)
+    return Part(_KEY, _TITLE, hint, body)
 
 
-def _figure(name: str, shown: Plane) -> str:
-    labels = [f"component {place}, {100 * share:.0f} % of the variance" for place, share in enumerate(shown.shares, 1)]
+def _figure(name: str, shown: Projection) -> str:
+    labels = [
+        f"component {number}, {100 * share:.0f} % of the variance"
+        for number, share in enumerate(shown.variance_shares, 1)
+    ]
     description = f"Embeddings of {len(shown.points)} samples of {name} in two dimensions."
     chart = svg.scatter_chart(shown.points, shown.styles, labels[0], labels[1], description)
-    return f'<figure class="chart"><figcaption>{named(name)}</figcaption>{chart}</figure>'
+    return f'<figure class="chart"><figcaption>{isolated(name)}</figcaption>{chart}</figure>'

@@ -1,27 +1,27 @@
-"""Where the time of a step goes."""
+"""Section "Time per step": how long each phase of a training step takes."""
 
 import statistics
 from typing import Any
 
-from hardneg.insight.contents import Contents, Part, breakable, named, scrolling
-from hardneg.insight.runs import Group, Run, is_finite
+from hardneg.evaluation.metrics import is_number
+from hardneg.insight.contents import Contents, Part, breakable, isolated, scrollable
+from hardneg.insight.runs import Group, Run
 
-_KNOWN = ("data", "augmentation", "network")
-_BETWEEN_STEPS = ("pause",)  # what online evaluation took belongs to no step
+_KEY, _TITLE = "time", "Time per step"
+_PHASES = ("data", "augmentation", "network")
+_BETWEEN_STEPS = ("pause",)  # online evaluation is not part of a step
 
 
-def time(contents: Contents) -> Part:
-    """Milliseconds of a step by what they were spent on, and pictures per second."""
-    see = (
-        "The longest piece of a bar is what a faster step must shorten; bars of one length: the negatives cost no time."
-    )
+def step_time(contents: Contents) -> Part:
+    """Milliseconds of a step by phase, and samples per second."""
+    hint = "Mean duration of a training step by phase. Bars of equal length: the choice of negatives costs no time."
     steps = {group.name: _step(group) for group in contents.groups}
     measured = {name: parts for name, parts in steps.items() if parts}
     if not measured:
-        return Part("time", "Time", see, '<p class="note">The runs hold no times.</p>')
-    kinds = sorted(
-        {kind for parts in measured.values() for kind in parts},
-        key=lambda kind: (_KNOWN.index(kind) if kind in _KNOWN else len(_KNOWN), kind),
+        return Part(_KEY, _TITLE, hint, '<p class="note">The runs have no times.</p>')
+    phases = sorted(
+        {phase for parts in measured.values() for phase in parts},
+        key=lambda phase: (_PHASES.index(phase) if phase in _PHASES else len(_PHASES), phase),
     )
     longest = max(sum(parts.values()) for parts in measured.values()) or 1.0
     rows = []
@@ -30,10 +30,10 @@ def time(contents: Contents) -> Part:
             continue
         parts = measured[group.name]
         bar = "".join(
-            f'<i class="t{place % 4}" style="width:{100 * parts.get(kind, 0) / longest:.2f}%"></i>'
-            for place, kind in enumerate(kinds)
+            f'<i class="t{number % 4}" style="width:{100 * parts.get(phase, 0) / longest:.2f}%"></i>'
+            for number, phase in enumerate(phases)
         )
-        cells = "".join(f'<td class="number">{1000 * parts.get(kind, 0):.1f}</td>' for kind in kinds)
+        cells = "".join(f'<td class="number">{1000 * parts.get(phase, 0):.1f}</td>' for phase in phases)
         speed = _speed(group)
         rows.append(
             f'<tr><th scope="row">{breakable(group.name)}</th><td class="bars" aria-hidden="true">{bar}</td>{cells}'
@@ -41,45 +41,45 @@ def time(contents: Contents) -> Part:
             f'<td class="number">{"–" if speed is None else f"{speed:,.0f}"}</td></tr>'
         )
     legend = "".join(
-        f'<li><span class="block t{place % 4}" aria-hidden="true"></span>{named(kind)}</li>'
-        for place, kind in enumerate(kinds)
+        f'<li><span class="block t{number % 4}" aria-hidden="true"></span>{isolated(phase)}</li>'
+        for number, phase in enumerate(phases)
     )
-    head = "".join(f'<th scope="col">{named(kind)}<span class="unit"> ms</span></th>' for kind in kinds)
+    head = "".join(f'<th scope="col">{isolated(phase)}<span class="unit"> ms</span></th>' for phase in phases)
     table = (
-        '<table><caption class="hidden">Time of a step</caption><thead><tr><th scope="col">negatives</th>'
-        f'<th scope="col" class="bars">a step</th>{head}<th scope="col">step<span class="unit"> ms</span></th>'
-        f'<th scope="col">pictures<span class="unit"> /s</span></th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        '<table><caption class="hidden">Time per step</caption><thead><tr><th scope="col">method</th>'
+        f'<th scope="col" class="bars">phases</th>{head}<th scope="col">total<span class="unit"> ms</span></th>'
+        f'<th scope="col">samples<span class="unit"> /s</span></th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
     )
     note = (
-        '<p class="small">Mean over steps and seeds, without each run’s first epoch where there are more; '
-        "pictures per second: median over epochs. Runs on different machines are not comparable.</p>"
+        '<p class="small">Mean over steps and seeds, without the first epoch of each run if there are more. Samples '
+        "per second: median over epochs. Runs on different machines are not comparable.</p>"
     )
-    return Part("time", "Time", see, f'<ul class="legend">{legend}</ul>{scrolling(table, "Time of a step")}{note}')
+    return Part(_KEY, _TITLE, hint, f'<ul class="legend">{legend}</ul>{scrollable(table, "Time per step")}{note}')
 
 
 def _step(group: Group) -> dict[str, float]:
-    """Seconds of a step by kind, mean over the group's runs."""
+    """Seconds of a step by phase, mean over the group's runs."""
     runs = [seconds for run in group.runs if (seconds := _run_step(run))]
-    kinds = dict.fromkeys(kind for seconds in runs for kind in seconds)
-    return {kind: statistics.fmean(seconds.get(kind, 0.0) for seconds in runs) for kind in kinds}
+    phases = dict.fromkeys(phase for seconds in runs for phase in seconds)
+    return {phase: statistics.fmean(seconds.get(phase, 0.0) for seconds in runs) for phase in phases}
 
 
 def _run_step(run: Run) -> dict[str, float]:
-    lines = [line for line in run.metrics if isinstance(line.get("seconds"), dict) and is_finite(line.get("step"))]
+    lines = [line for line in run.metrics if isinstance(line.get("seconds"), dict) and is_number(line.get("step"))]
     if not lines:
         return {}
-    # The first epoch compiles, allocates and warms caches.
+    # The first epoch includes compilation, allocation and cold caches.
     timed = lines[1:] or lines
     steps = timed[-1]["step"] - (lines[0]["step"] if len(lines) > 1 else 0)
     totals: dict[str, float] = {}
     for line in timed:
-        for kind, seconds in line["seconds"].items():
-            if kind not in _BETWEEN_STEPS and is_finite(seconds):
-                totals[kind] = totals.get(kind, 0.0) + seconds
-    return {kind: seconds / steps for kind, seconds in totals.items()} if steps > 0 else {}
+        for phase, seconds in line["seconds"].items():
+            if phase not in _BETWEEN_STEPS and is_number(seconds):
+                totals[phase] = totals.get(phase, 0.0) + seconds
+    return {phase: seconds / steps for phase, seconds in totals.items()} if steps > 0 else {}
 
 
 def _speed(group: Group) -> float | None:
     lines: list[dict[str, Any]] = [line for run in group.runs for line in run.metrics[1:] or run.metrics]
-    speeds = [line["images_per_second"] for line in lines if is_finite(line.get("images_per_second"))]
+    speeds = [line["images_per_second"] for line in lines if is_number(line.get("images_per_second"))]
     return statistics.median(speeds) if speeds else None

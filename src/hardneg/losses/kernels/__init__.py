@@ -1,4 +1,7 @@
-"""Kernels: given anchors, candidates and a rule, the two log-sums and the count of each anchor's negatives."""
+"""Kernels: the two log-sums and the count of each anchor's negatives, from anchors, candidates and a rule.
+
+``reference`` and ``tiled`` run on any device, the fused kernel on CUDA devices with Triton.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -11,16 +14,17 @@ from torch import Tensor
 from hardneg.losses.kernels import reference, tiled
 from hardneg.losses.kernels.interface import Eligibility, HalfCopies, LogSums, PairRecord, RowLayout, Rule
 
-BACKENDS = ("auto", "reference", "tiled", "fused")
-
-
 Units = Callable[[Tensor, Tensor | None, float, torch.dtype | None, str], tuple[Tensor, Tensor]]
 Losses = Callable[..., tuple[Tensor, Tensor]]
-PairLoss = Callable[..., tuple[Tensor, Callable[[], PairRecord]]]  # the record only if somebody wants it
+PairLoss = Callable[..., tuple[Tensor, Callable[[], PairRecord]]]  # the record is computed on request
 
 
 class Kernel(Protocol):
-    """What every kernel module offers; the last three only where they take few launches, elsewhere they are None."""
+    """The functions of a kernel module; the last three are None where plain operations do the same.
+
+    units: unit vectors of both views, and their inner products · losses: of anchors with one positive, from their
+    log-sums · pair_loss: the whole loss of a paired batch
+    """
 
     units: Units | None
     losses: Losses | None
@@ -43,23 +47,13 @@ class Kernel(Protocol):
         """Σ softplus(offset − p) and Σ p over each anchor's positives."""
 
 
-def choose(backend: str, *, general_weights: bool, device: torch.device | None = None) -> Kernel:
-    """The kernel that ``backend`` names, for tensors on this device if it is known already.
+# Plain operations only: autograd can differentiate it any number of times.
+REFERENCE: Kernel = reference  # type: ignore[assignment]  # mypy treats a module's functions as constants
+TILED: Kernel = tiled  # type: ignore[assignment]
 
-    ``"auto"`` takes the fused one on a GPU where Triton is installed, else the tiled one, which is faster than the
-    reference at every size measured (docs/kernels.md), except where only the reference one will do: general weights,
-    inside torch.compile, which fuses the plain operations itself, and inside transforms of torch.func, which know only
-    plain operations.
-    """
-    if backend == "auto":
-        if general_weights or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            backend = "reference"
-        else:
-            backend = "fused" if device is not None and _suits_triton(device) else "tiled"
-    if backend in ("tiled", "fused") and general_weights:
-        raise ValueError(f"backend={backend!r} cannot run Custom weights: use backend='reference' or 'auto'")
-    if backend != "fused" or device is None:
-        return {"reference": reference, "tiled": tiled, "fused": tiled}[backend]
+
+def fused(device: torch.device) -> Kernel:
+    """The fused kernel; raises if it cannot run on this device."""
     if not _has_triton():
         raise ValueError("backend='fused' needs Triton: install triton, or use backend='auto'")
     from hardneg.losses.kernels.triton import operators
@@ -68,7 +62,13 @@ def choose(backend: str, *, general_weights: bool, device: torch.device | None =
         raise ValueError(
             f"backend='fused' runs on CUDA devices, but the embeddings are on {device}: use backend='auto'"
         )
-    return operators  # type: ignore[return-value]  # mypy takes a module's functions for constants
+    return operators  # type: ignore[return-value]
+
+
+@lru_cache
+def runs_fused(device: torch.device) -> bool:
+    """Is the fused kernel the fastest on this device? It needs Triton and a GPU that multiplies bfloat16 matrices."""
+    return device.type == "cuda" and _has_triton() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @lru_cache
@@ -76,18 +76,9 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-@lru_cache
-def _suits_triton(device: torch.device) -> bool:
-    # Older GPUs multiply no bfloat16 matrices.
-    return device.type == "cuda" and _has_triton() and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-# Plain operations only: autograd can differentiate it any number of times.
-PLAIN: Kernel = choose("reference", general_weights=False)
-
 __all__ = [
-    "BACKENDS",
-    "PLAIN",
+    "REFERENCE",
+    "TILED",
     "Eligibility",
     "HalfCopies",
     "Kernel",
@@ -98,5 +89,6 @@ __all__ = [
     "RowLayout",
     "Rule",
     "Units",
-    "choose",
-]  # fmt: skip
+    "fused",
+    "runs_fused",
+]

@@ -1,6 +1,6 @@
-"""What a kernel is asked: who may be compared with whom, which of them count, and how much."""
+"""What kernels take and return: eligibility, rules, log-sums; and how their gradients are differentiated again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import Any
@@ -8,37 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.losses.hardening import Bound
 from hardneg.matmul import where_precise
 
-# Above it softplus(x) is taken to be x. PyTorch's own choice, 20, is wrong by 2e-9: too much for float64.
+Bound = float | Tensor | None  # a score for all anchors, one per anchor (A,), or no bound
+
+# Above this softplus(x) is computed as x. PyTorch's default, 20, has an error of 2e-9: too much for float64.
 EXACT_SOFTPLUS = 40.0
-
-
-def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """For the backward pass of a kernel's function, which autograd cannot differentiate again.
-
-    Where a graph of the gradient is asked for, the loss answers by plain operations (`second_order.Traced`) and passes
-    no gradient on to here. Anything else that gets here would get a wrong second derivative, and is refused.
-    """
-
-    @wraps(backward)
-    def guarded(ctx: Any, *grads: Tensor | None) -> Any:
-        if all(grad is None for grad in grads):
-            return (None,) * len(ctx.needs_input_grad)
-        if torch.is_grad_enabled():
-            raise RuntimeError("this kernel has no second derivative of its own: use backend='reference'")
-        return backward(ctx, *grads)
-
-    return guarded
 
 
 @dataclass(frozen=True)
 class LogSums:
-    """What a kernel answers for each anchor, over the support S of its negatives; −inf where S is empty.
+    """The log-sums of each anchor over the support S of its negatives; −inf where S is empty.
 
-    The first of the two log-sums comes as its difference to the second, the expected negative: a kernel can take that
-    difference relative to the row's peak, where nothing cancels, however steep the tilt.
+    The first log-sum is stored as its difference to the second, the log of the expected negative. A kernel computes
+    that difference relative to the row maximum, where nothing cancels for any tilt.
     """
 
     mean: Tensor  # (A,) log E_q[e^s] = log Σ_S e^{(β+1)s} − log Σ_S e^{βs} (HCL eq. 4)
@@ -53,37 +36,37 @@ class LogSums:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where anchors stand among the instances of all processes, without a tensor that would say it.
+    """Positions of the anchors among the instances of all processes, without an index tensor.
 
-    batch: instances of this process; anchor i is a view of the i-th modulo ``batch`` · views: of an instance that are
-    anchors · offset: of the first instance among the ``whole`` of all processes
+    batch: instances of this process; anchor i is a view of instance i modulo ``batch`` · views: views of an instance
+    that are anchors · offset: position of this process's first instance among the ``global_batch`` of all processes
     """
 
     batch: int
     views: int
     offset: int
-    whole: int
+    global_batch: int
     device: torch.device
 
     def instances(self, rows: slice) -> Tensor:
-        """The instances of the anchors ``rows``, (R,)."""
+        """The global instance numbers of the anchors ``rows``, (R,)."""
         return torch.arange(rows.start, rows.stop, device=self.device) % self.batch + self.offset
 
-    def order(self) -> Tensor:
-        """The place of each anchor among the anchors of all processes, (A,)."""
-        every = torch.arange(self.batch * self.views, device=self.device)
-        return every % self.batch + self.offset + every // self.batch * self.whole
+    def global_rows(self) -> Tensor:
+        """The row of each anchor among the anchors of all processes, (A,)."""
+        rows = torch.arange(self.batch * self.views, device=self.device)
+        return rows % self.batch + self.offset + rows // self.batch * self.global_batch
 
 
 @dataclass(frozen=True)
 class Eligibility:
-    """Which candidate may stand against which anchor, in O(A + N) memory.
+    """Which candidates an anchor may be compared with, in O(A + N) memory.
 
-    columns: number of candidates N · own: an anchor never meets its own instance, whose views are found in each of the
-    ``pool_views`` stretches of ``own.whole`` candidates that come first · excluded: (A, E) further candidates an anchor
-    never meets · anchor_groups (A,), candidate_groups (N,): only members of different groups meet (of the same group if
-    ``same``) · allowed: (B, n) bool for the last n candidates; row i speaks for anchors i, i + B, … · crossed: anchors
-    and candidates are the same rows, and each half of them meets only the other
+    columns: number of candidates N · own: if given, an anchor's own instance is excluded; its views are in each of the
+    first ``pool_views`` groups of ``own.global_batch`` candidates · excluded: (A, E) further excluded candidates ·
+    anchor_groups (A,), candidate_groups (N,): only candidates of another group are eligible (of the same group if
+    ``same_group``) · allowed: (B, n) bool for the last n candidates; row i holds for anchors i, i + B, … · crossed:
+    anchors and candidates are the same rows, and each half is compared with the other half only
     """
 
     columns: int
@@ -92,42 +75,42 @@ class Eligibility:
     excluded: Tensor | None = None
     anchor_groups: Tensor | None = None
     candidate_groups: Tensor | None = None
-    same: bool = False
+    same_group: bool = False
     allowed: Tensor | None = None
     crossed: bool = False
 
     def mask_(self, matrix: Tensor, rows: slice, fill: float) -> None:
-        """Overwrite with ``fill`` the entries of ``matrix`` (R, N), anchors ``rows``, that may not meet."""
+        """Overwrite with ``fill`` the ineligible entries of ``matrix`` (R, N), whose rows are the anchors ``rows``."""
         if (excluded := self.excluded_columns(rows)) is not None:
             matrix.scatter_(1, excluded, fill)
         if self.anchor_groups is not None and self.candidate_groups is not None:
-            alike = self.anchor_groups[rows, None] == self.candidate_groups  # (R, N)
-            matrix.masked_fill_(~alike if self.same else alike, fill)
+            equal = self.anchor_groups[rows, None] == self.candidate_groups  # (R, N)
+            matrix.masked_fill_(~equal if self.same_group else equal, fill)
         if self.allowed is not None:
             given = self.allowed.shape[1]
             allowed = self.allowed[wrapped(rows, len(self.allowed), matrix.device)]  # (R, n)
             matrix[:, self.columns - given :].masked_fill_(~allowed, fill)
         if self.crossed:
             half = self.columns // 2
-            first = min(max(half - rows.start, 0), len(matrix))  # so many rows are of the first half
+            first = min(max(half - rows.start, 0), len(matrix))  # number of rows in the first half
             matrix[:first, :half] = fill
             matrix[first:, half:] = fill
 
     def excluded_columns(self, rows: slice) -> Tensor | None:
-        """The candidates that the anchors ``rows`` never meet, their own instances among them, (R, E)."""
+        """The excluded candidates of the anchors ``rows``, their own instances included, (R, E)."""
         excluded = None if self.excluded is None else self.excluded[rows]
         if self.own is None:
             return excluded
         own = self.own.instances(rows)[:, None] + torch.arange(
-            0, self.own.whole * self.pool_views, self.own.whole, device=self.own.device
+            0, self.own.global_batch * self.pool_views, self.own.global_batch, device=self.own.device
         )  # (R, V)
         return own if excluded is None else torch.cat([own, excluded], dim=1)
 
     @property
-    def number(self) -> int:
-        """The number of candidates that every anchor may meet, if all may meet as many."""
-        met = self.columns - (self.pool_views if self.own is not None else 0)
-        return met // 2 if self.crossed else met
+    def count_per_anchor(self) -> int:
+        """The number of eligible candidates of every anchor, if it is the same for all."""
+        count = self.columns - (self.pool_views if self.own is not None else 0)
+        return count // 2 if self.crossed else count
 
     @property
     def is_plain(self) -> bool:
@@ -136,14 +119,15 @@ class Eligibility:
 
 
 class HalfCopies:
-    """Embeddings in the precision of the matrix products, rows one after the other; each tensor is copied once.
+    """Contiguous copies of embeddings in the precision of the matrix products; each tensor is copied once.
 
-    precision: a half precision that holds their numbers exactly, or None to leave them as they are
+    precision: a half precision that represents the embeddings exactly, or None to keep theirs
     """
 
     def __init__(self, precision: torch.dtype | None) -> None:
         self.precision = precision
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by identity: the tensor, which must live on, and its copy
+        # By id: the tensor, which must stay alive for the id to be unique, and its copy.
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, vectors: Tensor) -> Tensor:
         if self.precision is None or vectors.dtype != torch.float32:
@@ -152,8 +136,8 @@ class HalfCopies:
             self._copies[id(vectors)] = (vectors, vectors.detach().to(self.precision).contiguous())
         return self._copies[id(vectors)][1]
 
-    def forget(self) -> None:
-        """Let go of the tensors."""
+    def clear(self) -> None:
+        """Drop all tensors and copies."""
         self._copies.clear()
 
 
@@ -161,10 +145,10 @@ class HalfCopies:
 class Rule:
     """Which eligible candidates are negatives, and their weights.
 
-    tilt: β of weights e^{βs} · log_weight: general weights instead · lower, upper: scores kept, one for all or (A,) ·
-    rings: ranges of ranks kept, as fractions of the eligible · draws: (A, k) random integers; k negatives are drawn
-    by them from what is kept · grad_through_weights: do gradients flow through the weights? ·
-    largest: no |score| exceeds it, if known · half_copies: of embeddings, for the fused kernel's products
+    tilt: β of weights e^{βs} · log_weight: general weights instead · lower, upper: range of scores kept, one number for
+    all anchors or (A,) · rings: ranges of ranks kept, as fractions of the eligible candidates · draws: (A, k) random
+    integers that select k negatives from those kept · grad_through_weights: whether gradients flow through the weights
+    · max_abs_score: upper bound of |score|, if known · half_copies: of embeddings, for the fused kernel's products
     """
 
     tilt: float | Tensor = 0.0
@@ -174,11 +158,11 @@ class Rule:
     rings: tuple[tuple[float, float], ...] = ()
     draws: Tensor | None = None
     grad_through_weights: bool = True
-    largest: float | None = None
+    max_abs_score: float | None = None
     half_copies: HalfCopies = field(default_factory=lambda: HalfCopies(None))
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """Logarithms of the weights of candidates with these scores."""
+        """Log-weights of candidates with these scores, of the same shape."""
         weights = self.tilt * scores if self.log_weight is None else self.log_weight(scores)
         return weights if self.grad_through_weights else weights.detach()
 
@@ -200,10 +184,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class PairRecord:
-    """What a kernel that makes the whole loss of pairs lets one see of it, without gradients.
+    """Intermediate results of a kernel that computes the whole loss of a paired batch, without gradients.
 
-    anchors: (A, d) unit vectors, the first views and then the second ones · layout: where they stand · candidates:
-    (N, d) · similarity: (B,) of the pairs · losses, floored (0 or 1), count: (A,) of the anchors
+    anchors: (A, d) unit vectors, the first views and then the second ones · layout: of their rows · candidates: (N, d)
+    · similarity: (B,) of the pairs · losses, floored (0 or 1), count: (A,) of the anchors
     """
 
     eligibility: Eligibility
@@ -218,32 +202,100 @@ class PairRecord:
 
 
 def wrapped(rows: slice, size: int, device: torch.device) -> slice | Tensor:
-    """The rows of a table of ``size`` that serve the anchors ``rows``: anchor i reads row i modulo size."""
+    """The rows of a table with ``size`` rows that belong to the anchors ``rows``: anchor i uses row i modulo size."""
     if rows.stop <= size:
         return rows
     return torch.arange(rows.start, rows.stop, device=device) % size
 
 
 def per_row(bound: float | Tensor, rows: slice) -> float | Tensor:
-    """A bound as it compares with a strip (R, N): a number, or a column of the strip's rows."""
+    """A bound that broadcasts to a strip (R, N): a number, or a column with one entry per row."""
     return bound[rows, None] if isinstance(bound, Tensor) else bound
 
 
 def count_true(marks: Tensor) -> Tensor:
-    """How many of each row of ``marks`` (R, N) are true, (R,)."""
+    """Number of true entries in each row of ``marks`` (R, N), (R,)."""
     return marks.sum(dim=1, dtype=torch.int32).long()  # twenty times faster on a CPU than in int64, the default
 
 
 def draw(kept: Tensor, draws: Tensor) -> Tensor:
-    """The candidates that the random integers ``draws`` (R, k) pick uniformly from each row of ``kept`` (R, N)."""
-    so_far = kept.cumsum(dim=1, dtype=torch.int32)  # (R, N); ten times faster than the default, int64
-    choice = (draws % so_far[:, -1:].clamp(min=1)).int()  # (R, k) the how-many-th of those kept
-    # In a row that keeps nothing the search runs off the end; its draws are masked by the caller.
-    return torch.searchsorted(so_far, choice + 1).clamp(max=kept.shape[1] - 1)
+    """The candidates that the random integers ``draws`` (R, k) select uniformly from each row of ``kept`` (R, N)."""
+    running = kept.cumsum(dim=1, dtype=torch.int32)  # (R, N); ten times faster than the default, int64
+    choice = (draws % running[:, -1:].clamp(min=1)).int()  # (R, k) index among those kept
+    # In a row that keeps nothing the search runs past the end; the caller masks its draws.
+    return torch.searchsorted(running, choice + 1).clamp(max=kept.shape[1] - 1)
 
 
 @lru_cache(maxsize=256)
 def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number on a device, kept there: to make it anew costs a launch."""
+    """A number as a tensor on a device, cached: creating it costs a launch."""
     with torch.inference_mode(False):  # training refuses inference tensors
         return torch.tensor(number, dtype=dtype, device=device)
+
+
+# Second derivatives. Kernels compute gradients by formulas that autograd does not see. Where a graph of the gradient is
+# requested (``create_graph=True``: gradient penalties, Hessians, influence functions), the loss is recomputed by plain
+# operations from the same inputs, and autograd differentiates those.
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator for the backward pass of a kernel's function, which autograd cannot differentiate again.
+
+    Where a graph of the gradient is requested, `GuardedLoss` differentiates plain operations and passes no gradient on
+    to the kernel. Any other second derivative would be wrong here and raises.
+    """
+
+    @wraps(backward)
+    def guarded(ctx: Any, *grads: Tensor | None) -> Any:
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        if torch.is_grad_enabled():
+            raise RuntimeError("this kernel has no second derivative of its own: use backend='reference'")
+        return backward(ctx, *grads)
+
+    return guarded
+
+
+class GuardedLoss(torch.autograd.Function):
+    """Returns a loss unchanged; its backward pass checks the inputs and serves second derivatives.
+
+    plain: computes the loss from ``inputs`` by plain operations, used if a graph of the gradient is requested; None if
+    the loss was computed that way · inputs: the tensors it was computed from, or None. If one of them is overwritten
+    before the backward pass, that raises: a kernel that recomputes scores would give wrong gradients.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, plain: Callable[..., Tensor] | None, *inputs: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*saveable(*inputs))
+        ctx.plain = plain
+        return loss.clone()  # a view could not be changed in place, as in total += other
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors  # unpacking compares the versions
+        if ctx.plain is None or not torch.is_grad_enabled():
+            return (grad, None, *(None for _ in inputs))
+        return (None, None, *gradients(ctx.plain, inputs, ctx.needs_input_grad[2:], grad))
+
+
+def gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], needed: Sequence[bool], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradient of ``function(*inputs)`` in the inputs ``needed``, with a graph; None for the others.
+
+    grad: of the value, of its shape
+    """
+    with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False):
+        # One alias each: the same tensor given twice, as in loss(z, z), must get two gradients, not twice their sum.
+        aliases = [x.view_as(x) if x is not None and need else x for x, need in zip(inputs, needed, strict=True)]
+        value = function(*aliases)
+        wanted = [x for x, need in zip(aliases, needed, strict=True) if need and x is not None]
+        if not wanted or not value.requires_grad:
+            return (None,) * len(aliases)
+        found = iter(torch.autograd.grad(value, wanted, grad, create_graph=True, allow_unused=True))
+    return tuple(next(found) if need and x is not None else None for x, need in zip(aliases, needed, strict=True))
+
+
+def saveable(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The tensors, with inference tensors replaced by copies: autograd cannot save inference tensors."""
+    return [x.clone() if x is not None and x.is_inference() else x for x in tensors]

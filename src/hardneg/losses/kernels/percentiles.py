@@ -1,8 +1,8 @@
-"""Percentile bands by rank: the first and the last member of each row's band, found exactly and, on a CPU, unsorted.
+"""Percentile bands by rank: the first and the last candidate of each row's band, exact and, on a CPU, without sorting.
 
-A band needs two order statistics of a row, not its order. A sample of the row says between which two scores each of
-them lies; few scores lie there, and a quickselect among those few finds it. Should the sample mislead, the quickselect
-runs over the whole row: never a wrong answer, only a slower one.
+A band needs two order statistics of a row, not its order. A sample of the row gives two scores between which each of
+them probably lies; few scores lie there, and a quickselect among those few finds it. If it does not lie there, the
+quickselect runs over the whole row: slower, with the same result.
 """
 
 import math
@@ -19,8 +19,8 @@ from hardneg.losses.kernels.interface import Rule, count_true
 # Scores sampled from a row. More of them narrow the window but take longer to sort: twice as many gain little.
 SAMPLE = 2048
 
-# Half the window in standard deviations of a sampled rank. By the normal law one edge in 400 misses it, and pays for
-# the whole row.
+# Half the window in standard deviations of a sampled rank. By the normal approximation one edge in 400 misses it and
+# needs the whole row.
 SPREAD = 3.0
 
 # Shorter rows are sorted whole: one call for all rows costs less there than a dozen calls for each.
@@ -31,8 +31,8 @@ SHORTEST_ROW = 4096
 class Edges:
     """The first and the last candidate in the band of each row, by score and then by index; (R,) each.
 
-    count: how many lie in the band · tied: (T,) the rows where the indices matter because the candidates at an edge
-    are not all on one side of it; None if that was not looked at
+    count: number of candidates in the band · tied: (T,) the rows where the indices matter because the candidates at an
+    edge are not all on one side of it; None if that was not determined
     """
 
     low: Tensor
@@ -43,7 +43,7 @@ class Edges:
     tied: Tensor | None = None
 
     def outside(self, scores: Tensor) -> Tensor:
-        """Which of the scores (R, N) lie outside the band, (R, N) bool; hidden ones (−inf) may be either."""
+        """Which of the scores (R, N) lie outside the band, (R, N) bool; masked ones (−inf) may be either."""
         if self.tied is None:
             return self._outside_by_index(scores, slice(None))
         outside = scores < self.low[:, None]
@@ -62,7 +62,7 @@ class Edges:
 
 
 def edges(scores: Tensor, rule: Rule) -> Edges:
-    """The band that the rings of ``rule`` cut from each row of ``scores`` (R, N); hidden candidates are −inf.
+    """The band that the rings of ``rule`` cut from each row of ``scores`` (R, N); masked candidates are −inf.
 
     Examples:
         >>> band = edges(torch.tensor([[0.3, 0.1, 0.2, 0.1]]), Rule(rings=((0.25, 0.75),)))
@@ -76,33 +76,33 @@ def edges(scores: Tensor, rule: Rule) -> Edges:
 
 
 def sorted_edges(scores: Tensor, rule: Rule) -> Edges:
-    """As `edges`, by a stable sort: on any device, without the host waiting for it."""
+    """As `edges`, by a stable sort: on any device, without synchronizing the host."""
     columns = scores.shape[1]
     eligible = count_true(scores > -torch.inf)  # (R,)
     start, end = rule.ranks(eligible)
-    hidden = columns - eligible  # they are sorted before the others
+    masked = columns - eligible  # they are sorted before the others
     ordered, order = scores.sort(dim=1, stable=True)
-    first = (hidden + start).clamp(max=columns - 1)[:, None]
-    last = (hidden + end - 1).clamp(min=0)[:, None]
+    first = (masked + start).clamp(max=columns - 1)[:, None]
+    last = (masked + end - 1).clamp(min=0)[:, None]
     low, low_index, high, high_index = (table.gather(1, at)[:, 0] for at in (first, last) for table in (ordered, order))
-    # Disjoint rings, or no candidates at all, keep nothing: a band that begins above every score and ends below.
+    # Disjoint rings, or no candidates at all, keep nothing: a band that starts above every score and ends below.
     empty = end <= start
     low, high = low.masked_fill(empty, torch.inf), high.masked_fill(empty, -torch.inf)
     return Edges(low, low_index, high, high_index, (end - start).clamp(min=0))
 
 
 def by_values(scores: Tensor, rule: Rule) -> Edges:
-    """As `edges`, by sorting the scores without their indices, which are looked up in rows with ties. For a CPU.
+    """As `edges`, by sorting the scores without their indices, which are searched in rows with ties only. For a CPU.
 
     Measured at 256 x 1,297 on one thread: 2.3 ms, against 18 ms for a stable sort that carries the indices.
     """
     table = scores.detach().numpy()  # (R, N)
     rows, columns = table.shape
     ordered = np.sort(table, axis=1)
-    hidden = np.count_nonzero(ordered == -np.inf, axis=1)  # they come before the others
-    start, end = (rank.numpy() for rank in rule.ranks(torch.from_numpy(columns - hidden)))
+    masked = np.count_nonzero(ordered == -np.inf, axis=1)  # they come before the others
+    start, end = (rank.numpy() for rank in rule.ranks(torch.from_numpy(columns - masked)))
     count, every = np.maximum(end - start, 0), np.arange(rows)
-    first, last = np.minimum(hidden + start, columns - 1), np.maximum(hidden + end - 1, 0)
+    first, last = np.minimum(masked + start, columns - 1), np.maximum(masked + end - 1, 0)
     low, high = ordered[every, first], ordered[every, last]
     # The index matters where the neighbour on the other side of an edge has the same score.
     low_tied = (first > 0) & (ordered[every, first - 1] == low)
@@ -122,7 +122,7 @@ def by_values(scores: Tensor, rule: Rule) -> Edges:
 def selected(scores: Tensor, rule: Rule) -> Edges:
     """As `edges`, by selection: a few passes over each row while it is in the cache. For a CPU.
 
-    On one thread: sharing the rows between two was no faster on 2 cores.
+    On one thread: dividing the rows between two was no faster on 2 cores.
     """
     table = scores.detach().numpy()  # (R, N)
     rows, columns = table.shape
@@ -131,13 +131,13 @@ def selected(scores: Tensor, rule: Rule) -> Edges:
     low, high = np.full(rows, -np.inf, table.dtype), np.full(rows, np.inf, table.dtype)
     low_index, high_index = np.zeros(rows, np.int64), np.full(rows, columns - 1, np.int64)
     tied = np.zeros(rows, dtype=bool)
-    hidden = columns - eligible  # they come before the others
-    for i, (row, first, last) in enumerate(zip(table, hidden + start, hidden + end - 1, strict=True)):
+    masked = columns - eligible  # they come before the others
+    for i, (row, first, last) in enumerate(zip(table, masked + start, masked + end - 1, strict=True)):
         if last < first:
             low[i], high[i] = np.inf, -np.inf
             continue
         sample = np.sort(row[:: max(1, columns // SAMPLE)])
-        if first > hidden[i]:
+        if first > masked[i]:
             low[i], below, equal = order_statistic(row, sample, int(first))
             if 0 < first - below < equal:
                 low_index[i], tied[i] = np.flatnonzero(row == low[i])[first - below], True
@@ -150,7 +150,7 @@ def selected(scores: Tensor, rule: Rule) -> Edges:
 
 
 def order_statistic(row: NDArray[Any], sample: NDArray[Any], position: int) -> tuple[float, int, int]:
-    """The score at ``position`` in ascending order of ``row`` (N,), how many are below it, and how many equal it.
+    """The score at ``position`` in ascending order of ``row`` (N,), the number below it, and the number equal to it.
 
     sample: some of the row's scores in ascending order (Floyd and Rivest 1975, with one window)
 

@@ -1,4 +1,4 @@
-"""The clearest version: whole score matrices, plain autograd, any floating dtype, no graph break under compile."""
+"""The reference kernel: whole score matrices, plain autograd, any floating dtype, no graph break under compile."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from hardneg.losses.kernels.interface import (
     per_row,
 )
 
-units = losses = pair_loss = None  # plain operations make them
+units = losses = pair_loss = None  # computed by plain operations
 
 
 def log_sums(
@@ -33,7 +33,7 @@ def log_sums(
     if rule.log_weight is None:
         log_weight = rule.log_weights(scores)  # (A, N)
     else:
-        # General weights see eligible scores only: elsewhere they may be infinite, or steep.
+        # General weights get the scores of kept candidates only: elsewhere they, or their gradients, may be infinite.
         safe = scores.detach().masked_fill(~kept, -torch.inf).amax(dim=1, keepdim=True)
         log_weight = rule.log_weights(torch.where(kept, scores, safe.masked_fill(safe == -torch.inf, 0)))
         kept = kept & (log_weight > -torch.inf)
@@ -46,20 +46,20 @@ def log_sums(
 
 def sums(scores: Tensor, log_weight: Tensor, kept: Tensor) -> LogSums:
     """The log-sums of each row of ``scores`` (A, N) over the entries ``kept``."""
-    some = kept.any(dim=1)
+    nonempty = kept.any(dim=1)
 
-    def peak(numbers: Tensor) -> Tensor:
-        highest = numbers.detach().masked_fill(~kept, -torch.inf).amax(dim=1, keepdim=True)
-        return highest.masked_fill(~some[:, None], 0)  # (A, 1)
+    def row_maximum(values: Tensor) -> Tensor:
+        highest = values.detach().masked_fill(~kept, -torch.inf).amax(dim=1, keepdim=True)
+        return highest.masked_fill(~nonempty[:, None], 0)  # (A, 1)
 
-    top, heaviest = peak(scores), peak(log_weight)
-    # Rows that keep nothing are zeros: of −inf throughout, second derivatives would be NaN.
-    weight = (log_weight - heaviest).masked_fill(~kept, -torch.inf).masked_fill(~some[:, None], 0)
-    tilted = torch.logsumexp(weight + (scores - top).masked_fill(~kept, 0), dim=1)
+    max_score, max_weight = row_maximum(scores), row_maximum(log_weight)
+    # Rows that keep nothing are set to 0: with −inf throughout, second derivatives would be NaN.
+    weight = (log_weight - max_weight).masked_fill(~kept, -torch.inf).masked_fill(~nonempty[:, None], 0)
+    tilted = torch.logsumexp(weight + (scores - max_score).masked_fill(~kept, 0), dim=1)
     total = torch.logsumexp(weight, dim=1)
     return LogSums(
-        torch.where(some, tilted - total + top[:, 0], -torch.inf),
-        torch.where(some, total + heaviest[:, 0], -torch.inf),
+        torch.where(nonempty, tilted - total + max_score[:, 0], -torch.inf),
+        torch.where(nonempty, total + max_weight[:, 0], -torch.inf),
         count_true(kept).to(scores.dtype),
     )
 
@@ -90,15 +90,14 @@ def score_matrix(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -
         if block.dim() == 2:
             blocks.append(scaled @ block.T)  # (A, N)
         else:
-            views = scaled.reshape(
-                -1, len(block), scaled.shape[1]
-            )  # (V, B, d): row i of the block serves anchors i, i + B, …
+            # (V, B, d): row i of the block holds the candidates of anchors i, i + B, …
+            views = scaled.reshape(-1, len(block), scaled.shape[1])
             blocks.append(torch.einsum("vbd,bnd->vbn", views, block).flatten(0, 1))  # (A, N)
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 
 def support(scores: Tensor, eligibility: Eligibility, rule: Rule, rows: slice) -> Tensor:
-    """The negatives of the anchors ``rows`` with these scores, (R, N) bool; weights of zero not considered."""
+    """The negatives of the anchors ``rows`` with these scores, (R, N) bool; weights of zero are not excluded."""
     eligible = torch.ones_like(scores, dtype=torch.bool)
     eligibility.mask_(eligible, rows, False)
     kept = eligible

@@ -1,9 +1,9 @@
-"""The same answers in O(A·d) memory: one strip of rows at a time, recomputed in the backward pass.
+"""The tiled kernel: the reference's results in O(A·d) memory, one strip of rows at a time.
 
-Each strip is a block of anchors against all their candidates, so that ranks and sums are local to it. Forward keeps a
-few numbers per anchor; backward makes the strip again (or, if one strip is all, takes it up again), turns it into the
-weights W = ∂L/∂s, and multiplies. Where anchors and candidates are the same rows, one product with W + Wᵀ gives the
-whole gradient.
+A strip is a block of anchors against all their candidates, so that ranks and sums are local to it. The forward pass
+keeps a few numbers per anchor; the backward pass recomputes each strip (or reuses it, if there is only one), turns it
+into the coefficients W = ∂L/∂s, and multiplies. Where anchors and candidates are the same rows, one product with W + Wᵀ
+gives the whole gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,18 +27,18 @@ from hardneg.losses.kernels.interface import (
     wrapped,
 )
 
-# Scores held at a time. On a CPU 4 MiB in float32, the fastest of 2¹⁷ … 2²² at B = 4,096 on 2 cores; on an accelerator
-# 128 MiB, because every strip is a round of launches.
+# Scores per strip. On a CPU 4 MiB in float32, the fastest of 2¹⁷ … 2²² at B = 4,096 on 2 cores; on an accelerator
+# 128 MiB, because every strip takes several launches.
 STRIP_ELEMENTS = {"cpu": 1 << 20, "accelerator": 1 << 25}
 
-# Each strip reads all shared candidates once more, so a strip of few rows mostly waits for them: where the above makes
-# it lower than this on a CPU, it may hold four times as many scores. At N = 65,536 the product takes half the time.
+# Each strip reads all shared candidates again, so with few rows per strip the time goes into reading. Where the above
+# gives fewer rows than this on a CPU, a strip may hold four times as many scores. At N = 65,536 that halves the time.
 LEAST_ROWS = 64
 
-# Up to here e^{±x} and sums of millions of them are ordinary float32 numbers, so no row needs its maximum taken off.
+# Up to here e^{±x} and sums of millions of them are normal float32 numbers, so no row maximum is subtracted.
 SAFE_EXPONENT = 40.0
 
-units = losses = pair_loss = None  # plain operations make them
+units = losses = pair_loss = None  # computed by plain operations
 
 
 def log_sums(
@@ -58,23 +58,26 @@ def positive_sums(
     half_copies: HalfCopies | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.positive_sums`."""
-    terms, total, slope = _reduce(_PositiveSums(eligibility, offset.detach()), anchors, [pool], scale)
-    # ∂terms/∂offset is the sum of the slopes, so the offset's gradient needs no pass of its own.
-    return terms + slope * (offset - offset.detach()), total
+    terms, total, derivative = _reduce(_PositiveSums(eligibility, offset.detach()), anchors, [pool], scale)
+    # ∂terms/∂offset is known, so the offset's gradient needs no pass of its own.
+    return terms + derivative * (offset - offset.detach()), total
 
 
 def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Rows and their scores (R, N), strip by strip; each strip overwrites the one before."""
-    rows, columns = len(anchors), sum(block.shape[-2] for block in candidates)
-    # A per-anchor block is gathered row by row, which costs d numbers for each score.
-    cost = sum(block.shape[-2] * (block.shape[-1] if block.dim() == 3 else 1) for block in candidates)
+    rows, columns, cost, shared = len(anchors), 0, 0, True
+    for block in candidates:
+        columns += block.shape[-2]
+        # A per-anchor block is gathered row by row, which costs d numbers for each score.
+        cost += block.shape[-2] * (block.shape[-1] if block.dim() == 3 else 1)
+        shared = shared and block.dim() == 2
     on_cpu = anchors.device.type == "cpu"
     budget = STRIP_ELEMENTS["cpu" if on_cpu else "accelerator"]
     height = budget // max(cost, 1)
-    if on_cpu and height < LEAST_ROWS and all(block.dim() == 2 for block in candidates):
+    if on_cpu and height < LEAST_ROWS and shared:
         height = min(LEAST_ROWS, 4 * budget // max(cost, 1))
     height = max(1, min(rows, height))
-    # What the fused kernel worked on may be half-precision numbers; here they are as precise as the scale.
+    # The fused kernel may leave half-precision copies; here they get the precision of the scale.
     anchors, candidates = anchors.to(scale.dtype), [block.to(scale.dtype) for block in candidates]
     buffer = anchors.new_empty(height, columns)
     for start in range(0, rows, height):
@@ -114,21 +117,31 @@ def largest_magnitude(anchors: Tensor, candidates: Sequence[Tensor], scale: Tens
 
 
 class _Reduction(Protocol):
-    """Numbers per anchor made from its row of scores, and the derivative of a loss of them."""
+    """Three numbers per anchor computed from its row of scores, and the derivative of a loss of them.
+
+    keeps_exponentials: whether `forward` leaves in its strip what `coefficients` can reuse · symmetric: whether
+    ∂L/∂s_ji can be computed from the strip of row i, if scores are symmetric
+    """
 
     eligibility: Eligibility
-    shares: bool  # does `forward` leave in its strip what `weights` can use?
-    mirrors: bool  # is the derivative of s_ji found in the strip of row i, if scores are symmetric?
+    keeps_exponentials: bool
+    symmetric: bool
 
     def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
         """Three numbers per row; may overwrite ``scores``."""
 
-    def weights(
-        self, rows: slice, scores: Tensor, results: Sequence[Tensor], grads: Sequence[Tensor], fresh: bool, both: bool
+    def coefficients(
+        self,
+        rows: slice,
+        scores: Tensor,
+        results: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        recomputed: bool,
+        both: bool,
     ) -> Tensor:
-        """∂L/∂s_ij (R, N), or ∂L/∂s_ij + ∂L/∂s_ji if ``both``, given the whole results and their gradients.
+        """∂L/∂s_ij (R, N), or ∂L/∂s_ij + ∂L/∂s_ji if ``both``. results, grads: of all anchors.
 
-        fresh: ``scores`` are plain and may be overwritten; otherwise they are as `forward` left them, and stay so
+        recomputed: ``scores`` are plain and may be overwritten; otherwise they are what `forward` left, and are kept
         """
 
 
@@ -148,14 +161,15 @@ class _Strips(torch.autograd.Function):
         ctx: Any, reduction: _Reduction, scale: Tensor, anchors: Tensor, *blocks: Tensor | None
     ) -> tuple[Tensor, ...]:
         candidates = [anchors if block is None else block for block in blocks]
-        results = tuple(anchors.new_empty(len(anchors)) for _ in range(3))
+        size = len(anchors)
+        results = anchors.new_empty(size), anchors.new_empty(size), anchors.new_empty(size)
         for rows, scores in strips(anchors, candidates, scale):
             for result, part in zip(results, reduction.forward(rows, scores), strict=True):
                 result[rows] = part
-        # What is but one strip need not be made twice.
-        ctx.strip = scores if reduction.shares and len(scores) == len(anchors) else None
-        ctx.reduction, ctx.mine = reduction, [block is None for block in blocks]
-        ctx.save_for_backward(scale, anchors, *results, *(b for b in blocks if b is not None))
+        # A single strip is kept for the backward pass.
+        ctx.strip = scores if reduction.keeps_exponentials and len(scores) == size else None
+        ctx.reduction, ctx.is_anchors = reduction, [block is None for block in blocks]
+        ctx.save_for_backward(scale, anchors, *results, *[block for block in blocks if block is not None])
         ctx.mark_non_differentiable(results[2])
         ctx.set_materialize_grads(False)
         return results
@@ -165,145 +179,162 @@ class _Strips(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: checkpointing refuses to unpack twice
         given = [torch.zeros_like(r) if g is None else g for g, r in zip(grads, saved[2:5], strict=True)]
-        # A backward pass may be run inside an autocast block; this arithmetic stays as it is.
+        # A backward pass may run inside an autocast block; this arithmetic keeps its precision.
         with torch.autocast(saved[0].device.type, enabled=False):
             return _Strips._backward(ctx, saved, given)
 
     @staticmethod
     def _backward(ctx: Any, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        reduction, mine = ctx.reduction, ctx.mine
+        reduction, is_anchors = ctx.reduction, ctx.is_anchors
         scale, anchors, *saved = tensors
         results, given = saved[:3], iter(saved[3:])
-        candidates = [anchors if own else next(given) for own in mine]
+        candidates = [anchors if same else next(given) for same in is_anchors]
         for_scale, for_anchors, *for_blocks = ctx.needs_input_grad[1:]
 
-        both = reduction.mirrors and mine == [True]
+        both = reduction.symmetric and is_anchors == [True]
         by_rows = torch.zeros_like(anchors)  # Σ_c W·c for each anchor
         by_columns = [
-            torch.zeros_like(block) if needed or (own and not both) else None
-            for block, needed, own in zip(candidates, for_blocks, mine, strict=True)
+            torch.zeros_like(block) if needed or (same and not both) else None
+            for block, needed, same in zip(candidates, for_blocks, is_anchors, strict=True)
         ]
-        fresh = ctx.strip is None
-        again = strips(anchors, candidates, scale) if fresh else [(slice(0, len(anchors)), ctx.strip)]
+        recomputed = ctx.strip is None
+        again = strips(anchors, candidates, scale) if recomputed else [(slice(0, len(anchors)), ctx.strip)]
         for rows, scores in again:
-            weights = reduction.weights(rows, scores, results, grads, fresh, both)  # (R, N)
+            coefficients = reduction.coefficients(rows, scores, results, grads, recomputed, both)  # (R, N)
             column = 0
             for block, collected in zip(candidates, by_columns, strict=True):
-                part = weights[:, column : column + block.shape[-2]]
+                part = coefficients[:, column : column + block.shape[-2]]
                 column += block.shape[-2]
                 if block.dim() == 2:
                     by_rows[rows].addmm_(part, block)
                     if collected is not None:
                         collected.addmm_(part.T, anchors[rows])
                 else:
-                    served = wrapped(rows, len(block), block.device)
-                    by_rows[rows] += torch.bmm(part[:, None, :], block[served])[:, 0]
+                    block_rows = wrapped(rows, len(block), block.device)
+                    by_rows[rows] += torch.bmm(part[:, None, :], block[block_rows])[:, 0]
                     if collected is not None:
                         outer = part[:, :, None] * anchors[rows, None, :]  # (R, N, d)
-                        if isinstance(served, slice):
-                            collected[served] += outer
+                        if isinstance(block_rows, slice):
+                            collected[block_rows] += outer
                         else:
-                            collected.index_add_(0, served, outer)
+                            collected.index_add_(0, block_rows, outer)
         # s = scale·⟨a, c⟩, so ∂L/∂scale = Σ W·⟨a, c⟩; with both halves each pair was counted twice.
         d_scale = (anchors * by_rows).sum() * (0.5 if both else 1.0) if for_scale else None
         d_blocks: list[Tensor | None] = []
-        for own, collected in zip(mine, by_columns, strict=True):
-            if own and collected is not None:
+        for same, collected in zip(is_anchors, by_columns, strict=True):
+            if same and collected is not None:
                 by_rows += collected
-            d_blocks.append(None if own or collected is None else collected.mul_(scale))
+            d_blocks.append(None if same or collected is None else collected.mul_(scale))
         return None, d_scale, by_rows.mul_(scale) if for_anchors else None, *d_blocks
 
 
 class _NegativeSums:
-    """The two log-sums and the count of `LogSums`."""
+    """The two log-sums and the count of `LogSums`.
+
+    row_max: maximum of each row's scores, or 0 where it need not be subtracted · log_tilted, log_weight: log of the
+    sums of e^{(β+1)s} and e^{βs}, with s relative to that maximum
+    """
 
     def __init__(self, eligibility: Eligibility, rule: Rule, anchors: Tensor) -> None:
         self.eligibility, self.rule = eligibility, rule
-        # Row by row the peak of the scores, and the two log-sums of scores less that peak.
-        self.peak, self.heavy, self.light = (anchors.new_zeros(len(anchors)) for _ in range(3))
-        self.ring: dict[int, percentiles.Edges] = {}  # by strip: the edges of the band
-        self.picked: dict[int, Tensor] = {}  # by strip: the negatives drawn, (R, k)
-        tilt, largest = rule.tilt, rule.largest
+        size = len(anchors)
+        self.row_max, self.log_tilted, self.log_weight = (
+            anchors.new_zeros(size), anchors.new_zeros(size), anchors.new_zeros(size),
+        )  # fmt: skip
+        self.bands: dict[int, percentiles.Edges] = {}  # by first row of the strip: the edges of the band
+        self.drawn: dict[int, Tensor] = {}  # by first row of the strip: the negatives drawn, (R, k)
+        self.banded = rule.is_banded
+        tilt, largest = rule.tilt, rule.max_abs_score
         self.bounded = largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
-        # With β = 0 or 1 one exponential x = e^s serves both sums and both their derivatives.
-        self.shares = self.bounded and rule.draws is None and tilt in (0, 1)
-        self.mirrors = self.shares and not rule.is_banded and eligibility.allowed is None
+        # With β = 0 or 1 one exponential x = e^s gives both sums and both their derivatives.
+        self.keeps_exponentials = self.bounded and rule.draws is None and tilt in (0, 1)
+        self.symmetric = self.keeps_exponentials and not self.banded and eligibility.allowed is None
 
     def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
         rule = self.rule
-        self._prepare(rows, scores)
+        self._mask(rows, scores)
         if rule.draws is not None:
-            self.picked[rows.start] = draw(scores > -torch.inf, rule.draws[rows])
-            scores = scores.gather(1, self.picked[rows.start])
-        if self.eligibility.is_plain and not rule.is_banded and rule.draws is None:
-            count = self._plain_count(rows, scores)
-        elif rule.rings and rule.lower is None and rule.upper is None and rule.draws is None:
-            count = self.ring[rows.start].count.to(scores.dtype)
-        else:
-            count = count_true(scores > -torch.inf).to(scores.dtype)
-        if self.shares:
-            plain = scores.exp_()
-            total = plain.sum(dim=1).log()
-            squares = total if rule.tilt == 0 else 2 * torch.linalg.vector_norm(plain, dim=1).log()
-            self.heavy[rows], self.light[rows] = squares, count.log() if rule.tilt == 0 else total
+            self.drawn[rows.start] = draw(scores > -torch.inf, rule.draws[rows])
+            scores = scores.gather(1, self.drawn[rows.start])
+        count = self._count(rows, scores)
+        if self.keeps_exponentials:
+            exponentials = scores.exp_()
+            total = exponentials.sum(dim=1).log()
+            squares = total if rule.tilt == 0 else 2 * torch.linalg.vector_norm(exponentials, dim=1).log()
+            self.log_tilted[rows], self.log_weight[rows] = squares, count.log() if rule.tilt == 0 else total
         else:
             if not self.bounded:
                 highest = scores.amax(dim=1)  # (R,)
-                self.peak[rows] = highest.masked_fill(highest == -torch.inf, 0)
-                scores -= self.peak[rows, None]
-            self.heavy[rows] = (scores * (rule.tilt + 1)).exp_().sum(dim=1).log()
+                self.row_max[rows] = highest.masked_fill(highest == -torch.inf, 0)
+                scores -= self.row_max[rows, None]
+            self.log_tilted[rows] = (scores * (rule.tilt + 1)).exp_().sum(dim=1).log()
             if isinstance(rule.tilt, Tensor) or rule.tilt > 0:  # 0 · −inf is NaN
-                self.light[rows] = scores.mul_(rule.tilt).exp_().sum(dim=1).log()
+                self.log_weight[rows] = scores.mul_(rule.tilt).exp_().sum(dim=1).log()
             else:
-                self.light[rows] = count.log()
-        heavy, light, peak = self.heavy[rows], self.light[rows], self.peak[rows]
-        mean = torch.where(count > 0, heavy - light + peak, -torch.inf)
-        return mean, light + rule.tilt * peak, count
+                self.log_weight[rows] = count.log()
+        log_tilted, log_weight, row_max = self.log_tilted[rows], self.log_weight[rows], self.row_max[rows]
+        mean = torch.where(count > 0, log_tilted - log_weight + row_max, -torch.inf)
+        return mean, log_weight + rule.tilt * row_max, count
 
-    def weights(
-        self, rows: slice, scores: Tensor, results: Sequence[Tensor], grads: Sequence[Tensor], fresh: bool, both: bool
+    def coefficients(
+        self,
+        rows: slice,
+        scores: Tensor,
+        results: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        recomputed: bool,
+        both: bool,
     ) -> Tensor:
         tilt, through = self.rule.tilt, self.rule.grad_through_weights
         empty = results[2] == 0
         # METHODS, gradient: (β+1)·softmax_{β+1} and −β·softmax_β; with detached weights 1 and 0.
-        heavy = (grads[0] * (tilt + 1 if through else 1)).masked_fill(empty, 0)
-        light = ((grads[1] - grads[0]) * (tilt if through else 0)).masked_fill(empty, 0)
-        heavy_sum, light_sum = self.heavy.masked_fill(empty, 0), self.light.masked_fill(empty, 0)
-        picked = self.picked.get(rows.start)
-        if fresh and picked is None:
-            self._prepare(rows, scores)
-        if self.shares:
-            plain = scores.exp_() if fresh else scores
-            heavy, light = heavy * (-heavy_sum).exp(), light * (-light_sum).exp()
-            derivative = plain * (heavy[rows, None] + heavy if both else heavy[rows, None])
+        d_tilted = (grads[0] * (tilt + 1 if through else 1)).masked_fill(empty, 0)
+        d_weight = ((grads[1] - grads[0]) * (tilt if through else 0)).masked_fill(empty, 0)
+        log_tilted, log_weight = self.log_tilted.masked_fill(empty, 0), self.log_weight.masked_fill(empty, 0)
+        drawn = self.drawn.get(rows.start)
+        if recomputed and drawn is None:
+            self._mask(rows, scores)
+        if self.keeps_exponentials:
+            exponentials = scores.exp_() if recomputed else scores
+            d_tilted, d_weight = d_tilted * (-log_tilted).exp(), d_weight * (-log_weight).exp()
+            derivative = exponentials * (d_tilted[rows, None] + d_tilted if both else d_tilted[rows, None])
             if tilt == 1:
-                derivative.add_(light[rows, None] + light if both else light[rows, None]).mul_(plain)
+                derivative.add_(d_weight[rows, None] + d_weight if both else d_weight[rows, None]).mul_(exponentials)
             return derivative
-        chosen = scores if picked is None else scores.gather(1, picked)
-        # What was drawn needs no mask again, except in a row that has no negatives.
-        chosen = chosen if picked is None else chosen.masked_fill_(empty[rows, None], -torch.inf)
-        chosen -= self.peak[rows, None]
-        derivative = (chosen * (tilt + 1)).sub_(heavy_sum[rows, None]).exp_().mul_(heavy[rows, None])
+        chosen = scores if drawn is None else scores.gather(1, drawn)
+        # Drawn candidates need no mask again, except in a row that has no negatives.
+        chosen = chosen if drawn is None else chosen.masked_fill_(empty[rows, None], -torch.inf)
+        chosen -= self.row_max[rows, None]
+        derivative = (chosen * (tilt + 1)).sub_(log_tilted[rows, None]).exp_().mul_(d_tilted[rows, None])
         if through and (isinstance(tilt, Tensor) or tilt > 0):
-            derivative += chosen.mul_(tilt).sub_(light_sum[rows, None]).exp_().mul_(light[rows, None])
-        if picked is None:
+            derivative += chosen.mul_(tilt).sub_(log_weight[rows, None]).exp_().mul_(d_weight[rows, None])
+        if drawn is None:
             return derivative
-        return torch.zeros_like(scores).scatter_add_(1, picked, derivative)
+        return torch.zeros_like(scores).scatter_add_(1, drawn, derivative)
 
-    def _plain_count(self, rows: slice, scores: Tensor) -> Tensor:
-        count = scores.new_full((len(scores),), self.eligibility.columns)
-        if (excluded := self.eligibility.excluded_columns(rows)) is not None:
-            ordered = excluded.sort(dim=1).values  # (R, E); the same one may be named twice
-            count -= (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1) + 1
-        return count
+    def _count(self, rows: slice, scores: Tensor) -> Tensor:
+        """The support size of each row, (R,), without reading the scores where it is known."""
+        rule, eligibility = self.rule, self.eligibility
+        if rule.draws is None and eligibility.is_plain and not self.banded:
+            if eligibility.excluded is None:
+                return scores.new_full((len(scores),), eligibility.count_per_anchor)
+            excluded = eligibility.excluded_columns(rows)
+            assert excluded is not None
+            ordered = excluded.sort(dim=1).values  # (R, E); the same index may occur twice
+            return scores.new_full((len(scores),), eligibility.columns - 1) - (ordered[:, 1:] != ordered[:, :-1]).sum(
+                dim=1
+            )
+        if rule.draws is None and rule.rings and rule.lower is None and rule.upper is None:
+            return self.bands[rows.start].count.to(scores.dtype)
+        return count_true(scores > -torch.inf).to(scores.dtype)
 
-    def _prepare(self, rows: slice, scores: Tensor) -> None:
-        """Overwrite with −inf what is not eligible or lies outside the bands."""
+    def _mask(self, rows: slice, scores: Tensor) -> None:
+        """Overwrite with −inf the scores of candidates that are ineligible or outside the bands."""
         self.eligibility.mask_(scores, rows, -torch.inf)
         if self.rule.rings:
-            if rows.start not in self.ring:
-                self.ring[rows.start] = percentiles.edges(scores, self.rule)
-            scores.masked_fill_(self.ring[rows.start].outside(scores), -torch.inf)
+            if rows.start not in self.bands:
+                self.bands[rows.start] = percentiles.edges(scores, self.rule)
+            scores.masked_fill_(self.bands[rows.start].outside(scores), -torch.inf)
         if self.rule.lower is not None:
             scores.masked_fill_(scores < per_row(self.rule.lower, rows), -torch.inf)
         if self.rule.upper is not None:
@@ -313,7 +344,7 @@ class _NegativeSums:
 class _PositiveSums:
     """Σ softplus(offset − p), Σ p, and the derivative of the first in the offset, over each anchor's positives."""
 
-    shares = mirrors = False
+    keeps_exponentials = symmetric = False
 
     def __init__(self, eligibility: Eligibility, offset: Tensor) -> None:
         self.eligibility, self.offset = eligibility, offset
@@ -327,12 +358,18 @@ class _PositiveSums:
             gap.sigmoid_().sum(dim=1),
         )
 
-    def weights(
-        self, rows: slice, scores: Tensor, results: Sequence[Tensor], grads: Sequence[Tensor], fresh: bool, both: bool
+    def coefficients(
+        self,
+        rows: slice,
+        scores: Tensor,
+        results: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        recomputed: bool,
+        both: bool,
     ) -> Tensor:
         positive = self._positive(rows, scores)
-        slope = (self.offset[rows, None] - scores).sigmoid_()
-        return (grads[1][rows, None] - grads[0][rows, None] * slope).masked_fill_(~positive, 0)
+        derivative = (self.offset[rows, None] - scores).sigmoid_()
+        return (grads[1][rows, None] - grads[0][rows, None] * derivative).masked_fill_(~positive, 0)
 
     def _positive(self, rows: slice, scores: Tensor) -> Tensor:
         positive = torch.ones_like(scores, dtype=torch.bool)

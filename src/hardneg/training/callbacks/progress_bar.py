@@ -1,4 +1,4 @@
-"""A progress bar for runs: how far, loss, kNN, pictures per second, time left."""
+"""The callback that shows a run as a progress bar: steps done, loss, kNN accuracy, images per second, time left."""
 
 import time
 from typing import Any
@@ -17,13 +17,13 @@ from rich.progress import (
 from rich.text import Text
 
 from hardneg.printable import printable
-from hardneg.training.callbacks.keeper import Keeper
+from hardneg.training.callbacks.metrics_writer import MetricsWriter
 
-REFRESH = 0.1  # seconds between two moves of a bar; more often nobody sees
+REFRESH = 0.1  # seconds between two updates of a bar
 
 
 def bars(console: Console) -> Progress:
-    """An empty stack of bars; it shows nothing where the console is no terminal."""
+    """An empty stack of bars; disabled where the console is not a terminal."""
     return Progress(
         _Name(),
         BarColumn(),
@@ -36,24 +36,25 @@ def bars(console: Console) -> Progress:
 
 
 class _Name(ProgressColumn):
-    """What a bar stands for, as text: a name may hold markup."""
+    """The name of a bar as plain text: a name may contain markup."""
 
     def render(self, task: Task) -> Text:
         return Text(printable(task.description))
 
 
 class Bar(L.Callback):
-    """One bar among others, moved by the steps of a run.
+    """One bar of a stack, updated by the steps of a run.
 
     Args:
-        progress: the stack it belongs to
+        progress: the stack
         name: of the run
     """
 
     def __init__(self, progress: Progress, name: str) -> None:
         self.progress, self.name = progress, name
         self.task: Any = None
-        self._due = 0.0  # when to move next
+        self._knn: float | None = None  # the last accuracy measured
+        self._due = 0.0  # time of the next update
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         total, done = trainer.estimated_stepping_batches, trainer.global_step
@@ -65,18 +66,17 @@ class Bar(L.Callback):
         if (now := time.monotonic()) < self._due:
             return
         self._due = now + REFRESH
-        self.progress.update(self.task, completed=trainer.global_step, facts=_facts(trainer))
+        self.progress.update(self.task, completed=trainer.global_step, facts=self._last_epoch(trainer))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.progress.remove_task(self.task)
 
-
-def _facts(trainer: L.Trainer) -> str:
-    """What the last epoch showed: reading the loss of every step would make an accelerator wait."""
-    keeper = next((callback for callback in trainer.callbacks if isinstance(callback, Keeper)), None)  # type: ignore[attr-defined]
-    if keeper is None or not keeper.last:
-        return ""
-    facts = [f"loss {keeper.last['loss']:.3f}"]
-    if keeper.last_knn is not None:
-        facts.append(f"kNN {100 * keeper.last_knn:.1f} %")
-    return " · ".join([*facts, f"{keeper.last['images_per_second']:,.0f} img/s"])
+    def _last_epoch(self, trainer: L.Trainer) -> str:
+        """The metrics of the last epoch: reading the loss of every step would make an accelerator wait."""
+        writers = (callback for callback in trainer.callbacks if isinstance(callback, MetricsWriter))  # type: ignore[attr-defined]
+        line = next((writer.last for writer in writers), {})
+        if not line:
+            return ""
+        self._knn = line.get("knn", self._knn)
+        accuracy = [] if self._knn is None else [f"kNN {100 * self._knn:.1f} %"]
+        return " · ".join([f"loss {line['loss']:.3f}", *accuracy, f"{line['images_per_second']:,.0f} img/s"])

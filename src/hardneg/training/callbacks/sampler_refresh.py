@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg import distributed
-from hardneg.samplers.proximity import RefreshedBatchSampler
+from hardneg.samplers.refreshed import RefreshedBatchSampler
 
 
 class Refresh(L.Callback):

@@ -1,1 +1,1 @@
-"""Triton kernels: the fused loss on a GPU."""
+"""Triton kernels of the fused loss for GPUs."""

@@ -1,7 +1,7 @@
-"""How programs are started: Triton looks for the compiled program once, and from then on it is called directly.
+"""Launches Triton kernels with little host time: a compiled kernel is looked up once and then called directly.
 
-For every launch Triton binds, inspects and writes down all arguments, to find out which compiled program suits them. In
-small batches that takes the host longer than everything else.
+At every launch Triton binds and inspects all arguments to find the compiled kernel for them. In small batches that
+takes longer than everything else on the host.
 """
 
 from operator import itemgetter
@@ -17,11 +17,11 @@ try:
 except ImportError:  # before Triton 3.4
     TensorDescriptor = None
 
-# On AMD's GPUs compiled programs depend on more than `Compiled.kinds` tells: there Triton looks every time.
-KEEPS = torch.version.hip is None
+# On AMD GPUs a compiled kernel depends on more than `Compiled.signature` holds: there Triton looks it up every time.
+CACHES_KERNELS = torch.version.hip is None
 
-# Beyond so many all are forgotten: sizes may be new in every step, and Triton keeps the programs themselves.
-MOST = 1024
+# The cache is emptied at this size: every step may bring new sizes, and Triton keeps the kernels themselves.
+MAX_CACHED = 1024
 
 
 def launch(
@@ -32,66 +32,66 @@ def launch(
     stages: int = 3,
     registers: int | None = None,
 ) -> None:
-    """Run a program on all its arguments, by name; registers: of a thread at most."""
-    if not (KEEPS and isinstance(program, JITFunction)):  # the interpreter compiles nothing
+    """Runs a kernel; arguments: all of its arguments by name · registers: maximum number per thread."""
+    if not (CACHES_KERNELS and isinstance(program, JITFunction)):  # the interpreter has no compiled kernels
         program[grid](**arguments, num_warps=warps, num_stages=stages, maxnreg=registers)
         return
-    compiled = _of_programs.get(program.fn)
+    compiled = _compiled.get(program.fn)
     if compiled is None:
-        compiled = _of_programs[program.fn] = Compiled(program)
+        compiled = _compiled[program.fn] = Compiled(program)
     compiled.launch(grid, arguments, warps, stages, registers)
 
 
 class Compiled:
-    """What Triton made of one program, for each kind of arguments."""
+    """The compiled versions of one kernel, by signature of the arguments."""
 
     def __init__(self, program: Any) -> None:
         self.program = program
         self.in_order = itemgetter(*program.arg_names)
-        self.constants: int = program.constexprs[0]  # where they begin
+        self.constants: int = program.constexprs[0]  # index of the first one
         assert list(program.constexprs) == list(range(self.constants, len(program.arg_names)))
-        self.kept: dict[tuple[Any, ...], Any] = {}
+        self.cache: dict[tuple[Any, ...], Any] = {}
 
     def launch(
         self, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int, registers: int | None = None
     ) -> None:
-        """Run it in the current stream of the current device."""
+        """Runs the kernel in the current stream of the current device."""
         device = driver.active.get_current_device()
         values = list(self.in_order(arguments))
-        kinds = self.kinds(values)
-        key = None if kinds is None else (device, warps, stages, registers, *kinds)
-        found = self.kept.get(key) if key is not None else None
+        signature = self.signature(values)
+        key = None if signature is None else (device, warps, stages, registers, *signature)
+        found = self.cache.get(key) if key is not None else None
         if found is not None:
             found[(*grid, 1, 1)[:3]](*values, stream=driver.active.get_current_stream(device))
             return
         made = self.program[grid](**arguments, num_warps=warps, num_stages=stages, maxnreg=registers)
         if key is not None and made is not None:
-            if len(self.kept) >= MOST:
-                self.kept.clear()
-            self.kept[key] = made
+            if len(self.cache) >= MAX_CACHED:
+                self.cache.clear()
+            self.cache[key] = made
 
-    def kinds(self, values: list[Any]) -> list[Any] | None:
-        """All of the arguments that a compiled program may depend on; tensors among the values become addresses.
+    def signature(self, values: list[Any]) -> list[Any] | None:
+        """Everything that a compiled kernel depends on; tensors in ``values`` are replaced by their addresses.
 
-        It depends on the dtype of a tensor and on whether it begins at a multiple of 16 bytes, on the dtype and the
-        shape of the tiles that a descriptor describes, on whether an integer is 1, divisible by 16, or beyond 32 bits,
-        on what is None or a float, and on the constants, which come last. None if there is anything else.
+        It depends on the dtype of a tensor and on whether it is aligned to 16 bytes, on the dtype and the tile shape of
+        a tensor descriptor, on whether an integer is 1, divisible by 16, or beyond 32 bits, on which arguments are None
+        or floats, and on the constants, which come last. None for any other argument.
         """
-        kinds = values.copy()
+        signature = values.copy()
         for place in range(self.constants):
             value = values[place]
             if value is None or type(value) is int:
                 continue
             if isinstance(value, Tensor):
                 address = values[place] = value.data_ptr()
-                kinds[place] = value.dtype if address % 16 == 0 else (value.dtype,)
+                signature[place] = value.dtype if address % 16 == 0 else (value.dtype,)
             elif type(value) is float:
-                kinds[place] = float
+                signature[place] = float
             elif TensorDescriptor is not None and type(value) is TensorDescriptor:
-                kinds[place] = (value.base.dtype, *value.block_shape)
+                signature[place] = (value.base.dtype, *value.block_shape)
             else:
                 return None
-        return kinds
+        return signature
 
 
-_of_programs: dict[Any, Compiled] = {}  # by function: to hash a program, Triton reads its text
+_compiled: dict[Any, Compiled] = {}  # by function: to hash a kernel, Triton reads its source

@@ -1,4 +1,4 @@
-"""What the fused kernel is asked of each anchor: log-sums over its negatives, or sums over its positives."""
+"""The two kinds of sums that the fused kernel computes per anchor: log-sums over negatives, and sums over positives."""
 
 from dataclasses import dataclass, replace
 
@@ -10,10 +10,10 @@ from hardneg.losses.kernels.interface import Eligibility, Rule
 from hardneg.losses.kernels.triton import score_tile
 from hardneg.losses.kernels.triton.percentile_bands import known_ranks
 
-# As in the tiled kernel: up to here e^{±x} and sums of millions of them are ordinary float32 numbers.
+# As in the tiled kernel: up to this x, e^{±x} and sums of millions of them are normal float32 numbers.
 SAFE_EXPONENT = tiled.SAFE_EXPONENT
 
-# No smaller tilt changes any sum, and float32 might take it for 0, which −inf must not be multiplied with.
+# A smaller tilt changes no sum, and might be rounded to 0, which times −inf would be NaN.
 LEAST_TILT = 1e-30
 
 NONE, ANY = int(score_tile.NONE.value), int(score_tile.ANY.value)
@@ -21,12 +21,12 @@ KINDS = {1.0: int(score_tile.ONE.value), 2.0: int(score_tile.TWO.value), 0.5: in
 
 
 @dataclass(frozen=True)
-class Negatives:
-    """The two log-sums and the count of `LogSums`."""
+class NegativeSums:
+    """The two log-sums and the count of `LogSums`, over the negatives of each anchor."""
 
     eligibility: Eligibility
     rule: Rule
-    counts: Tensor | None = None  # (A,) where they are known beforehand
+    counts: Tensor | None = None  # (A,) if known beforehand
 
     @property
     def kind(self) -> int:
@@ -37,60 +37,60 @@ class Negatives:
 
     @property
     def bounded(self) -> bool:
-        """Can no exponential leave the range of float32, so that no row needs its maximum?"""
-        tilt, largest = self.rule.tilt, self.rule.largest
+        """Whether all exponentials are within the range of float32, so that rows need no maximum."""
+        tilt, largest = self.rule.tilt, self.rule.max_abs_score
         return largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
 
     @property
     def counted(self) -> bool:
-        """Must negatives be counted, because their number is not known beforehand?"""
-        bounded = self.rule.lower is not None or self.rule.upper is not None  # a ring alone says how many it keeps
+        """Whether the kernel must count the negatives, because their number is not known beforehand."""
+        bounded = self.rule.lower is not None or self.rule.upper is not None  # the size of a ring alone is known
         return self.counts is None and (
             bounded or not self.eligibility.is_plain or self.eligibility.excluded is not None
         )
 
     @property
-    def mirrors(self) -> bool:
-        """Is ∂L/∂s_ji found in the tile of s_ij, if scores are symmetric?"""
+    def symmetric(self) -> bool:
+        """Whether ∂L/∂s_ji can be computed in the tile of s_ij, given that the scores are symmetric."""
         rule = self.rule
         one_for_all = not isinstance(rule.lower, Tensor) and not isinstance(rule.upper, Tensor)
         return one_for_all and not rule.rings and self.eligibility.allowed is None
 
     def known_count(self) -> int:
-        """The number of negatives of every anchor, where they need not be counted."""
+        """The number of negatives of every anchor, if they need not be counted."""
         if not self.rule.rings:
-            return self.eligibility.number
-        first, end = known_ranks(self.eligibility.number, self.rule.rings)
+            return self.eligibility.count_per_anchor
+        first, end = known_ranks(self.eligibility.count_per_anchor, self.rule.rings)
         return max(0, end - first)
 
 
 @dataclass(frozen=True)
-class Positives:
-    """Σ softplus(level − p), Σ p, and the derivative of the first in the level, over each anchor's positives."""
+class PositiveSums:
+    """Σ softplus(level − p), Σ p, and the derivative of the first in the level, over the positives p of each anchor."""
 
     eligibility: Eligibility
     level: Tensor  # (A,)
     rule: Rule
 
     kind = score_tile.POSITIVES.value
-    bounded = counted = mirrors = True
+    bounded = counted = symmetric = True
 
 
-def numbered(eligibility: Eligibility, rule: Rule) -> tuple[Eligibility, Tensor | None]:
-    """The same with groups numbered in 32 bits, and the counts (A,) where groups alone decide them."""
+def number_groups(eligibility: Eligibility, rule: Rule) -> tuple[Eligibility, Tensor | None]:
+    """The same eligibility with groups numbered in 32 bits, and the counts (A,) if groups alone determine them."""
     if eligibility.anchor_groups is None or eligibility.candidate_groups is None:
         return eligibility, None
     ordered = eligibility.candidate_groups.sort().values
     first = torch.searchsorted(ordered, eligibility.anchor_groups)
     last = torch.searchsorted(ordered, eligibility.anchor_groups, right=True)
     found = last > first
-    numbered = replace(
+    renumbered = replace(
         eligibility,
         anchor_groups=torch.where(found, first, -1).int(),
         candidate_groups=torch.searchsorted(ordered, eligibility.candidate_groups, out_int32=True),
     )
-    if eligibility.same or rule.is_banded or eligibility.allowed is not None or eligibility.excluded is not None:
-        return numbered, None
-    # An anchor's own instance is of its group, unless that is unknown.
-    alone = 0 if eligibility.own is None else eligibility.pool_views
-    return numbered, (eligibility.columns - torch.where(found, last - first, alone)).float()
+    if eligibility.same_group or rule.is_banded or eligibility.allowed is not None or eligibility.excluded is not None:
+        return renumbered, None
+    # An anchor's own instance is in its group, unless the group is unknown.
+    own_views = 0 if eligibility.own is None else eligibility.pool_views
+    return renumbered, (eligibility.columns - torch.where(found, last - first, own_views)).float()

@@ -1,9 +1,10 @@
-"""What is done row by row around the fused sums, each in one launch: unit vectors in, losses out.
+"""Row-wise operations around the fused sums, each in one launch: normalization of the embeddings, and the losses of
+anchors.
 
-In small batches a GPU waits for the host, and these few operations would be a hundred launches.
+In small batches a GPU waits for the host, and with PyTorch operations these would be a hundred launches.
 """
 
-# Arguments of programs have no types that mypy knows.
+# Arguments of Triton kernels have no types that mypy knows.
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import math
@@ -20,14 +21,14 @@ from hardneg.losses.kernels.interface import constant, first_order
 from hardneg.losses.kernels.triton.launch import launch
 from hardneg.losses.kernels.triton.score_tile import PLAIN, log
 
-NUMBERS = 1024  # that a program holds of each matrix
+NUMBERS = 1024  # elements of each matrix per program
 
 ROUNDINGS: dict[torch.dtype | None, int] = {torch.bfloat16: 1, torch.float16: 2}
 
 
 @triton.jit
 def rounded(x, ROUNDING: tl.constexpr):
-    """x to the nearest number that the matrix products can take, as float32."""
+    """x rounded to the precision of the matrix products, as float32."""
     if ROUNDING == 1:
         return x.to(tl.bfloat16).to(tl.float32)
     elif ROUNDING == 2:
@@ -37,13 +38,13 @@ def rounded(x, ROUNDING: tl.constexpr):
 
 
 @triton.jit
-def unit(pointer, i, rows, width, stride, smallest, WIDTH: tl.constexpr):
-    """Rows i of unit length, and one over their length before, both 0 if no entry reaches ``smallest``; all finite?"""
+def unit_rows(pointer, i, rows, width, stride, smallest, WIDTH: tl.constexpr):
+    """Unit vectors of rows i, their inverse norms (both 0 if no entry reaches ``smallest``), whether all are finite."""
     k = tl.arange(0, WIDTH)[None, :]
     inside = (i < rows)[:, None] & (k < width)
     x = tl.load(pointer + i.to(tl.int64)[:, None] * stride + k, mask=inside, other=0.0).to(tl.float32)
-    # A power of two about as large as the largest entry keeps the squares from overflowing or vanishing, and no digit
-    # is lost by it. Quotients and roots are rounded once; Triton's own are a digit less exact.
+    # Scaling by a power of two near the largest entry is exact and keeps the squares from overflowing or underflowing.
+    # div_rn and sqrt_rn are correctly rounded; Triton's default is a digit less accurate.
     largest = tl.max(tl.abs(x), axis=1)
     finite = tl.min(tl.min((tl.abs(x) < float("inf")).to(tl.int32), axis=1), axis=0) == 1
     zero = largest < smallest
@@ -51,34 +52,34 @@ def unit(pointer, i, rows, width, stride, smallest, WIDTH: tl.constexpr):
     factor = tl.where(zero, 1.0, ((255 - exponent) << 23).to(tl.float32, bitcast=True))
     x = x * factor[:, None]
     length = tl.where(zero, 1.0, tl.sqrt_rn(tl.sum(x * x, axis=1)))
-    shrink = tl.where(zero, 0.0, tl.div_rn(factor, length))
-    return tl.where(zero[:, None], 0.0, tl.div_rn(x, length[:, None])), shrink, finite
+    inverse_norm = tl.where(zero, 0.0, tl.div_rn(factor, length))
+    return tl.where(zero[:, None], 0.0, tl.div_rn(x, length[:, None])), inverse_norm, finite
 
 
 @triton.jit
-def normalise(
+def normalize(
     z1, z2, out, similarity, finite, rows, width, stride1, stride2, smallest,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """Unit vectors of some rows of z1 and of z2, rounded, into rows i and i + rows of out; and their inner products."""
+    """Unit vectors of rows of z1 and z2, rounded, into rows i and i + rows of out; and their inner products."""
     i, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
     inside = (i < rows)[:, None] & (k < width)
     place = out + i.to(tl.int64)[:, None] * width + k
-    first, _, good = unit(z1, i, rows, width, stride1, smallest, WIDTH)
+    first, _, finite1 = unit_rows(z1, i, rows, width, stride1, smallest, WIDTH)
     first = rounded(first, ROUNDING)
     tl.store(place, first.to(out.dtype.element_ty), mask=inside)
     if PAIRED:
-        second, _, fine = unit(z2, i, rows, width, stride2, smallest, WIDTH)
+        second, _, finite2 = unit_rows(z2, i, rows, width, stride2, smallest, WIDTH)
         second = rounded(second, ROUNDING)
-        good = good & fine
+        finite1 = finite1 & finite2
         tl.store(place + (tl.full((), 0, tl.int64) + rows) * width, second.to(out.dtype.element_ty), mask=inside)
         tl.store(similarity + i, tl.sum(first * second, axis=1), mask=i < rows)
-    if not good:
+    if not finite1:
         tl.store(finite, 0)
 
 
 @triton.jit
-def normalise_backward(
+def normalize_backward(
     z1, z2, for_out, for_similarity, grad_, number_, d1, d2, rows, width, stride1, stride2, smallest,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr, VIEWS: tl.constexpr,
     SECOND: tl.constexpr, TIMES: tl.constexpr, OVER: tl.constexpr,
@@ -90,71 +91,71 @@ def normalise_backward(
     i, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
     inside = (i < rows)[:, None] & (k < width)
     place = i.to(tl.int64)[:, None] * width + k
-    amount = 1.0
+    gradient_scale = 1.0
     if TIMES:
-        amount = tl.load(grad_)
+        gradient_scale = tl.load(grad_)
     if OVER:
-        amount = tl.div_rn(amount, tl.maximum(tl.load(number_), 1.0))
-    first, shrink, _ = unit(z1, i, rows, width, stride1, smallest, WIDTH)
+        gradient_scale = tl.div_rn(gradient_scale, tl.maximum(tl.load(number_), 1.0))
+    first, inverse_norm, _ = unit_rows(z1, i, rows, width, stride1, smallest, WIDTH)
     grad = tl.load(for_out + place, mask=inside, other=0.0)
     if PAIRED:
-        second, shrink2, _ = unit(z2, i, rows, width, stride2, smallest, WIDTH)
+        second, shrink2, _ = unit_rows(z2, i, rows, width, stride2, smallest, WIDTH)
         grad2 = tl.zeros((ROWS, WIDTH), tl.float32)
         if SECOND:
             grad2 += tl.load(for_out + (tl.full((), 0, tl.int64) + rows) * width + place, mask=inside, other=0.0)
         if VIEWS > 0:
-            pull = tl.load(for_similarity + i, mask=i < rows, other=0.0)
+            coefficient = tl.load(for_similarity + i, mask=i < rows, other=0.0)
             if VIEWS == 2:
-                pull += tl.load(for_similarity + rows + i, mask=i < rows, other=0.0)
-            grad += pull[:, None] * rounded(second, ROUNDING)
-            grad2 += pull[:, None] * rounded(first, ROUNDING)
-        grad2 = (grad2 - second * tl.sum(second * grad2, axis=1)[:, None]) * (shrink2 * amount)[:, None]
+                coefficient += tl.load(for_similarity + rows + i, mask=i < rows, other=0.0)
+            grad += coefficient[:, None] * rounded(second, ROUNDING)
+            grad2 += coefficient[:, None] * rounded(first, ROUNDING)
+        grad2 = (grad2 - second * tl.sum(second * grad2, axis=1)[:, None]) * (shrink2 * gradient_scale)[:, None]
         tl.store(d2 + place, grad2.to(d2.dtype.element_ty), mask=inside)
-    grad = (grad - first * tl.sum(first * grad, axis=1)[:, None]) * (shrink * amount)[:, None]
+    grad = (grad - first * tl.sum(first * grad, axis=1)[:, None]) * (inverse_norm * gradient_scale)[:, None]
     tl.store(d1 + place, grad.to(d1.dtype.element_ty), mask=inside)
 
 
-def normalised(
+def normalized(
     z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None, dtype: torch.dtype, names: str
 ) -> tuple[Tensor, Tensor]:
-    """As `Units`, the unit vectors as numbers of this dtype; without gradients. Every row must be in one piece."""
+    """The same as `UnitVectors` without gradients, with the unit vectors in this dtype. Rows must be contiguous."""
     rows, width = z1.shape
     out = z1.new_empty(rows if z2 is None else 2 * rows, width, dtype=dtype)
     similarity = z1.new_empty(rows, dtype=torch.float32)
-    finite, block = _flag(z1.device), _block(width)
+    finite, block = _finite_flag(z1.device), _block(width)
     arguments = {
         "z1": z1, "z2": z2, "out": out, "similarity": similarity, "finite": finite, "rows": rows, "width": width,
         "stride1": z1.stride(0), "stride2": 0 if z2 is None else z2.stride(0), "smallest": smallest,
         "PAIRED": z2 is not None, "ROUNDING": ROUNDINGS.get(precision, 0), **block,
     }  # fmt: skip
-    launch(normalise, (math.ceil(rows / block["ROWS"]),), arguments)
+    launch(normalize, (math.ceil(rows / block["ROWS"]),), arguments)
     checks.flag(finite, f"{names} holds NaN or inf: look for a diverged model or a division by zero before the loss")
     return out, similarity
 
 
-class Amount(NamedTuple):
-    """What gradients are multiplied with in the end: that of the loss, (), over the number of anchors, (), if given."""
+class GradientScale(NamedTuple):
+    """The factor of all gradients: the gradient of the loss, (), divided by the number of anchors, (), if given."""
 
     grad: Tensor
     number: Tensor | None
 
 
-def normalised_backward(
+def normalized_backward(
     z1: Tensor,
     z2: Tensor | None,
     for_out: Tensor,
     for_similarity: Tensor | None,
     smallest: float,
     precision: torch.dtype | None,
-    amount: Amount | None = None,
+    gradient_scale: GradientScale | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of z1 and z2 from those of `normalised`'s results, or of its first half.
+    """Gradients of z1 and z2 from those of the results of `normalized`, or of the first half of the unit vectors.
 
     for_similarity: (B,), or (2B,) if two parts are to be added
     """
     rows, width = z1.shape
     d1, d2 = z1.new_empty(rows, width), None if z2 is None else z2.new_empty(rows, width)
-    grad, number = amount or (None, None)
+    grad, number = gradient_scale or (None, None)
     block = _block(width)
     arguments = {
         "z1": z1, "z2": z2, "for_out": for_out, "for_similarity": for_similarity, "grad_": grad, "number_": number,
@@ -164,31 +165,31 @@ def normalised_backward(
         "VIEWS": 0 if for_similarity is None else for_similarity.shape[0] // rows, "SECOND": for_out.shape[0] > rows,
         "TIMES": grad is not None, "OVER": number is not None,
     }  # fmt: skip
-    launch(normalise_backward, (math.ceil(rows / block["ROWS"]),), arguments)
+    launch(normalize_backward, (math.ceil(rows / block["ROWS"]),), arguments)
     return d1, d2
 
 
-def _flag(device: torch.device) -> Tensor:
-    """1, which a program makes 0 if it meets NaN or inf."""
-    # On a GPU one flag serves for all time: after the assertion that reads a 0 the device accepts no work any more.
+def _finite_flag(device: torch.device) -> Tensor:
+    """A flag of 1 that a kernel sets to 0 if it reads NaN or inf."""
+    # On a GPU one flag suffices: after the assertion fails the device accepts no more work.
     if device.type == "cuda":
         return constant(1.0, torch.int32, device)
     return torch.ones((), dtype=torch.int32, device=device)
 
 
-class Units(torch.autograd.Function):
+class UnitVectors(torch.autograd.Function):
     """Unit vectors (B, d) of z1, or (2B, d) of z1 and z2 with the inner products (B,) of their pairs; float32.
 
-    smallest: what is shorter becomes zero, with zero gradient · precision: dtype the unit vectors are rounded to ·
-    names: of the embeddings, for the error if they are not finite
+    smallest: rows without an entry of this size become zero, with zero gradient · precision: dtype that the unit
+    vectors are rounded to · names: of the embeddings, for the error if they are not finite
     """
 
     @staticmethod
     def forward(
         ctx: Any, z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None, names: str
     ) -> tuple[Tensor, Tensor]:
-        z1, z2 = by_rows(z1), None if z2 is None else by_rows(z2)
-        out, similarity = normalised(z1, z2, smallest, precision, torch.float32, names)
+        z1, z2 = row_contiguous(z1), None if z2 is None else row_contiguous(z2)
+        out, similarity = normalized(z1, z2, smallest, precision, torch.float32, names)
         ctx.save_for_backward(z1, z2)
         ctx.smallest, ctx.precision = smallest, precision
         ctx.set_materialize_grads(False)
@@ -201,18 +202,18 @@ class Units(torch.autograd.Function):
         if for_out is None:
             for_out = z1.new_zeros((2 if z2 is not None else 1) * len(z1), z1.shape[1], dtype=torch.float32)
         pairs = None if for_similarity is None else for_similarity.contiguous()
-        d1, d2 = normalised_backward(z1, z2, for_out.contiguous(), pairs, ctx.smallest, ctx.precision)
+        d1, d2 = normalized_backward(z1, z2, for_out.contiguous(), pairs, ctx.smallest, ctx.precision)
         return d1, d2, None, None, None
 
 
-def by_rows(z: Tensor) -> Tensor:
-    """z with every row in one piece."""
+def row_contiguous(z: Tensor) -> Tensor:
+    """z with contiguous rows."""
     return z if z.stride(1) == 1 else z.contiguous()
 
 
 @triton.jit
 def exp(x):
-    """The exponential to the last digit."""
+    """The exponential with full float32 precision."""
     if PLAIN:
         return tl.exp(x)
     else:
@@ -222,7 +223,7 @@ def exp(x):
 @triton.jit
 def expm1(x):
     """e^x − 1 without cancellation."""
-    if PLAIN:  # by its series where x is small
+    if PLAIN:  # Taylor series for small x
         return tl.where(tl.abs(x) < 1e-3, x * (1 + 0.5 * x * (1 + x / 3)), tl.exp(x) - 1)
     else:
         return libdevice.expm1(x)
@@ -238,15 +239,15 @@ def log1p(x):
 
 
 @triton.jit
-def outcome(
+def pair_losses(
     mean, count, cosine, scale, log_number, log_prior, log_rest, log_least,
     SUPPORT: tl.constexpr, DEBIASED: tl.constexpr, UNIT: tl.constexpr, DECOUPLED: tl.constexpr,
 ):  # fmt: skip
-    """log(1 + Q·G·e^{−p}) of anchors with one positive each, and its derivatives (METHODS, section 1).
+    """log(1 + Q·G·e^{−p}) of anchors with one positive each, and its derivatives (METHODS.md, section 1).
 
-    mean, count: of `LogSums` · cosine: with the positive · SUPPORT: Q is the support's size, not e^log_number · UNIT:
-    the least G is e^{−1/t}, not e^log_least · returns the loss, whether it is floored, and the loss's derivatives in
-    ``mean``, in the positive's score, and in ``scale``
+    mean, count: of `LogSums` · cosine: with the positive · SUPPORT: Q is the size of the support, not e^log_number ·
+    UNIT: the floor of G is e^{−1/t}, not e^log_least · returns the loss, whether it is floored, and the derivatives of
+    the loss in ``mean``, in the score of the positive, and in ``scale``
     """
     valid = count > 0
     mean = tl.where(valid, mean, 0.0)
@@ -254,13 +255,13 @@ def outcome(
     zero = mean * 0
     log_g, by_mean, by_positive, by_scale, floored = mean, zero + 1, zero, zero, count < 0
     if DEBIASED:
-        least = zero - scale if UNIT else zero + log_least
+        floor = zero - scale if UNIT else zero + log_least
         gap = log_prior + positive - mean
         inner = tl.where(gap < 0, gap, -1.0)
         share, rest = exp(inner), -expm1(inner)
         log_g = mean + log(rest) - log_rest
-        floored = valid & ((gap >= 0) | (log_g <= least))
-        log_g = tl.where(floored, least, log_g)
+        floored = valid & ((gap >= 0) | (log_g <= floor))
+        log_g = tl.where(floored, floor, log_g)
         by_mean = tl.where(floored, 0.0, tl.div_rn(zero + 1, rest))
         by_positive = tl.where(floored, 0.0, tl.div_rn(-share, rest))
         if UNIT:
@@ -281,10 +282,10 @@ def combine(
     anchors, batch, log_number, log_prior, log_rest, log_least,
     BLOCK: tl.constexpr, SUPPORT: tl.constexpr, DEBIASED: tl.constexpr, UNIT: tl.constexpr, DECOUPLED: tl.constexpr,
 ):  # fmt: skip
-    """`outcome` of each anchor."""
+    """`pair_losses` of each anchor."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < anchors
-    loss, floored, by_mean, by_positive, by_scale = outcome(
+    loss, floored, by_mean, by_positive, by_scale = pair_losses(
         tl.load(mean_ + i, mask=inside, other=0.0),
         tl.load(count_ + i, mask=inside, other=1.0),
         tl.load(similarity + i % batch, mask=inside, other=0.0),
@@ -299,16 +300,16 @@ def combine(
 
 @triton.jit
 def combine_backward(
-    grad_, d_mean, d_positive, scale_, for_mean, for_similarity, batch, step, views,
+    grad_, d_mean, d_positive, scale_, for_mean, for_similarity, batch, grad_stride, views,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the log-sums (A,) and of the inner products (B,), to which each view of an instance adds."""
+    """Gradients of the log-sums (A,) and of the inner products (B,), summed over the views of an instance."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < batch
     total = tl.zeros((BLOCK,), tl.float32)
     for view in range(views):
         place = view * batch + i
-        grad = tl.load(grad_ + place * step, mask=inside, other=0.0)
+        grad = tl.load(grad_ + place * grad_stride, mask=inside, other=0.0)
         tl.store(for_mean + place, grad * tl.load(d_mean + place, mask=inside, other=0.0), mask=inside)
         total += grad * tl.load(d_positive + place, mask=inside, other=0.0)
     tl.store(for_similarity + i, total * tl.load(scale_), mask=inside)
@@ -317,9 +318,9 @@ def combine_backward(
 class Losses(torch.autograd.Function):
     """Losses of anchors with one positive each, and which of them are floored.
 
-    mean, count: (A,) of `LogSums` · similarity: (B,) of an anchor's views, A a multiple of B · log_number: log Q, or
-    None for the support's size · prior: logarithms of τ⁺ and 1 − τ⁺, or None · log_least: the least log G, None for
-    −1/t · decoupled: log(Q·G) − p instead
+    mean, count: (A,) of `LogSums` · similarity: (B,), shared by the views of an instance, A a multiple of B ·
+    log_number: log Q, or None for the size of the support · prior: logarithms of τ⁺ and 1 − τ⁺, or None · log_least:
+    the floor of log G, None for −1/t · decoupled: log(Q·G) − p instead
     """
 
     @staticmethod
@@ -335,7 +336,7 @@ class Losses(torch.autograd.Function):
         decoupled: bool,
     ) -> tuple[Tensor, Tensor]:
         anchors, batch, block = len(mean), len(similarity), 256
-        losses = mean.new_empty(anchors)  # apart: a view could not be changed in place, as in losses *= weights
+        losses = mean.new_empty(anchors)  # not a view, which could not be changed in place
         d_mean, d_positive, d_scale = mean.new_empty(3, anchors).unbind()
         floored = mean.new_empty(anchors, dtype=torch.int8)
         log_prior, log_rest = prior or (0.0, 0.0)
@@ -362,8 +363,8 @@ class Losses(torch.autograd.Function):
         for_mean, for_similarity = torch.empty_like(d_mean), d_mean.new_empty(batch)
         arguments = {
             "grad_": grad, "d_mean": d_mean, "d_positive": d_positive, "scale_": scale, "for_mean": for_mean,
-            "for_similarity": for_similarity, "batch": batch, "step": grad.stride(0), "views": len(d_mean) // batch,
-            "BLOCK": block,
+            "for_similarity": for_similarity, "batch": batch, "grad_stride": grad.stride(0),
+            "views": len(d_mean) // batch, "BLOCK": block,
         }  # fmt: skip
         launch(combine_backward, (math.ceil(batch / block),), arguments)
         for_scale = (grad * d_scale).sum() if ctx.needs_input_grad[2] else None
@@ -371,6 +372,6 @@ class Losses(torch.autograd.Function):
 
 
 def _block(width: int) -> dict[str, int]:
-    """How many rows a program takes, and the power of two that holds one."""
+    """Rows per program, and the power of two that holds the width of a row."""
     wide = max(16, 1 << (width - 1).bit_length())
     return {"ROWS": max(1, NUMBERS // wide), "WIDTH": wide}

@@ -1,0 +1,170 @@
+"""Evaluate features by metrics of the registry; the results as they are stored in ``evaluation.json``."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self, get_args
+
+from torch import Tensor
+
+from hardneg import checks
+from hardneg.checks import TensorLike
+from hardneg.evaluation.metrics import (
+    DEFAULT_METRICS,
+    FORMATS,
+    NOTES,
+    Better,
+    Metric,
+    MetricFormat,
+    columns,
+    get_metric,
+    is_built_in,
+    is_number,
+)
+
+
+class EvaluationResult(dict[str, float]):
+    """The value of each metric.
+
+    notes: by metric, a restriction of its value, as "not converged after 500 iterations"; empty for most · formats: how
+    metrics are shown that are not built in
+
+    Examples:
+        >>> result = EvaluationResult({"linear": 0.9}, {"linear": "not converged after 500 iterations"})
+        >>> result["linear"], result.to_json()["notes"]
+        (0.9, {'linear': 'not converged after 500 iterations'})
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, float],
+        notes: Mapping[str, str] | None = None,
+        formats: Mapping[str, MetricFormat] | None = None,
+    ) -> None:
+        super().__init__(values)
+        self.notes = {metric: note for metric, note in (notes or {}).items() if note}
+        self.formats = {metric: shown for metric, shown in (formats or {}).items() if not is_built_in(metric)}
+
+    def format(self, metric: str) -> MetricFormat:
+        """How one of the metrics is shown."""
+        return columns({"": {metric: [self[metric]]}}, self.formats)[metric]
+
+    def to_json(self) -> dict[str, Any]:
+        """The values, with notes and formats under keys of their own if there are any."""
+        content: dict[str, Any] = {**self}
+        if self.notes:
+            content[NOTES] = self.notes
+        if self.formats:
+            content[FORMATS] = {metric: asdict(shown) for metric, shown in self.formats.items()}
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], file: str | Path) -> Self:
+        """Read what `to_json` wrote; entries that are not finite numbers are left out. file: named in errors."""
+        notes, formats = content.get(NOTES, {}), content.get(FORMATS, {})
+        if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+            raise ValueError(f"{file}: {NOTES} must map metrics to texts: evaluate the run again")
+        if not isinstance(formats, dict) or not all(map(_is_format, formats.values())):
+            raise ValueError(f"{file}: {FORMATS} must map metrics to title, better and percent: evaluate the run again")
+        values = {metric: float(value) for metric, value in content.items() if is_number(value)}
+        return cls(values, notes, {metric: MetricFormat(**shown) for metric, shown in formats.items()})
+
+
+def evaluate_features(
+    train_features: TensorLike,
+    train_labels: TensorLike,
+    test_features: TensorLike,
+    test_labels: TensorLike,
+    metrics: Sequence[str | Metric] = DEFAULT_METRICS,
+    seed: int = 0,
+) -> EvaluationResult:
+    """Compute metrics of frozen features of a train and a test set.
+
+    train_features: (N, d) · train_labels: (N,) · test_features: (T, d) · test_labels: (T,) · metrics: names of
+    registered metrics, or `Metric` objects; one that needs more labels than there are is left out of the result ·
+    seed: of random choices, such as the labels drawn for ``few_5`` and the validation split of ``linear``
+
+    Metrics on one set are computed on the test set.
+
+    Examples:
+        >>> import torch
+        >>> features, labels = torch.eye(2).repeat(20, 1), torch.tensor([0, 1]).repeat(20)
+        >>> evaluate_features(features, labels, features, labels, ["nearest", "few_5"])
+        {'nearest': 1.0, 'few_5': 1.0}
+    """
+    train = checks.as_tensor("train_features", train_features), checks.as_tensor("train_labels", train_labels)
+    test = checks.as_tensor("test_features", test_features), checks.as_tensor("test_labels", test_labels)
+    if len(train[1]) == 0 or len(test[1]) == 0:
+        raise ValueError(
+            f"the train set has {len(train[1])} labelled samples and the test set {len(test[1])}: "
+            "both need at least one"
+        )
+    arguments: dict[str, tuple[Tensor, ...]] = {"train_test": (*train, *test), "folds": test, "features": test[:1]}
+    return _evaluate(metrics, arguments, seed)
+
+
+def evaluate_set(
+    features: TensorLike, labels: TensorLike | None, metrics: Sequence[str | Metric] = ("svm",), seed: int = 0
+) -> EvaluationResult:
+    """Compute metrics of the frozen features of one set, by cross-validation or without labels.
+
+    features: (N, d) · labels: (N,), −1 where unknown, or None for metrics that need none · metrics, seed: as for
+    `evaluate_features`
+
+    Examples:
+        >>> import torch
+        >>> evaluate_set(torch.eye(2).repeat(20, 1), torch.tensor([0, 1]).repeat(20))
+        {'svm': 1.0}
+    """
+    one = checks.as_tensor("features", features)
+    arguments: dict[str, tuple[Tensor, ...]] = {"features": (one,)}
+    if labels is not None:
+        arguments["folds"] = one, checks.as_tensor("labels", labels)
+    return _evaluate(metrics, arguments, seed)
+
+
+def _evaluate(
+    metrics: Sequence[str | Metric], arguments: Mapping[str, tuple[Tensor, ...]], seed: int
+) -> EvaluationResult:
+    """Compute each metric with the arguments of its protocol."""
+    chosen = [get_metric(metric) for metric in metrics]
+    for metric in chosen:
+        if metric.protocol not in arguments:
+            needed = "a train and a test set" if metric.protocol == "train_test" else "labels"
+            raise ValueError(f"metric {metric.name!r} needs {needed}: leave it out, or pass them")
+    values: dict[str, float] = {}
+    notes: dict[str, str] = {}
+    for metric in chosen:
+        computed = metric(*arguments[metric.protocol], seed)
+        if computed is not None:
+            values[metric.name], notes[metric.name] = computed
+    return EvaluationResult(values, notes, {metric.name: metric.format for metric in chosen if metric.name in values})
+
+
+def merged_formats(results: Iterable[EvaluationResult]) -> dict[str, MetricFormat]:
+    """The formats of several results; the last one counts where they differ."""
+    return {metric: shown for result in results for metric, shown in result.formats.items()}
+
+
+def notes_of_seeds(notes: Mapping[int, str]) -> list[str]:
+    """Combine the notes on one metric of several runs, by seed: each note once, with its seeds.
+
+    Examples:
+        >>> notes_of_seeds({0: "not converged after 500 iterations", 2: "not converged after 500 iterations"})
+        ['not converged after 500 iterations (seeds 0, 2)']
+    """
+    seeds_of: dict[str, list[int]] = {}
+    for seed, note in notes.items():
+        seeds_of.setdefault(note, []).append(seed)
+    return [f"{note} (seed{'s' * (len(s) > 1)} {', '.join(map(str, s))})" for note, s in seeds_of.items()]
+
+
+def _is_format(content: object) -> bool:
+    """Whether this is a `MetricFormat` as `EvaluationResult.to_json` writes it."""
+    return (
+        isinstance(content, dict)
+        and content.keys() == {"title", "better", "percent"}
+        and isinstance(content["title"], str)
+        and content["better"] in get_args(Better)
+        and isinstance(content["percent"], bool)
+    )

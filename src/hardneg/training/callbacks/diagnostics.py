@@ -1,0 +1,72 @@
+"""The callback that describes the negatives and the batches of an epoch."""
+
+import math
+from typing import Any
+
+import lightning as L
+
+from hardneg.methods.method import Method
+from hardneg.samplers import cosine_histogram, false_negative_share, mean_cosine
+from hardneg.training.batches import Batches
+from hardneg.training.callbacks.sampler_refresh import Refresh
+
+
+class Diagnostics(L.Callback):
+    """Describes the objective's negatives in the last batch of an epoch, and the batches of the whole epoch.
+
+    Args:
+        batches: the batches of the run
+        train_set: the samples; with labels, the share of false negatives is counted
+        refresh: of the batch sampler, if it has one
+
+    ``epoch_metrics`` holds the result for `MetricsWriter`. Runs before `MemoryUpdate`, which drops the embeddings.
+    """
+
+    def __init__(self, batches: Batches, train_set: Any, refresh: Refresh | None = None) -> None:
+        self.batches, self.train_set, self.refresh = batches, train_set, refresh
+        self.epoch_metrics: dict[str, Any] = {}
+        self.batches_done = 0  # of this epoch, by this process
+        self.earlier = {"batches": 0, "false_negatives": 0.0}  # of this epoch, before a resume
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Method)
+        self.batches_done += 1
+        if trainer.is_last_batch:
+            self.epoch_metrics = {"objective": pl_module.diagnostics(), "batches": self._batch_metrics(pl_module)}
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.batches_done, self.earlier = 0, {"batches": 0, "false_negatives": 0.0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "batches": self.earlier["batches"] + self.batches_done,
+            "false_negatives": self._false_negatives(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.earlier = {name: state_dict[name] for name in ("batches", "false_negatives")}
+        self.batches_done = 0
+
+    def _batch_metrics(self, module: Method) -> dict[str, Any]:
+        found: dict[str, Any] = {"sampling_seconds": round(self.batches.seconds, 6)}
+        self.batches.seconds = 0.0
+        if self.refresh is not None:
+            found["graph_seconds"], self.refresh.seconds = round(self.refresh.seconds, 6), 0.0
+        if self.train_set.labels is not None:
+            found["false_negatives"] = self._false_negatives() / (self.earlier["batches"] + self.batches_done)
+        if module.noted is not None and len(module.noted[1]) > 1:
+            embeddings = module.noted[1].float()
+            found["mean_cosine"] = mean_cosine(embeddings)
+            found["cosines"] = cosine_histogram(embeddings, bins=20)[0].tolist()
+        return found
+
+    def _false_negatives(self) -> float:
+        """The sum over the batches of this epoch of their shares of false negatives."""
+        labels = self.train_set.labels
+        if labels is None:
+            return 0.0
+        used = self.batches.drawn[: self.batches_done]  # the rest was drawn ahead
+        shares = [false_negative_share(labels[batch]) for batch in used]
+        return self.earlier["false_negatives"] + sum(share for share in shares if not math.isnan(share))
