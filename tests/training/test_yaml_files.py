@@ -86,6 +86,7 @@ def test_the_command_line_says_so_and_takes_little_memory(tmp_path: Path, case: 
         ("about=" + "[" * 2_000, "deeper than 32 levels"),
         ("about=2001-99-99", "the value of about is not readable YAML"),
         ("objective={1: 2}", "objective must have text for keys, got 1"),
+        ("evaluation.metrics=[{1: 2}]", "evaluation.metrics must have text for keys, got 1"),
         ("views.options={mean: {1: 2}}", "views.options.mean must have text for keys, got 1"),
     ],
 )

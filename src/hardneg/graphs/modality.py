@@ -1,7 +1,7 @@
 """Graphs as a modality: TU sets or the user's own, GraphCL's views, GIN, and an SVM by cross-validation."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,4 +161,11 @@ def _given(data: Any, given: Any) -> GraphSet | None:
         given = callables.load(data.source, "data.source")
     if callable(given):
         given = given("train")
-    return given if isinstance(given, GraphSet) else GraphSet.of(list(given), data.features)
+    if isinstance(given, GraphSet):
+        return given
+    if not isinstance(given, Iterable):
+        raise ValueError(
+            f"data of type {type(given).__name__} cannot be read as graphs: give a GraphSet, a list of PyG graphs, or a "
+            "function that returns one of these"
+        )
+    return GraphSet.of(list(given), data.features)

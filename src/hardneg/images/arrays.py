@@ -79,7 +79,7 @@ def channels_first(pixels: npt.NDArray[Any], path: Path | str) -> Tensor:
             f"images of {path} must be uint8 of shape (N, H, W), (N, H, W, C) or (N, C, H, W) and not empty, got "
             f"{given}: convert pixels in 0..1 with (255 * images).round().astype(numpy.uint8)"
         )
-    images = torch.from_numpy(pixels)
+    images = checks.as_tensor("images", pixels)
     if images.dim() == 3:
         return images[:, None]  # (N, 1, H, W)
     if images.shape[3] <= images.shape[1]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hardneg import checks
@@ -35,7 +34,7 @@ def from_object(source: Any, split: str) -> ImageSet | StreamedImages | Found:
         if made is None:
             raise unknown_split(getattr(source, "__name__", "the function"), split, ["train"])
         return _set(made, split)
-    warn_if_whole(Path(getattr(source, "name", "the data")), split)
+    warn_if_whole(Path(getattr(source, "name", None) or "the data"), split)
     return _set(source, split)
 
 
@@ -46,8 +45,7 @@ def _set(given: Any, split: str) -> ImageSet | StreamedImages | Found:
         return from_dataset(given, Path("dataset"), split, [_anywhere()])
     if isinstance(given, tuple) and len(given) == 2:
         images, labels = given
-        numbers = torch.as_tensor(np.asarray(labels)).long()
-        checks.integers("labels", numbers, (len(images),), "one per image")
+        numbers = checks.integers("labels", checks.as_tensor("labels", labels), (len(images),), "one per image")
         return ImageSet(_pixels(images), numbers, number_names(int(numbers.max())), f"images-{split}")
     if isinstance(given, Tensor | np.ndarray):
         return ImageSet(_pixels(given), name=f"images-{split}")

@@ -63,6 +63,7 @@ def load_split(
     images = _with_channels(images, channels)
     if isinstance(images, ImageSet):
         return replace(images, division=made)
+    images = copy.copy(images)  # the user's own, if an object was passed
     images.division = made
     return images
 

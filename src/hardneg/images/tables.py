@@ -159,7 +159,8 @@ def from_dataset(
         labels = _cell_labels(column_of(rows), classes, everywhere, f"column {label_column!r} of {path}")
     if array_column is None:
         return Found(DatasetImages(rows, column, roots), *labels, name)
-    pixels = rows.select_columns([column]).with_format("numpy")[:][column]
+    kind = np.dtype(rows.features[column].dtype)  # numpy's default would be int64
+    pixels = rows.select_columns([column]).with_format("numpy", dtype=kind)[:][column]
     return ImageSet(channels_first(np.asarray(pixels), path), *labels, name)
 
 

@@ -43,7 +43,8 @@ class CMC(Method):
 
     @classmethod
     def parts(cls, plan: Plan, encoder: nn.Module) -> Any:
-        assert isinstance(encoder, TwoViews)
+        if not isinstance(encoder, TwoViews):
+            raise ValueError(f"method=cmc needs an encoder of two views, a TwoViews, got {type(encoder).__name__}")
         heads = [
             (plan.make_head(each, (count, *plan.shape[1:])), plan.modality.feature_size(each, (count, *plan.shape[1:])))
             for each, count in zip((encoder.first, encoder.second), channels_of(encoder.split), strict=True)

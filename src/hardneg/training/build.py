@@ -38,6 +38,8 @@ class Given:
 
     def recorded(self, settings: Recipe) -> Recipe:
         """The recipe with these parts marked as given."""
+        if self.views is not None and not methods.get(settings.method).uses_views:
+            raise ValueError(f"method={settings.method} makes no views: leave out views=")
         changes: dict[str, Any] = {}
         for section, key, part in (
             ("data", "source", self.data),

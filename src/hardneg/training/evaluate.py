@@ -55,7 +55,7 @@ def evaluate(
         size=size,
         metrics=_metrics(settings.evaluation.metrics if metrics is None else metrics),
         seed=settings.seed,
-        given=data,
+        given=data if source is None else None,
     )
     network = run.encoder.to(_device(settings))
     found = settings.kind.evaluate(network, request, getattr(settings.data, "workers", 0))

@@ -184,6 +184,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
             place[parent] = dict(below) if isinstance(below, Mapping) else {}
             place = place[parent]
         place[last] = yaml_files.parse(text, f"the value of {path}") if text else None
+    _check_keys(tree, "the recipe")
     method, kind = _method_and_modality(tree)
     try:
         recipe = model(method, kind).model_validate({**tree, "method": method, "modality": kind})
@@ -191,6 +192,18 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         raise ValueError(explained(error, tree, (method, kind), models())) from error
     recipe.make_loss()  # a bad loss is an error now
     return recipe
+
+
+def _check_keys(tree: Any, where: str) -> None:
+    """Raise if a key of a mapping is not text, also in lists and mappings within."""
+    if isinstance(tree, Mapping):
+        for key, below in tree.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{where} must have text for keys, got {key!r}")
+            _check_keys(below, key if where == "the recipe" else f"{where}.{key}")
+    elif isinstance(tree, list):
+        for below in tree:
+            _check_keys(below, where)
 
 
 def _method_and_modality(tree: Mapping[str, Any]) -> tuple[str, str]:
