@@ -16,8 +16,9 @@ else:
         public = importlib.import_module("hardneg.public")
         if name != "__all__" and name not in public.__all__:
             raise AttributeError(f"module 'hardneg' has no attribute {name!r}")
-        globals()[name] = found = getattr(public, name)  # found directly from now on
-        return found
+        # All of them: no further lookup comes here, and eval(repr(schedule), vars(hardneg)) finds every name.
+        globals().update({public_name: getattr(public, public_name) for public_name in public.__all__})
+        return getattr(public, name)
 
     def __dir__() -> list[str]:
         return [*globals(), *importlib.import_module("hardneg.public").__all__]

@@ -145,7 +145,7 @@ def test_a_copy_of_the_positive_is_kept_at_margin_zero_and_dropped_above(backend
     ],
 )
 def test_evaluating_the_repr_of_a_hardening_gives_the_same_hardening(hardening: hn.Hardening) -> None:
-    again = eval(repr(hardening), {name: getattr(hn, name) for name in hn.__all__})
+    again = eval(repr(hardening), vars(hn))
     assert repr(again) == repr(hardening)
     for progress in (0.0, 0.3, 1.0):
         assert again.at(progress) == hardening.at(progress)

@@ -198,7 +198,7 @@ SHARE = hn.RingAnneal()
     ],
 )
 def test_evaluating_the_repr_of_a_schedule_gives_the_same_schedule(schedule: hn.Schedule) -> None:
-    again = eval(repr(schedule), {name: getattr(hn, name) for name in hn.__all__})
+    again = eval(repr(schedule), vars(hn))
     assert repr(again) == repr(schedule)
     assert [again.at(p / 20) for p in range(21)] == [schedule.at(p / 20) for p in range(21)]
 
@@ -221,3 +221,8 @@ def test_a_user_defined_schedule_has_a_repr() -> None:
 
     assert repr(1 - Squared(3.0)) == "(1.0 - Squared(factor=3.0))"
     assert "Renamed object" in repr(Renamed(3.0))
+
+
+def test_all_public_names_are_in_the_namespace_after_one_was_used() -> None:
+    assert hn.simclr is not None
+    assert set(hn.__all__) <= set(vars(hn))
