@@ -353,7 +353,7 @@ def _export(
     inputs = _example_inputs(frozen, example)
     metadata = _metadata(info, inputs, _count_features(frozen, inputs))
     file.parent.mkdir(parents=True, exist_ok=True)
-    # A random name, so that nobody can have put a link there; with the suffix that torch.export requires.
+    # A random name cannot be an existing link. It keeps the suffix, which torch.export requires.
     temporary = file.with_name(f".{secrets.token_hex(8)}-{file.name}")
     try:
         _WRITERS[format](frozen, inputs, temporary, metadata)

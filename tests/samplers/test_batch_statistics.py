@@ -33,7 +33,7 @@ def test_false_negatives_are_the_pairs_of_equal_known_labels(labels: list[int]) 
 
 
 def test_the_share_of_several_batches_is_their_mean() -> None:
-    labels = torch.tensor([[0, 0, 1], [2, 2, 2], [5, -1, -1]])  # the last has no known pair
+    labels = torch.tensor([[0, 0, 1], [2, 2, 2], [5, -1, -1]])  # the last has no pair of labeled samples
     assert false_negative_share(labels) == pytest.approx((1 / 3 + 1) / 2)
 
 
