@@ -137,7 +137,7 @@ MISTAKES = {
     "wrong type": (["train", "digits-simclr", "trainer.epochs=many"], "trainer.epochs must be an integer, got 'many'"),
     "unreadable value": (["train", "digits-simclr", "objective={preset: ["], "not readable YAML"),
     "unknown device": (["train", "digits-simclr", "trainer.accelerator=abacus"], "trainer.accelerator=abacus"),
-    "absent device": (["train", "digits-simclr", "trainer.accelerator=tpu"], "cannot be had here"),
+    "absent device": (["train", "digits-simclr", "trainer.accelerator=tpu"], "is not available here"),
     "unknown precision": (["train", "digits-simclr", "trainer.precision=7-bit"], "trainer.precision"),
     "unknown method": (["train", "digits-simclr", "method=simclear"], "method='simclear' is not known"),
     "unknown views": (["train", "digits-simclr", "views.preset=simclear"], "views.preset='simclear' is not known"),

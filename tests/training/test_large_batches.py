@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg.training import recipe, run
+from hardneg.training import build, engine, recipe, run
 from hardneg.training.chunked_encoders import in_chunks
 
 # Steps too small to change a weight: all gradients of a run are then taken at the same weights.
@@ -151,6 +151,27 @@ def test_batch_norm_in_chunks_gives_a_warning(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipe.load({}, overrides)
+
+
+def test_synchronized_batch_norm_is_refused_with_split_batch_norm() -> None:
+    settings = recipe.load(recipe.find("digits-moco"), ["trainer.sync_batchnorm=true", "trainer.devices=2"])
+    module = build.method(settings, build.data(settings))
+    with pytest.raises(ValueError, match=r"trainer\.sync_batchnorm=true would undo memory\.split=8"):
+        engine.check_method(settings, module, torch.device("cuda"))
+
+
+def test_graphs_are_not_cut_into_chunks() -> None:
+    pytest.importorskip("torch_geometric")
+    from hardneg.graphs.gin import GIN
+    from hardneg.graphs.views import GraphViews
+    from hardneg.methods.graphcl import GraphCL, graph_projection
+
+    def adam(module: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(module.parameters())
+
+    module = GraphCL(GIN(1), graph_projection(96), hn.graphcl(), GraphViews(), adam)
+    with pytest.raises(ValueError, match=r"trainer\.chunk_size=8 cuts batches of images, and method=graphcl"):
+        engine.check_method(recipe.load({}, ["method=graphcl", "trainer.chunk_size=8"]), module, torch.device("cpu"))
 
 
 def test_synchronized_batch_norm_is_refused_on_cpus(tmp_path: Path) -> None:

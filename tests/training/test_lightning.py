@@ -154,6 +154,20 @@ def test_a_run_that_fails_before_its_first_checkpoint_leaves_no_logs(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+def test_logs_of_a_run_without_a_checkpoint_do_not_block_a_new_one(tmp_path: Path) -> None:
+    class Interrupt(L.Callback):
+        def on_train_batch_end(self, *rest: object) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.train(settings("trainer.logger=csv"), tmp_path / "run", callbacks=[Interrupt()])
+    assert (tmp_path / "run" / "logs").is_dir()
+    run.train(settings("trainer.epochs=1"), tmp_path / "run")
+    (tmp_path / "mine" / "logs").mkdir(parents=True)  # of the user
+    with pytest.raises(ValueError, match="choose another folder"):
+        run.train(settings("trainer.epochs=1"), tmp_path / "mine")
+
+
 @pytest.mark.parametrize("place", ["logs", "logs/version_0"])
 def test_logs_are_not_written_through_a_link(tmp_path: Path, place: str) -> None:
     run.train(settings("trainer.logger=csv"), tmp_path / "run", callbacks=[Stop()])

@@ -234,3 +234,45 @@ def test_training_beats_the_untrained_encoder(tmp_path: Path, preset: str) -> No
     untrained = accuracy(build.method(settings, sets[0]).encoder)
     trained = accuracy(run.train(settings, tmp_path / "run").encoder)
     assert trained > untrained + 0.02
+
+
+class Interrupt(L.Callback):
+    """Ctrl-C before the 11th batch."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, *rest: object) -> None:
+        if trainer.global_step == 10:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "proximity"])
+def test_a_run_on_streamed_images_resumes_bit_by_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: str
+) -> None:
+    from PIL import Image
+
+    from hardneg.images import data
+
+    pixels = torch.randint(0, 256, (60, 8, 8), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    for number, image in enumerate(pixels):
+        place = tmp_path / "images" / str(number % 2)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.numpy()).save(place / f"{number}.png")
+    settings = recipe.load(
+        SETTINGS,
+        [*SAMPLING[sampling], f"data.source={tmp_path / 'images'}", "trainer.batch_size=8", "batches.candidates=20",
+         "batches.neighbors=5"],
+    )  # fmt: skip
+    load = data._load
+    monkeypatch.setattr(data, "_load", lambda source, split, size, in_memory: load(source, split, size, 0))
+    assert not hasattr(build.data(settings), "images")  # streamed
+    run.train(settings, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run.train(settings, tmp_path / "part", callbacks=[Interrupt()])
+    run.train(None, tmp_path / "part", resume=True)
+    for name, weight in weights(tmp_path / "whole").items():
+        assert torch.equal(weight, weights(tmp_path / "part")[name]), name
+    shares = [
+        [json.loads(line)["batches"]["false_negatives"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (tmp_path / "whole", tmp_path / "part")
+    ]
+    assert shares[0] == pytest.approx(shares[1])

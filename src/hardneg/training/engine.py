@@ -13,6 +13,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
 
@@ -77,8 +78,8 @@ def create_trainer(
             deterministic="warn" if chosen.accelerator == "cpu" else None,
         )
     except (L.fabric.utilities.exceptions.MisconfigurationException, RuntimeError, ValueError, ImportError) as error:
-        asked = f"trainer.accelerator={chosen.accelerator}, devices={chosen.devices}, precision={chosen.precision}"
-        raise ValueError(f"{asked} cannot be had here: {str(error).splitlines()[0]}") from error
+        setting = f"trainer.accelerator={chosen.accelerator}, devices={chosen.devices}, precision={chosen.precision}"
+        raise ValueError(f"{setting} is not available here: {str(error).splitlines()[0]}") from error
 
 
 def check_method(settings: Recipe, module: Method, device: torch.device) -> None:
@@ -99,8 +100,8 @@ def check_method(settings: Recipe, module: Method, device: torch.device) -> None
 class RunCallbacks:
     """The callbacks of a run, in the order in which Lightning calls them.
 
-    Those that measure come before the user's callbacks, which so find the metrics of the epoch in
-    ``trainer.callback_metrics``. Those that change the state of the run come after them, and `Checkpoints` last of all.
+    Those that measure come before the user's callbacks, so that these find the metrics of the epoch in
+    ``trainer.callback_metrics``. Those that change the state of the run come after them, and `Checkpoints` is the last.
     """
 
     evaluation: OnlineEvaluation
@@ -178,9 +179,11 @@ def fit(
 ) -> None:
     """Train from the checkpoint, or from the start; Ctrl-C raises KeyboardInterrupt."""
     if settings.trainer.logger is not None:
-        trainer.loggers = [*trainer.loggers, loggers.create(settings.trainer.logger, folder)]
-    for logger in trainer.loggers:
-        logger.log_hyperparams(tree_of(settings))
+        # Other processes, which may not see the folder, log nothing.
+        logger = loggers.create(settings.trainer.logger, folder) if trainer.is_global_zero else DummyLogger()
+        trainer.loggers = [*trainer.loggers, logger]
+    for each in trainer.loggers:
+        each.log_hyperparams(tree_of(settings))
     trainer.log_every_n_steps = min(trainer.log_every_n_steps, len(loader))  # type: ignore[attr-defined]
     size = getattr(settings.trainer, "chunk_size", None)
     with nullcontext() if size is None else in_chunks(encoders_of(module), size), warnings.catch_warnings():
