@@ -1,4 +1,4 @@
-"""Two processes, each with an encoder under DDP and its share of a batch; they save the gradients they end with."""
+"""Two processes, each with an encoder under DDP and its share of a batch; they save their gradients for the tests."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 import hardneg as hn
 
 ROWS, FEATURES = 26, 5
-SIZES = (17, 9)  # unequal, so that the numbers of chunks differ, too
+SIZES = (17, 9)  # unequal, so that the numbers of chunks differ
 
 
 class Model(nn.Module):
-    """All that DDP looks after: two encoders with buffers, and a loss that learns its temperature."""
+    """Two encoders with buffers, and a loss with a learnable temperature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,14 +43,14 @@ def work(rank: int, folder: str) -> None:
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=len(SIZES),
-        timeout=timedelta(seconds=60),  # a process that waits in vain is the mistake to be found here
+        timeout=timedelta(seconds=60),  # a wrong number of reductions would make a process wait
     )
     start = sum(SIZES[:rank])
     view1, view2 = batch()[:, start : start + SIZES[rank]]
     found = {}
     model = Model()
     encoder = DistributedDataParallel(model.first)
-    for step in range(2):  # DDP says only in the next step that it was left waiting in the last
+    for step in range(2):  # DDP reports an unfinished reduction in the next step
         encoder.zero_grad()
         sent = count_reductions(encoder)
         hn.cached_step(encoder, (view1, view2), model.loss, chunk_size=4)
@@ -69,7 +69,7 @@ def work(rank: int, folder: str) -> None:
 
 
 def count_reductions(encoder: DistributedDataParallel) -> list[int]:
-    """A list that grows with every bucket of gradients that DDP sends."""
+    """A list to which the index of every bucket that DDP reduces is appended."""
     sent: list[int] = []
     if not hasattr(encoder, "sent"):
         encoder.sent = sent  # type: ignore[assignment]  # a hook may be registered once
@@ -85,6 +85,6 @@ def _averaged(encoder: DistributedDataParallel, bucket: dist.GradBucket) -> torc
 
 
 def launch(folder: Path) -> list[dict[str, dict[str, Tensor]]]:
-    """What each process found."""
+    """The results of each process."""
     children.spawn(work, (str(folder),), len(SIZES))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(len(SIZES))]

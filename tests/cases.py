@@ -1,4 +1,4 @@
-"""Random settings and inputs of the objective, drawn by hypothesis, with the oracle's answer to each."""
+"""Random settings and inputs of the objective, drawn by hypothesis, with the oracle's results."""
 
 import random
 from collections import Counter
@@ -15,7 +15,7 @@ from torch import Tensor
 
 import hardneg as hn
 
-KNOWN_BY_ORACLE = {
+ORACLE_OPTIONS = {
     "class_prior", "debias", "in_batch", "symmetric", "supervision", "combine_positives", "average", "negative_count",
     "positive_in_denominator", "weight_range", "normalize", "temperature", "grad_through_weights",
 }  # fmt: skip
@@ -40,7 +40,7 @@ BANDS = [
 
 @dataclass(frozen=True)
 class Case:
-    """Settings of `InfoNCE`, the tensors of a call, and what the oracle calls them."""
+    """Settings of `InfoNCE`, the tensors of a call, and the hardening as arguments of the oracle."""
 
     options: dict[str, Any]
     arguments: dict[str, Tensor]
@@ -54,9 +54,9 @@ class Case:
         return hn.InfoNCE(**options)
 
     def truth(self, constants: oracle.Result | None = None) -> oracle.Result:
-        """The oracle's answer; ``constants``: as `oracle.info_nce` has it."""
+        """The oracle's result. constants: as in `oracle.info_nce`."""
         known: dict[str, Any] = {"constants": constants}
-        known |= {name: value for name, value in self.options.items() if name in KNOWN_BY_ORACLE}
+        known |= {name: value for name, value in self.options.items() if name in ORACLE_OPTIONS}
         arrays = {name: tensor.detach().double().numpy() if tensor.is_floating_point() else tensor.numpy()
                   for name, tensor in self.arguments.items()}  # fmt: skip
         draws = None
@@ -69,7 +69,7 @@ class Case:
         return oracle.info_nce(**arrays, **known, **self.oracle_options, draws=draws)
 
     def matters(self, truth: oracle.Result) -> set[str]:
-        """What this case is a test of: the settings and arguments without which the oracle's answer is another.
+        """What this case tests: the settings and arguments without which the oracle's result differs.
 
         Also "valid" (an anchor has candidates and positives), "zero" (no anchor has), "floored", "unfloored" (debiased
         anchors) and the form of several positives.
@@ -105,7 +105,7 @@ class Case:
 
 
 def check_reached(reached: Counter[str], least: Mapping[str, int]) -> None:
-    """Raise if fewer examples than these got through a test with a part that matters to the answer."""
+    """Raise if fewer examples than these passed a test with a part that matters for the result."""
     short = {name: (reached[name], number) for name, number in least.items() if reached[name] < number}
     assert not short, f"too few examples, (found, least): {short}; all: {dict(reached)}"
 
@@ -120,17 +120,17 @@ def _ramp_weight(score: float) -> float:
 
 @st.composite
 def cases(draw: st.DrawFn, custom: bool = True, integer: bool = False, smooth: bool = False) -> Case:
-    """Any settings that go together, mostly such that each of them matters to the loss.
+    """Any settings that are valid together, mostly such that each of them matters for the loss.
 
     ``integer``: embeddings of small integers, with exact scores that often tie. ``smooth``: no row is zero and no
     weight has a corner, so that the loss has a gradient almost everywhere.
     """
-    # Uniform choices: hypothesis prefers simple and repeated ones, to which few settings matter.
+    # Uniform choices: hypothesis prefers simple and repeated ones, where few settings matter.
     seed = draw(st.integers(0, 2**20))
-    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    choices, generator = random.Random(seed), torch.Generator().manual_seed(seed)
 
     def some(*values: Any) -> Any:
-        return chance.choice(values)
+        return choices.choice(values)
 
     batch, dim = some(3, 2, 4, 5, 5, 4, *(() if smooth else (1,))), some(3, 2, 4, 5, 4, *(() if smooth else (1,)))
 
@@ -163,7 +163,7 @@ def cases(draw: st.DrawFn, custom: bool = True, integer: bool = False, smooth: b
             shape = (batch, count) if per_anchor else (count,)
             arguments["negative_labels"] = torch.randint(-1, 3, shape, generator=generator)
 
-    # With exact scores the bands fall between them, so that no rounding decides.
+    # With exact scores the bands are between them, so that the result does not depend on rounding.
     temperature = 1.0 if integer else some(0.5, 1.0, 0.2, 2.0, 0.05)
     hardening: list[hn.Hardening] = []
     known: dict[str, Any] = {}
@@ -194,7 +194,7 @@ def cases(draw: st.DrawFn, custom: bool = True, integer: bool = False, smooth: b
     combine = some("mean_of_logs", "log_of_mean", "in_denominator")
     options = {
         "temperature": temperature,
-        "hardening": tuple(chance.sample(hardening, len(hardening))),
+        "hardening": tuple(choices.sample(hardening, len(hardening))),
         "class_prior": some(0.05, 0.0, 0.15, 0.0, 0.4),
         "debias": some("hcl", "exact"),
         "in_batch": in_batch,

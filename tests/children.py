@@ -1,4 +1,4 @@
-"""Processes that tests start: each has a time limit, and what it has started ends with it."""
+"""Subprocesses of tests: each has a time limit, and its own subprocesses end with it."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ LIMIT = 300.0  # seconds
 
 
 def adopt_orphans() -> None:
-    """From now on, processes whose parent has ended are children of this process, which can find and kill them."""
+    """Make this process the parent of orphaned descendants, so that it can find and kill them."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
@@ -23,12 +23,12 @@ def adopt_orphans() -> None:
 def run(
     command: Sequence[str], limit: float = LIMIT, check: bool = False, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """As ``subprocess.run`` with output captured as UTF-8; at the limit the process and all below it are killed."""
+    """As ``subprocess.run`` with output captured as UTF-8; at the limit the process and its descendants are killed."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8", "errors": "replace"}
     started = subprocess.Popen(command, **pipes, **options)  # type: ignore[call-overload]
     try:
         out, err = started.communicate(timeout=limit)
-    except BaseException as error:  # the limit of the whole test among them
+    except BaseException as error:  # also the time limit of the test
         kill(started.pid)
         out, err = started.communicate()
         if isinstance(error, subprocess.TimeoutExpired):
@@ -53,12 +53,12 @@ def spawn(work: Callable[..., None], args: tuple[Any, ...], processes: int, limi
 
 
 def kill(pid: int) -> None:
-    """Kill a process and all below it, also those in sessions of their own, as the workers of ``torchrun`` are."""
+    """Kill a process and its descendants, also those in other sessions, such as the workers of ``torchrun``."""
     kill_all(tree(pid))
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """A process and all below it; nothing if it has ended."""
+    """A process and its descendants; empty if it has ended."""
     try:
         first = psutil.Process(pid)
         return [first, *first.children(recursive=True)]
@@ -67,7 +67,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def kill_all(processes: list[psutil.Process]) -> None:
-    """Kill processes, and wait until they are gone."""
+    """Kill processes, and wait until they have ended."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -75,5 +75,5 @@ def kill_all(processes: list[psutil.Process]) -> None:
 
 
 def wait(rank: int) -> None:
-    """The first process ends at once, the others wait for ten minutes; what a test of `spawn` starts."""
+    """Sleep for ten minutes except on rank 0, for the test of `spawn`."""
     time.sleep(600 * rank)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-UNKNOWN = -1  # the label that equals nobody's, itself included
+UNKNOWN = -1  # this label equals no other, itself included
 GIVEN = -1  # the instance number of given negatives, which belong to no instance of the batch
 
 
@@ -26,7 +26,7 @@ class Result(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One embedding and what is known of it."""
+    """One embedding with its instance, view and label."""
 
     vector: list[float]
     instance: int
@@ -64,14 +64,14 @@ def log_or_minus_inf(value: float) -> float:
 
 
 def to_vector(row: Any, normalize: bool) -> list[float]:
-    """Return a row as floats, of unit length if asked; a zero vector stays zero."""
+    """Return a row as floats, of unit length if ``normalize``; a zero vector stays zero."""
     values = [float(x) for x in row]
     length = math.sqrt(math.fsum(x * x for x in values))
     return [x / length for x in values] if normalize and length > 0 else values
 
 
 def same_label(a: Sample, b: Sample) -> bool:
-    """Tell whether two samples have the same known label."""
+    """Return whether two samples have the same known label."""
     return a.label != UNKNOWN and a.label == b.label
 
 
@@ -83,7 +83,7 @@ def ring(scores: list[float], eligible: list[int], lower: float, upper: float) -
     return set(ranked[start:end])
 
 
-def log_generalised_mean(log_weights: list[float], scores: list[float]) -> float:
+def log_generalized_mean(log_weights: list[float], scores: list[float]) -> float:
     """Return log(sum(w e^s) / sum(w)), the form of both R and P, or -inf if all weights are zero."""
     log_weight_sum = log_sum_exp(log_weights)
     if log_weight_sum == -math.inf:
@@ -109,10 +109,10 @@ def log_debiased(
     w_neg: list[float], s_neg: list[float], w_pos: list[float], p: list[float], tau: float, debias: str, floor: float
 ) -> tuple[float, bool]:
     """Return log G and whether it was floored, from log-weights and scores of the negatives and the positives."""
-    log_r = log_generalised_mean(w_neg, s_neg)
+    log_r = log_generalized_mean(w_neg, s_neg)
     if tau == 0:
         return log_r, False
-    log_p = log_generalised_mean(w_pos, p)
+    log_p = log_generalized_mean(w_pos, p)
     log_tau = math.log(tau)
     if debias == "hcl":
         log_g = log_difference(log_r, log_tau + log_p) - math.log1p(-tau)
@@ -178,8 +178,8 @@ def info_nce(
 ) -> Result:
     """Compute the objective of METHODS.md section 1 anchor by anchor.
 
-    constants: an earlier result with the same support: what carries no gradient is taken from it, the factor of
-    weight_range and, without grad_through_weights, all weights. So differences of values are those of the gradient.
+    constants: an earlier result with the same support, from which quantities without gradient are copied: the factor of
+    weight_range and, without grad_through_weights, all weights. Differences of values then agree with the gradient.
     """
     size = len(z1)
     if in_batch not in ("both", "other", None) or supervision not in ("none", "positives", "negatives", "full"):
@@ -277,7 +277,7 @@ def info_nce(
         high = math.inf
         if below is not None:
             kind, amount = below
-            # Without a positive there is no bound to be below of; the anchor is invalid in any case.
+            # Without a positive there is no bound; the anchor is invalid in any case.
             hardest = max(p, default=-math.inf)
             if hardest == -math.inf:
                 high = -math.inf

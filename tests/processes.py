@@ -1,4 +1,4 @@
-"""Real processes for distributed tests: each runs the same cases on its share of a batch and saves what it found."""
+"""Processes of the distributed tests: each runs the same cases on its share of a batch and saves the results."""
 
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,19 @@ ROWS, DIM = 12, 6
 
 
 def settings() -> dict[str, tuple[dict[str, Any], list[str]]]:
-    """Options of `InfoNCE` by name, and which further arguments the call takes."""
-    labelled = ["labels"]
+    """Options of `InfoNCE` by name, and the names of further arguments of the call."""
+    labeled = ["labels"]
     queue = ["negatives", "exclude", "negative_mask"]
-    learnt = {"temperature": hn.Learnable(0.3)}
+    learnable = {"temperature": hn.Learnable(0.3)}
     return {
         "simclr": ({}, []),
         "hcl": ({"hardening": hn.Exponential(1.0), "class_prior": 0.05}, []),
-        "learnt temperature": ({**learnt, "hardening": hn.Exponential(0.5), "class_prior": 0.05}, []),
-        "other view": ({**learnt, "in_batch": "other"}, []),
-        "symmetric": ({**learnt, "in_batch": "other", "symmetric": True, "hardening": hn.Threshold(1.0)}, []),
-        "hscl": ({"supervision": "full", "negative_count": "batch", "hardening": hn.Exponential(1.0)}, labelled),
-        "pairs": ({"supervision": "full", "average": "pairs"}, labelled),
-        "in denominator": ({"supervision": "full", "combine_positives": "in_denominator"}, labelled),
+        "learnable temperature": ({**learnable, "hardening": hn.Exponential(0.5), "class_prior": 0.05}, []),
+        "other view": ({**learnable, "in_batch": "other"}, []),
+        "symmetric": ({**learnable, "in_batch": "other", "symmetric": True, "hardening": hn.Threshold(1.0)}, []),
+        "hscl": ({"supervision": "full", "negative_count": "batch", "hardening": hn.Exponential(1.0)}, labeled),
+        "pairs": ({"supervision": "full", "average": "pairs"}, labeled),
+        "in denominator": ({"supervision": "full", "combine_positives": "in_denominator"}, labeled),
         "ring": ({"hardening": hn.Ring(0.5, 0.9)}, []),
         "below positive": ({"hardening": hn.BelowPositive(0.1), "negative_count": "batch"}, []),
         "weight range": ({"normalize": False, "weight_range": 2.0, "hardening": hn.Exponential(1.0)}, []),
@@ -39,13 +39,13 @@ def settings() -> dict[str, tuple[dict[str, Any], list[str]]]:
 
 
 def inputs() -> dict[str, Tensor]:
-    """A whole batch; the queue is the same on all processes, the rest is shared out by rows."""
+    """A whole batch; the queue is the same on all processes, the rest is divided by rows."""
     generator = torch.Generator().manual_seed(5)
     z1 = torch.randn(ROWS, DIM, generator=generator, dtype=torch.float64)
     return {
         "z1": z1,
         "z2": z1 + torch.randn(ROWS, DIM, generator=generator, dtype=torch.float64),
-        "labels": torch.tensor([0, 0, 1, 2, 1, -1, 3, 0, 2, -1, 4, 1]),  # 3 and 4 stand alone
+        "labels": torch.tensor([0, 0, 1, 2, 1, -1, 3, 0, 2, -1, 4, 1]),  # 3 and 4 occur once
         "negatives": torch.randn(9, DIM, generator=generator, dtype=torch.float64),
         "exclude": torch.randint(9, (ROWS,), generator=generator),
         "negative_mask": torch.rand(ROWS, 9, generator=generator) < 0.8,
@@ -88,11 +88,11 @@ def work(rank: int, sizes: list[int], folder: str) -> None:
 
 
 def launch(sizes: list[int], folder: Path) -> list[dict[str, dict[str, Tensor]]]:
-    """What each of ``len(sizes)`` processes found."""
+    """The results of ``len(sizes)`` processes."""
     children.spawn(work, (sizes, str(folder)), len(sizes))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(len(sizes))]
 
 
 def plain_encoder() -> torch.nn.Module:
-    """An encoder without batch-norm, whose result for a picture does not depend on its batch."""
+    """An encoder without batch-norm, whose features of an image do not depend on its batch."""
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))

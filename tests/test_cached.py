@@ -53,7 +53,7 @@ def test_chunks_of_any_size_give_the_gradient_of_the_whole_batch(chunk_size: Any
     assert_close((value, gradients(net)), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_in_float32_it_is_the_whole_batch_to_a_millionth() -> None:
+def test_in_float32_the_gradient_is_that_of_the_whole_batch_to_1e_6() -> None:
     net, inputs = encoder().float(), tuple(view.float() for view in views(64))
     loss = hn.simclr()
     _, exact = whole(copy.deepcopy(net).double(), tuple(view.double() for view in inputs), loss)
@@ -62,7 +62,7 @@ def test_in_float32_it_is_the_whole_batch_to_a_millionth() -> None:
         assert (found - wanted).norm() <= 1e-6 * wanted.norm()
 
 
-def test_adding_up_small_batches_would_not_do() -> None:
+def test_gradient_accumulation_over_small_batches_gives_another_gradient() -> None:
     net, inputs = encoder(), views(24)
     _, expected = whole(net, inputs, loss := hn.simclr())
     for part in zip(*(view.split(4) for view in inputs), strict=True):
@@ -77,9 +77,9 @@ def test_adding_up_small_batches_would_not_do() -> None:
         (hn.InfoNCE(hn.Learnable(0.2), hardening=hn.Ring(0.5, 0.9)).double(), {}),
         (hn.InfoNCE(in_batch="other", backend="reference"), {"negatives": torch.randn(9, 8, **DOUBLE)}),
     ],
-    ids=["labels", "learnt temperature", "negatives"],
+    ids=["labels", "learnable temperature", "negatives"],
 )
-def test_the_loss_gets_its_arguments_and_its_parameters_their_gradient(loss: hn.InfoNCE, more: Any) -> None:
+def test_arguments_are_passed_to_the_loss_and_its_parameters_get_gradients(loss: hn.InfoNCE, more: Any) -> None:
     net, inputs = encoder(), views()
     expected = whole(net, inputs, loss, **more)
     loss.zero_grad()
@@ -88,22 +88,22 @@ def test_the_loss_gets_its_arguments_and_its_parameters_their_gradient(loss: hn.
     assert loss.diagnostics()["anchors"] > 0
 
 
-def test_what_else_the_loss_came_from_gets_its_gradient_too() -> None:
+def test_all_leaves_of_the_loss_get_gradients() -> None:
     net, inputs = encoder(), views()
-    learnt, teacher = torch.randn(9, 8, **DOUBLE, requires_grad=True), encoder(seed=1)
+    negatives, teacher = torch.randn(9, 8, **DOUBLE, requires_grad=True), encoder(seed=1)
 
     def loss(z1: Tensor, z2: Tensor, extra: Tensor) -> Tensor:
-        return hn.simclr()(z1, z2, negatives=torch.cat([learnt, teacher(extra)]))
+        return hn.simclr()(z1, z2, negatives=torch.cat([negatives, teacher(extra)]))
 
     loss(*map(net, inputs), inputs[0]).backward()
-    expected = [*gradients(net, teacher), learnt.grad]
+    expected = [*gradients(net, teacher), negatives.grad]
     net.zero_grad(), teacher.zero_grad()
-    learnt.grad = None
+    negatives.grad = None
     hn.cached_step(net, inputs, loss, chunk_size=5, extra=inputs[0])
-    assert_close([*gradients(net, teacher), learnt.grad], expected, rtol=1e-12, atol=1e-12)
+    assert_close([*gradients(net, teacher), negatives.grad], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_gradients_are_added_to_what_is_there() -> None:
+def test_gradients_are_added_to_existing_ones() -> None:
     net, inputs = encoder(), views()
     _, expected = whole(net, inputs, loss := hn.simclr())
     for parameter in net.parameters():
@@ -112,7 +112,7 @@ def test_gradients_are_added_to_what_is_there() -> None:
     assert_close(gradients(net), [1 + gradient / 2 for gradient in expected], rtol=1e-12, atol=1e-12)
 
 
-def test_two_encoders_take_a_view_each_and_a_frozen_one_is_run_once() -> None:
+def test_two_encoders_encode_one_view_each_and_a_frozen_one_runs_once() -> None:
     image, text, inputs, loss = encoder(), encoder(seed=1), views(), hn.clip()
     expected = loss(image(inputs[0]), text(inputs[1]))
     expected.backward()
@@ -129,7 +129,7 @@ def test_two_encoders_take_a_view_each_and_a_frozen_one_is_run_once() -> None:
         assert calls == [6, 6, 6, 5] * (1 if frozen else 2)
 
 
-# --- what goes in ---
+# --- inputs ---
 
 
 class Pair(NamedTuple):
@@ -137,7 +137,7 @@ class Pair(NamedTuple):
     mask: Tensor
 
 
-def test_tokens_reach_the_encoder_as_they_came_only_shorter() -> None:
+def test_the_encoder_gets_chunks_of_the_same_structure() -> None:
     table, seen = nn.EmbeddingBag(50, 8, mode="sum", **DOUBLE), []
     ids, mask = torch.randint(50, (11, 7)), torch.rand(11, 7, **DOUBLE)
 
@@ -154,7 +154,7 @@ def test_tokens_reach_the_encoder_as_they_came_only_shorter() -> None:
     assert all(tokens["task"] == "sts" and tokens["nothing"] is None for tokens in seen)
 
 
-def test_one_view_is_no_tuple_and_views_may_differ_in_rows() -> None:
+def test_a_single_view_needs_no_tuple_and_views_may_differ_in_rows() -> None:
     net, (x, _) = encoder(), views(12)
     labels, more = torch.arange(12) % 3, torch.randn(30, 6, **DOUBLE)
     expected = whole(net, (x,), hn.supcon(), labels=labels)
@@ -167,7 +167,7 @@ def test_one_view_is_no_tuple_and_views_may_differ_in_rows() -> None:
     assert_close((value, gradients(net)), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_other_kinds_of_data_are_cut_by_the_caller() -> None:
+def test_other_types_of_inputs_are_split_by_the_caller() -> None:
     net = nn.EmbeddingBag(256, 8, **DOUBLE)
     texts = ["one", "two", "three", "four", "five"]
 
@@ -198,25 +198,25 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "chunks": ({"chunk_size": (2, 2, 2)}, "chunk_size must be one, or one per view: got 3 for 2"),
     "rows": ({"inputs": ({"a": torch.zeros(3, 6), "b": torch.zeros(4, 6)},)}, "one row per sample, got 3, 4 rows"),
     "no rows": ({"inputs": torch.zeros(0, 6)}, "one row per sample, got 0 rows"),
-    "texts": ({"inputs": ["a", "b"]}, "got no tensor in a str: cut it with split="),
-    "object": ({"inputs": object()}, "inputs holds a object, which cannot be cut"),
+    "texts": ({"inputs": ["a", "b"]}, "got no tensor in a str: split it with split="),
+    "object": ({"inputs": object()}, "inputs holds a object, which cannot be split"),
     "no views": ({"inputs": ()}, "at least one view"),
     "no chunks": ({"split": lambda view, size: []}, "split returned no chunk"),
     "losses": ({"loss": hn.InfoNCE(reduction="none")}, r"one number, got \(8,\): use reduction='mean'"),
     "float": ({"loss": lambda z1, z2: 3.0}, "one number, got float"),
-    "frozen": ({"encoder": encoder().requires_grad_(False)}, "there is nothing to train"),
+    "frozen": ({"encoder": encoder().requires_grad_(False)}, "depends on no parameter that requires a gradient"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_named(name: str) -> None:
+def test_errors_name_the_argument_and_the_fix(name: str) -> None:
     given, message = MISTAKES[name]
     with pytest.raises(ValueError, match=message):
         hn.cached_step(**{"encoder": encoder(), "inputs": views(4), "loss": hn.simclr()} | given)
 
 
-def test_without_gradients_there_is_nothing_to_do() -> None:
-    with torch.no_grad(), pytest.raises(ValueError, match="gradients, and they are switched off"):
+def test_calling_it_without_gradients_raises() -> None:
+    with torch.no_grad(), pytest.raises(ValueError, match="gradients, which are disabled"):
         hn.cached_step(encoder(), views(4), hn.simclr())
 
 
@@ -224,7 +224,7 @@ def test_without_gradients_there_is_nothing_to_do() -> None:
 
 
 class Mask(nn.Module):
-    """Dropout that takes note of what it drew."""
+    """Dropout that records its masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class Mask(nn.Module):
         return x * self.drawn[-1]
 
 
-def test_dropout_is_replayed_and_the_gradient_is_that_of_the_masks_drawn() -> None:
+def test_both_passes_draw_the_same_dropout_masks_and_the_gradient_is_theirs() -> None:
     net, inputs = nn.Sequential(encoder(), mask := Mask(), nn.Linear(8, 8, **DOUBLE)), views()
     hn.cached_step(net, inputs, loss := hn.simclr(), chunk_size=6)
     found, passes = gradients(net), len(mask.drawn) // 2
@@ -249,7 +249,7 @@ def test_dropout_is_replayed_and_the_gradient_is_that_of_the_masks_drawn() -> No
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_dropout_is_replayed_on_every_device_that_an_encoder_uses() -> None:
+def test_both_passes_draw_the_same_masks_on_every_device_of_an_encoder() -> None:
     here = nn.Sequential(encoder(), on_host := Mask())
     there = nn.Sequential(nn.Linear(8, 8, **DOUBLE), on_device := Mask()).cuda()
     hn.cached_step(lambda x: there(here(x).cuda()), views(), hn.simclr(), chunk_size=6)
@@ -259,7 +259,7 @@ def test_dropout_is_replayed_on_every_device_that_an_encoder_uses() -> None:
         assert not torch.equal(first[0], first[1])
 
 
-def test_random_numbers_go_on_as_after_one_pass_and_the_loss() -> None:
+def test_random_state_afterwards_is_that_of_one_pass_and_the_loss() -> None:
     net, inputs = encoder(dropout=0.5), views(8)
     torch.manual_seed(3)
     for view in inputs:
@@ -272,13 +272,13 @@ def test_random_numbers_go_on_as_after_one_pass_and_the_loss() -> None:
     assert_close(torch.rand(3), expected, rtol=0, atol=0)
 
 
-def test_an_encoder_that_does_not_repeat_itself_is_refused() -> None:
+def test_an_encoder_with_other_embeddings_in_the_second_pass_raises() -> None:
     net = encoder()
-    with pytest.raises(ValueError, match="other embeddings when it was encoded again"):
+    with pytest.raises(ValueError, match="other embeddings for a chunk in the second pass"):
         hn.cached_step(lambda x: net(x) * random.random(), views(8), hn.simclr(), chunk_size=4)
 
 
-def test_activations_of_one_chunk_are_all_that_is_held() -> None:
+def test_only_the_activations_of_one_chunk_are_stored() -> None:
     net, inputs = encoder(), views(64)
     held, peak = 0, 0
 
@@ -300,25 +300,25 @@ def test_activations_of_one_chunk_are_all_that_is_held() -> None:
 
     current = inputs[0]
 
-    def watched(x: Tensor) -> Tensor:
+    def observed(x: Tensor) -> Tensor:
         nonlocal current
         current = x
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
             return net(x)
 
-    watched(inputs[0][:4])
+    observed(inputs[0][:4])
     of_a_chunk, peak = peak, 0
     assert held == 0
-    hn.simclr()(*map(watched, inputs)).backward()
+    hn.simclr()(*map(observed, inputs)).backward()
     of_the_batch, peak = peak, 0
-    hn.cached_step(watched, inputs, hn.simclr(), chunk_size=4)
+    hn.cached_step(observed, inputs, hn.simclr(), chunk_size=4)
     assert of_the_batch == 2 * 16 * of_a_chunk
     assert peak == of_a_chunk
     assert held == 0
 
 
 @pytest.mark.parametrize("wrap", [lambda net: net, lambda net: lambda x: net(x), lambda net: functools.partial(net)])
-def test_batch_norm_warns_and_takes_up_every_chunk_once(wrap: Callable[[nn.Module], Any]) -> None:
+def test_batch_norm_warns_and_updates_its_statistics_once_per_chunk(wrap: Callable[[nn.Module], Any]) -> None:
     net, inputs = encoder(norm=nn.BatchNorm1d(16)), views()
     plain = copy.deepcopy(net)
     z1, z2 = (torch.cat([plain(chunk) for chunk in view.tensor_split(4)]) for view in inputs)
@@ -332,7 +332,7 @@ def test_batch_norm_warns_and_takes_up_every_chunk_once(wrap: Callable[[nn.Modul
         hn.cached_step(net.eval(), inputs, hn.simclr(), chunk_size=6)
 
 
-def test_compiled_encoders_with_dropout_keep_their_masks() -> None:
+def test_compiled_encoders_draw_the_same_masks_in_both_passes() -> None:
     net, inputs = encoder(dropout=0.4), views(12)
     compiled = torch.compile(net, backend="aot_eager")
     torch.manual_seed(5)
@@ -350,7 +350,7 @@ def test_compiled_encoders_with_dropout_keep_their_masks() -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["the encoder", "the whole step"])
-def test_in_bfloat16_it_is_as_exact_as_the_whole_batch(inside: bool) -> None:
+def test_in_bfloat16_the_error_is_that_of_the_whole_batch(inside: bool) -> None:
     net, inputs = encoder(dropout=0.0).float(), tuple(view.float() for view in views(64))
     mixed = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 
@@ -370,25 +370,25 @@ def test_in_bfloat16_it_is_as_exact_as_the_whole_batch(inside: bool) -> None:
     else:
         found = hn.cached_step(encode, inputs, loss, chunk_size=10)
     assert_close(found, value.detach(), rtol=1e-6, atol=0)
-    for mine, other, wanted in zip(gradients(net), plain, exact, strict=True):
-        assert (mine - wanted).norm() <= max(1.2 * (other - wanted).norm(), 0.01 * wanted.norm())
+    for ours, other, wanted in zip(gradients(net), plain, exact, strict=True):
+        assert (ours - wanted).norm() <= max(1.2 * (other - wanted).norm(), 0.01 * wanted.norm())
 
 
-def test_in_float16_gradients_reach_the_scaler_before_they_vanish() -> None:
+def test_in_float16_gradients_are_scaled_before_they_underflow() -> None:
     net, inputs = encoder().float(), tuple(view.float() for view in views(32))
 
     def loss(z1: Tensor, z2: Tensor) -> Tensor:
-        return 1e-7 * hn.simclr()(z1, z2)  # as that of an enormous batch
+        return 1e-7 * hn.simclr()(z1, z2)  # as small as with a very large batch
 
     _, expected = whole(net, inputs, loss)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)  # type: ignore[attr-defined]
     with torch.autocast("cpu", torch.float16):
         hn.cached_step(net, inputs, loss, chunk_size=8, backward=lambda part: scaler.scale(part).backward())
-    for mine, wanted in zip(gradients(net), expected, strict=True):
-        assert (mine / 2**24 - wanted).norm() <= 0.01 * wanted.norm()
+    for ours, wanted in zip(gradients(net), expected, strict=True):
+        assert (ours / 2**24 - wanted).norm() <= 0.01 * wanted.norm()
 
 
-# --- with others ---
+# --- Lightning and DDP ---
 
 
 class Trained(L.LightningModule):
@@ -431,7 +431,7 @@ def test_a_lightning_module_trains_to_the_weights_of_the_whole_batch(tmp_path: P
     assert not torch.equal(trained[1].net[0].weight, encoder()[0].weight)
 
 
-def test_two_processes_send_their_gradients_once_and_get_those_of_one(tmp_path: Path) -> None:
+def test_two_processes_reduce_gradients_once_and_get_those_of_one_process(tmp_path: Path) -> None:
     ranks = cached_processes.launch(tmp_path)
     for name in ("one encoder", "two encoders"):
         model = cached_processes.Model()

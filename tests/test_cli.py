@@ -184,7 +184,7 @@ MISTAKES = {
         "objective={preset: hcl} would undo objective.temperature",
     ),
     "folder for a recipe": (["train", "."], ". is a folder: give a YAML file"),
-    "seeds to go over": (["compare", "digits-simclr", "--over", "seed=0,1"], "say how many with --seeds"),
+    "seeds to go over": (["compare", "digits-simclr", "--over", "seed=0,1"], "set their number with --seeds"),
     "several devices": (["compare", "digits-simclr", "trainer.devices=2"], "a comparison trains on one device"),
     "several nodes": (["compare", "digits-simclr", "trainer.nodes=2"], "trainer.nodes=2: a comparison trains on one"),
     "no epochs": (["train", "digits-simclr", "trainer.epochs=0"], "trainer.epochs must be ≥ 1, got 0"),
@@ -229,7 +229,7 @@ MISTAKES = {
         ["train", "digits-simclr", "views.options.size=16"],
         "a forward pass of 2 samples failed",
     ),
-    "seed of a comparison": (["compare", "digits-simclr", "seed=9"], "say how many with --seeds"),
+    "seed of a comparison": (["compare", "digits-simclr", "seed=9"], "set their number with --seeds"),
     "unknown baseline": (["compare", "digits-simclr", "--baseline", "x"], "baseline='x' is no row"),
 }
 

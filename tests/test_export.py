@@ -1,9 +1,10 @@
-"""Exported files: they hold what the encoder computes, under the names others expect, or they are not there."""
+"""Exported files compute the features of the encoder, under the documented names; a failed export writes none."""
 
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +21,12 @@ FORMATS = sorted(SUFFIXES)
 
 
 def small_network(channels: int = 3, features: int = 5) -> nn.Module:
-    """Convolution, batch-norm with statistics of its own, pooling: small, and different in training mode."""
+    """A small network with batch-norm, which computes other features in training mode."""
     network = nn.Sequential(
         nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(2), Mean(), nn.Linear(4, features)
     )
     network.train()
-    network(torch.rand(8, channels, 8, 8))  # moves the running statistics
+    network(torch.rand(8, channels, 8, 8))  # updates the running statistics
     return network
 
 
@@ -34,8 +35,8 @@ class Mean(nn.Module):
         return x.mean(2)
 
 
-def loaded(file: Path, network: Callable[[], nn.Module]) -> Callable[[Tensor], Tensor]:
-    """The file in the hands of somebody who has never seen hardneg.export."""
+def loaded(file: Path, network: Callable[[], nn.Module]) -> Callable[..., Tensor]:
+    """The program of the file, loaded without hardneg."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         match file.suffix:
@@ -56,11 +57,11 @@ def loaded(file: Path, network: Callable[[], nn.Module]) -> Callable[[Tensor], T
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_file_computes_what_the_encoder_does_for_any_batch(format: str, tmp_path: Path) -> None:
+def test_the_file_computes_the_features_of_the_encoder_for_any_batch_size(format: str, tmp_path: Path) -> None:
     network = small_network()
     file = export(network, torch.rand(1, 3, 8, 8), tmp_path / "new" / "encoder", format)
     assert file == tmp_path / "new" / f"encoder{SUFFIXES[format]}"
-    assert [left.name for left in file.parent.iterdir()] == [file.name]
+    assert [found.name for found in file.parent.iterdir()] == [file.name]
     program = loaded(file, small_network)
     for batch in (1, 2, 7):
         images = torch.rand(batch, 3, 8, 8)
@@ -68,21 +69,21 @@ def test_the_file_computes_what_the_encoder_does_for_any_batch(format: str, tmp_
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_carries_the_same_notes(format: str, tmp_path: Path) -> None:
+def test_every_format_carries_the_same_metadata(format: str, tmp_path: Path) -> None:
     info = {"recipe": "about: τ⁺\nseed: 0\n", "mean": "[0.5]"}
     file = export(small_network(), torch.rand(1, 3, 8, 8), tmp_path / "encoder", format, info)
-    told = {**info, "hardneg": hardneg.__version__, "shape": "3,8,8", "features": "5"}
+    expected = {**info, "hardneg": hardneg.__version__, "shape": "3,8,8", "features": "5"}
     found = read_info(file)
-    assert told.items() <= found.items()
-    assert format == "onnx" or found == told  # the exporter adds notes of its own there
+    assert expected.items() <= found.items()
+    assert format == "onnx" or found == expected  # the ONNX exporter adds metadata of its own
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_exporting_says_nothing_and_changes_nothing(
+def test_exporting_prints_nothing_and_does_not_change_the_encoder(
     format: str, tmp_path: Path, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     network = small_network()
-    network[1].eval()  # type: ignore[index]  # as a user freezes one layer
+    network[1].eval()  # type: ignore[index]  # a frozen layer
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     export(network, torch.rand(1, 3, 8, 8), tmp_path / "encoder", format)
     assert [network.training, network[0].training, network[1].training] == [True, True, False]  # type: ignore[index]
@@ -93,8 +94,146 @@ def test_exporting_says_nothing_and_changes_nothing(
     assert "".join(capfd.readouterr()) == ""
 
 
+# Encoders with several inputs by name
+
+
+class TextEncoder(nn.Module):
+    """Token embeddings, one layer of attention, and the mean over the tokens that are not masked."""
+
+    def __init__(self, vocabulary: int = 50, dim: int = 8) -> None:
+        super().__init__()
+        self.embedding, self.attention = nn.Embedding(vocabulary, dim), nn.Linear(dim, 3 * dim)
+
+    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        query, key, value = self.attention(self.embedding(input_ids)).chunk(3, dim=2)  # (B, L, d) each
+        scores = query @ key.transpose(1, 2) + (1 - attention_mask[:, None]) * -1e4
+        weights = attention_mask / attention_mask.sum(dim=1, keepdim=True)
+        return (weights[:, :, None] * (scores.softmax(dim=2) @ value)).sum(dim=1)
+
+
+class ByKeyword(TextEncoder):
+    """Called as transformers' models: ``encoder(**tokens)``, with optional inputs and one that is not used."""
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        assert attention_mask is not None
+        return self.embed(input_ids, attention_mask)
+
+
+class ByKeywords(TextEncoder):
+    def forward(self, **tokens: Tensor) -> Tensor:
+        return self.embed(tokens["input_ids"], tokens["attention_mask"])
+
+
+class ByDict(TextEncoder):
+    """Called as sentence-transformers' modules: ``encoder(tokens)``."""
+
+    def forward(self, features: dict[str, Tensor], **options: object) -> Tensor:
+        return self.embed(features["input_ids"], features["attention_mask"])
+
+
+TOKENS = {
+    "attention_mask": torch.tensor([[1, 1, 1, 1, 0]]),  # not in the order of the parameters
+    "input_ids": torch.tensor([[7, 42, 3, 49, 0]]),
+}
+
+
+def tokens(batch: int) -> dict[str, Tensor]:
+    lengths = torch.randint(1, 6, (batch, 1))
+    return {"attention_mask": (torch.arange(5) < lengths).long(), "input_ids": torch.randint(50, (batch, 5))}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", [ByKeyword, ByKeywords, ByDict])
+def test_encoders_with_inputs_by_name_are_exported(
+    format: str, kind: type[TextEncoder], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    network = kind()
+    if format in ("torchscript", "torch_export") and kind is ByKeywords:
+        with pytest.raises(ValueError, match=rf"takes attention_mask, input_ids through \*\*kwargs, .*{format}"):
+            export(network, TOKENS, tmp_path / "encoder", format)
+        assert list(tmp_path.iterdir()) == []
+        return
+    file = export(network, TOKENS, tmp_path / "encoder", format)
+    assert [str(warning.message) for warning in recwarn] == []
+    assert read_info(file)["shape"] == '{"attention_mask": [5], "input_ids": [5]}'
+    assert verify(file, network, {name: tensor.numpy() for name, tensor in TOKENS.items()}) < 1e-5
+    if format == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        assert {entry.name for entry in session.get_inputs()} == {"attention_mask", "input_ids"}
+    program = None if format == "onnx" else loaded(file, kind)
+    for batch in (1, 2, 7):
+        given = tokens(batch)
+        with torch.no_grad():
+            expected = network(given) if kind is ByDict else network(**given)
+        if program is None:
+            feed = {name: tensor.numpy() for name, tensor in given.items()}
+            found = torch.from_numpy(session.run(["features"], feed)[0])
+        else:
+            found = program(given) if kind is ByDict else program(**given)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_verify_compares_inputs_by_name_with_the_encoder(tmp_path: Path) -> None:
+    network = ByDict()
+    file = export(network, TOKENS, tmp_path / "encoder", "torch_export")
+    with torch.no_grad():
+        network.attention.weight.mul_(2)
+    with pytest.raises(ValueError, match="differs from the encoder"):
+        verify(file, network, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ({}, "example must map the names of the inputs to tensors"),
+        ({"input_ids": torch.ones(2, 5).long()}, r"example\['input_ids'\] must have shape \(1, …\), .* got \(2, 5\)"),
+        ({"input_ids": "text"}, r"example\['input_ids'\] must be a tensor, a numpy array or a list"),
+        ({"features": torch.ones(1, 5)}, "example has an input 'features', the name of the output"),
+    ],
+)
+def test_errors_name_the_input_of_the_example(example: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        export(ByDict(), example, tmp_path / "encoder")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_encoder_that_returns_no_tensor_raises_an_error_that_names_the_fix(tmp_path: Path) -> None:
+    class Output(ByKeyword):
+        def forward(self, *args: Any, **tokens: Any) -> Any:
+            return {"sentence_embedding": super().forward(**tokens)}
+
+    with pytest.raises(ValueError, match=r"must return \(B, features\), got dict for one sample: wrap it in a module"):
+        export(Output(), TOKENS, tmp_path / "encoder")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_bert_of_transformers_is_exported(format: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = transformers.BertModel(
+                transformers.BertConfig(
+                    vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+                )
+            )
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state[:, 0]  # type: ignore[no-any-return]
+
+    network = Pooled()
+    file = export(network, TOKENS, tmp_path / "bert", format)
+    assert verify(file, network, TOKENS) < 1e-4
+
+
 def torchvision_shapes(blocks: tuple[int, ...] = (2, 2, 2, 2)) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """torchvision's resnet18 without ``fc``, as its state dict lists it: written from its documentation, not ours."""
+    """Names and shapes in the state dict of torchvision's resnet18 without ``fc``, from its documentation."""
 
     def norm(name: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         for part in ("weight", "bias", "running_mean", "running_var"):
@@ -129,7 +268,7 @@ def test_a_resnet_is_written_under_torchvisions_names_and_shapes(tmp_path: Path)
     assert sum(int(np.prod(shape)) for name, shape in written.items() if not name.endswith(buffers)) == 11_176_512
 
 
-def test_a_resnet_with_the_small_stem_goes_out_whole(tmp_path: Path) -> None:
+def test_a_resnet_with_the_small_stem_is_exported_to_onnx(tmp_path: Path) -> None:
     network = encoders.resnet18()
     file = export(network, torch.rand(1, 3, 16, 16), tmp_path / "resnet18", "onnx")
     assert verify(file, network, torch.rand(1, 3, 16, 16)) < 1e-4
@@ -139,7 +278,7 @@ def test_a_compiled_half_precision_encoder_is_written_as_plain_float32(tmp_path:
     from safetensors.torch import load_file
 
     network = encoders.Tiny(channels=1, size=4).bfloat16()
-    wrapped = torch.compile(network)  # compiles at the first call, which must not come
+    wrapped = torch.compile(network)  # compiles at the first call, which export does not make
     file = export(wrapped, torch.rand(1, 1, 4, 4), tmp_path / "tiny")  # type: ignore[arg-type]
     written = load_file(file)
     assert written.keys() == network.state_dict().keys()
@@ -152,7 +291,7 @@ def test_weights_used_twice_are_written_and_read_back(tmp_path: Path) -> None:
     assert verify(file, nn.Sequential(layer, nn.ReLU(), layer), torch.rand(1, 4)) == 0
 
 
-def test_verification_sees_another_encoder(tmp_path: Path) -> None:
+def test_verify_raises_for_another_encoder(tmp_path: Path) -> None:
     network = small_network()
     file = export(network, torch.rand(1, 3, 8, 8), tmp_path / "encoder", "torchscript")
     assert verify(file, network, torch.rand(1, 3, 8, 8)) < 1e-5
@@ -163,7 +302,7 @@ def test_verification_sees_another_encoder(tmp_path: Path) -> None:
 
 
 class ByBatch(nn.Module):
-    """What a tracer cannot follow: Python that looks at the size of the batch."""
+    """An encoder that cannot be traced: Python code that depends on the batch size."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1) * (2.0 if len(x) == 1 else 3.0)
@@ -171,12 +310,12 @@ class ByBatch(nn.Module):
 
 @pytest.mark.parametrize("format", ["torchscript", "torch_export", "onnx"])
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_an_encoder_that_looks_at_its_batch_is_refused_and_the_old_file_stays(format: str, tmp_path: Path) -> None:
+def test_an_encoder_that_depends_on_the_batch_size_raises_and_the_old_file_stays(format: str, tmp_path: Path) -> None:
     file = tmp_path / f"encoder{SUFFIXES[format]}"
-    file.write_text("what was there")
+    file.write_text("old")
     with pytest.raises(ValueError, match="use format='safetensors'"):
         export(ByBatch(), torch.rand(1, 3, 2, 2), file, format)
-    assert file.read_text() == "what was there"
+    assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -185,7 +324,7 @@ def test_an_encoder_that_looks_at_its_batch_is_refused_and_the_old_file_stays(fo
     [
         ({"format": "safetensor"}, "format='safetensor' is not known: did you mean 'safetensors'"),
         ({"to": "encoder.pt"}, "must end in .safetensors for format='safetensors'"),
-        ({"example": torch.rand(2, 3, 8, 8)}, r"example must be one picture \(1, C, H, W\), got \(2, 3, 8, 8\)"),
+        ({"example": torch.rand(2, 3, 8, 8)}, r"example must be one image \(1, C, H, W\), got \(2, 3, 8, 8\)"),
         ({"example": torch.zeros(1, 3, 8, 8, dtype=torch.uint8)}, r"example must have a floating dtype"),
         ({"encoder": nn.Conv2d(3, 1, 1)}, r"must return \(B, features\), got \(1, 1, 8, 8\)"),
         ({"encoder": len}, "encoder must be a torch.nn.Module, got builtin_function_or_method"),
@@ -193,7 +332,7 @@ def test_an_encoder_that_looks_at_its_batch_is_refused_and_the_old_file_stays(fo
         ({"tolerance": -1.0}, "tolerance must be ≥ 0, got -1"),
     ],
 )
-def test_bad_arguments_are_named_and_nothing_is_written(
+def test_errors_name_the_argument_and_nothing_is_written(
     changed: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     given = {"encoder": small_network(), "example": torch.rand(1, 3, 8, 8), "to": "encoder", **changed}
@@ -203,7 +342,7 @@ def test_bad_arguments_are_named_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_diverged_encoder_is_refused(tmp_path: Path) -> None:
+def test_a_diverged_encoder_raises(tmp_path: Path) -> None:
     network = small_network()
     with torch.no_grad():
         network[5].weight.fill_(torch.inf)  # type: ignore[index]
@@ -213,16 +352,16 @@ def test_a_diverged_encoder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("format", "module"), [("safetensors", "safetensors.torch"), ("onnx", "onnxscript")])
-def test_a_missing_extra_says_what_installs_it(
+def test_a_missing_extra_raises_an_error_with_the_install_command(
     format: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)  # its import now fails
+    monkeypatch.setitem(sys.modules, module, None)  # makes its import fail
     with pytest.raises(ImportError, match=r'pip install "hardneg\[export\]"'):
         export(small_network(), torch.rand(1, 3, 8, 8), tmp_path / "encoder", format)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_notes_of_a_missing_or_foreign_file_are_refused(tmp_path: Path) -> None:
+def test_reading_metadata_of_a_missing_or_foreign_file_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist: export an encoder first"):
         read_info(tmp_path / "encoder.onnx")
     (tmp_path / "encoder.bin").touch()
@@ -230,7 +369,7 @@ def test_notes_of_a_missing_or_foreign_file_are_refused(tmp_path: Path) -> None:
         read_info(tmp_path / "encoder.bin")
 
 
-def test_a_run_is_exported_with_its_recipe_and_pixels(tmp_path: Path) -> None:
+def test_a_run_is_exported_with_its_recipe_and_pixel_statistics(tmp_path: Path) -> None:
     import json
 
     from hardneg.training import recipe, run
@@ -242,11 +381,11 @@ def test_a_run_is_exported_with_its_recipe_and_pixels(tmp_path: Path) -> None:
     file, difference = export_run(tmp_path / "run", "torchscript")
     assert file == tmp_path / "run" / "exported.pt"
     assert difference < 1e-5
-    notes = read_info(file)
-    assert (json.loads(notes["mean"]), json.loads(notes["std"]), notes["shape"]) == ([0.3], [0.2], "1,8,8")
-    (tmp_path / "again.yaml").write_text(notes["recipe"])
+    metadata = read_info(file)
+    assert (json.loads(metadata["mean"]), json.loads(metadata["std"]), metadata["shape"]) == ([0.3], [0.2], "1,8,8")
+    (tmp_path / "again.yaml").write_text(metadata["recipe"])
     assert recipe.load(tmp_path / "again.yaml") == trained
-    # Used as the notes say, the file gives the features of the trained encoder.
+    # On pixels standardized by the metadata, the file gives the features of the trained encoder.
     pixels = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8)
     seen = (pixels / 255 - 0.3) / 0.2
     torch.testing.assert_close(loaded(file, nn.Identity)(seen), result.encoder.eval()(seen), atol=1e-5, rtol=1e-5)

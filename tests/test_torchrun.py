@@ -1,4 +1,4 @@
-"""What the documentation tells users of several machines to run is run: two agents, a process each, one machine."""
+"""The documented commands for several machines, run as two agents with one process each on one machine."""
 
 import os
 import re
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-MEETINGS = {
-    "rendezvous": "--rdzv-backend c10d --rdzv-id 1 --rdzv-endpoint node0:29500",
+RENDEZVOUS = {
+    "c10d": "--rdzv-backend c10d --rdzv-id 1 --rdzv-endpoint node0:29500",
     "numbered": "--node-rank {node} --master-addr node0 --master-port 29500",
 }
 
@@ -43,13 +43,13 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def on_two_nodes(meeting: str, command: list[str], folders: list[Path]) -> list[str]:
+def on_two_nodes(rendezvous: str, command: list[str], folders: list[Path]) -> list[str]:
     """Start an agent with one process in each folder, as on two machines, and return what each wrote to stderr."""
     port, agents = free_port(), []
     for node, folder in enumerate(folders):
         folder.mkdir(exist_ok=True)
-        where = MEETINGS[meeting].format(node=node).replace("node0", "localhost").replace("29500", str(port))
-        if meeting == "rendezvous":  # on one machine both agents would take themselves for node0
+        where = RENDEZVOUS[rendezvous].format(node=node).replace("node0", "localhost").replace("29500", str(port))
+        if rendezvous == "c10d":  # on one machine both agents would be node0
             where += f" --rdzv-conf is_host={1 - node}"
         # No pipe: a full one would stop an agent whose output is not read yet.
         with (folder / "stderr").open("wb") as stderr:
@@ -68,7 +68,7 @@ def on_two_nodes(meeting: str, command: list[str], folders: list[Path]) -> list[
             )
     deadline = time.monotonic() + children.LIMIT
     try:
-        # An agent whose process failed leaves at once, and the other would wait five minutes for it.
+        # An agent whose process failed ends at once, and the other would wait five minutes for it.
         while None in (ended := [agent.poll() for agent in agents]) and not any(ended) and time.monotonic() < deadline:
             time.sleep(0.1)
     finally:  # also when the limit of the whole test ends this one
@@ -80,7 +80,7 @@ def on_two_nodes(meeting: str, command: list[str], folders: list[Path]) -> list[
     return errors
 
 
-def alone() -> tuple[list[float], dict[str, Tensor]]:
+def single_process() -> tuple[list[float], dict[str, Tensor]]:
     """The script's three steps by one process, each on the whole batch."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
@@ -95,18 +95,18 @@ def alone() -> tuple[list[float], dict[str, Tensor]]:
     return losses, network.state_dict()
 
 
-@pytest.mark.parametrize("meeting", MEETINGS)
-def test_two_nodes_train_by_the_documented_script_as_one_process_does(meeting: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rendezvous", RENDEZVOUS)
+def test_two_nodes_train_by_the_documented_script_as_one_process_does(rendezvous: str, tmp_path: Path) -> None:
     text = (DOCS / "distributed.md").read_text(encoding="utf-8")
-    assert f"torchrun --nnodes 2 --nproc-per-node 8 {MEETINGS[meeting].format(node=0)} train.py" in text
+    assert f"torchrun --nnodes 2 --nproc-per-node 8 {RENDEZVOUS[rendezvous].format(node=0)} train.py" in text
     (tmp_path / "train.py").write_text(documented("distributed.md", "Several machines"), encoding="utf-8")
-    on_two_nodes(meeting, [str(tmp_path / "train.py")], folders := [tmp_path / "0", tmp_path / "1"])
+    on_two_nodes(rendezvous, [str(tmp_path / "train.py")], folders := [tmp_path / "0", tmp_path / "1"])
     written = [folder for folder in folders if (folder / "trained.pt").exists()]
     assert len(written) == 1
-    if meeting == "numbered":
+    if rendezvous == "numbered":
         assert written == folders[:1]
     found = torch.load(written[0] / "trained.pt", weights_only=True)
-    losses, weights = alone()
+    losses, weights = single_process()
     # The steps have length 1: weights that agree after them, and a loss at each, are gradients that agree.
     assert_close(torch.tensor(found["losses"]), torch.tensor(losses), rtol=1e-6, atol=0)
     assert_close(found["encoder"], weights, rtol=1e-5, atol=1e-6)
@@ -121,17 +121,15 @@ def test_two_nodes_train_a_recipe_to_the_weights_of_one_process(tmp_path: Path) 
                 "encoder.name=processes:plain_encoder", "encoder.options={}", "encoder.norm=false"]  # fmt: skip
     run.train(recipe.load(recipe.find("digits-simclr"), settings), tmp_path / "alone")
     command = ["-m", "--", "hardneg", "train", "digits-simclr", "trainer.nodes=2", *settings]
-    told = on_two_nodes("numbered", [*command, "--run", "run"], [tmp_path / "0", tmp_path / "1"])
+    errors = on_two_nodes("numbered", [*command, "--run", "run"], [tmp_path / "0", tmp_path / "1"])
     assert not (tmp_path / "1" / "run").exists()
     assert (tmp_path / "0" / "run" / "evaluation.json").exists()
-    assert "not evaluated" not in "".join(told)  # by the second, which has nothing to evaluate
+    assert "not evaluated" not in "".join(errors)  # by the second, which has nothing to evaluate
     together, one = (load_file(tmp_path / name / "encoder.safetensors") for name in ("0/run", "alone"))
     assert_close(together, one, rtol=1e-5, atol=1e-5)
 
 
-def test_processes_that_the_recipe_does_not_know_of_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_more_processes_than_the_recipe_states_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from hardneg.training import recipe, run
 
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")

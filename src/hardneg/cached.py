@@ -1,8 +1,8 @@
-"""The gradient of a batch whose encoder does not fit, in chunks and exact (gradient caching, Gao et al. 2021).
+"""The exact gradient of a batch too large for its encoder, in chunks (gradient caching, Gao et al. 2021).
 
-The loss needs all embeddings at once, the encoder does not. So: encode chunk by chunk and keep embeddings only; take
-the loss and its gradient at the embeddings; encode each chunk again, with the same random numbers, and send its rows of
-that gradient back through it. Activations of one chunk are all that is ever held.
+The loss needs all embeddings at once, the encoder does not. First pass: encode chunk by chunk and keep only the
+embeddings. Then compute the loss and its gradient with respect to the embeddings. Second pass: encode each chunk again,
+with the same random numbers, and backpropagate its rows of that gradient. Only the activations of one chunk are stored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,9 @@ from hardneg import checks, chunks
 Encoder = Callable[[Any], Tensor]
 Context = Callable[[], AbstractContextManager[Any]]
 
-# A replay that draws other numbers moves embeddings by far more than this, and sums in another order by far less.
-REPEATS_TO = 0.05
+# Largest relative difference allowed between the embeddings of the two passes. Other random numbers give a far larger
+# one, other orders of summation a far smaller one.
+MAX_DIFFERENCE = 0.05
 
 
 def cached_step(
@@ -34,29 +35,29 @@ def cached_step(
     no_sync: Context | None = None,
     **arguments: Any,
 ) -> Tensor:
-    """The backward pass of ``loss(encoder(inputs))`` with the activations of one chunk: adds to ``.grad``, exactly.
+    """Add the exact gradient of ``loss(encoder(inputs))`` to ``.grad``, with the activations of one chunk at a time.
 
-    For one and a third times the computing it gives the gradient of the whole batch, which adding up the gradients of
-    small batches does not: their negatives would be fewer. Dropout draws the same masks in both passes. Parameters of
-    the loss, and whatever else it was computed from, get their gradients too. Stepping the optimiser is left to you.
+    It takes 4/3 of the computation of a plain step. Gradient accumulation over small batches gives another gradient,
+    because each anchor has fewer negatives. Dropout draws the same masks in both passes. Parameters of the loss, and
+    all other leaves that it depends on, get their gradients too. It does not step the optimizer.
 
-    Batch-norm in training mode sees one chunk at a time, as on a device of its own, and says so in a warning: the
-    gradient is exact for that network. Its running statistics take up every chunk once.
+    Batch-norm in training mode sees one chunk at a time, which raises a warning: the gradient is exact for chunks
+    normalized separately. Its running statistics are updated once per chunk.
 
     Args:
-        encoder: a chunk of a view → its embeddings, one floating tensor (rows, …); or a tuple of encoders, one per view
-        inputs: one view, or a tuple of views, each encoded by itself. A view is a tensor, or a mapping, tuple or list
-            of tensors, with a row per sample; it reaches the encoder as it is, cut by rows
-        loss: gets the embeddings of all views in order, ``loss(z1, z2)``, and returns one number; any `InfoNCE`
-        chunk_size: most rows that are encoded at once, or one number per view
-        split: cuts a view of any other kind, such as a list of texts: (view, chunk_size) → chunks, in order
-        backward: takes the place of ``tensor.backward()``: Lightning's ``self.manual_backward``, or
-            ``lambda part: scaler.scale(part).backward()``; it is called once per chunk
-        no_sync: makes a context in which no gradients go to other processes, so that they are sent once, with the last
-            chunk; found by itself where the encoder is or holds a DDP module
-        arguments: handed to the loss as they are: ``labels=``, ``negatives=``
+        encoder: maps a chunk of a view to embeddings, one floating tensor (rows, …); or a tuple with one per view
+        inputs: one view, or a tuple of views, each encoded separately. A view is a tensor, or a mapping, tuple or list
+            of tensors, with a row per sample; the encoder gets the same structure with some of the rows
+        loss: called with the embeddings of all views in order, ``loss(z1, z2)``, and returns one number; any `InfoNCE`
+        chunk_size: largest number of rows encoded at once, or one number per view
+        split: splits a view of another type, such as a list of texts: (view, chunk_size) → chunks, in order
+        backward: replaces ``tensor.backward()``: Lightning's ``self.manual_backward``, or
+            ``lambda part: scaler.scale(part).backward()``; called once per chunk
+        no_sync: returns a context without communication of gradients, so that they are communicated once, with the last
+            chunk; by default that of the DDP modules of the encoder
+        arguments: further arguments of the loss: ``labels=``, ``negatives=``
 
-    Returns the loss, without a graph.
+    Returns the loss, detached.
 
     Examples:
         >>> import torch, hardneg as hn
@@ -67,92 +68,91 @@ def cached_step(
         (torch.Size([]), torch.Size([32, 8]))
     """
     if not torch.is_grad_enabled():
-        raise ValueError("cached_step computes gradients, and they are switched off: call it outside torch.no_grad()")
+        raise ValueError("cached_step computes gradients, which are disabled: call it outside torch.no_grad()")
     views = _views(encoder, inputs, chunk_size, split)
     modules = list(dict.fromkeys(module for view in views for module in chunks.modules_of(view.encoder)))
-    chunks.warn_of_batch_norm(modules)
-    quiet = partial(_entered, [no_sync] if no_sync else chunks.own_no_sync(modules))
+    chunks.warn_about_batch_norm(modules)
+    without_sync = partial(_entered, [no_sync] if no_sync else chunks.no_sync_contexts(modules))
 
-    versions = chunks.versions(modules)
-    with quiet():
+    versions = chunks.buffer_versions(modules)
+    with without_sync():
         embeddings = [view.encode() for view in views]
         value = loss(*embeddings, **arguments)
-    shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    if shown != ():
-        raise ValueError(f"loss must return a tensor of one number, got {shown}: use reduction='mean' or 'sum'")
+    found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    if found != ():
+        raise ValueError(f"loss must return a tensor of one number, got {found}: use reduction='mean' or 'sum'")
     if not value.requires_grad:
-        raise ValueError("there is nothing to train: the loss came from no parameter that requires a gradient")
-    others = _leaves(value, besides=embeddings)
-    sought = [z for z in embeddings if z.requires_grad]
+        raise ValueError("the loss depends on no parameter that requires a gradient: unfreeze the encoder")
+    leaves = _leaves(value, besides=embeddings)
+    trained = [z for z in embeddings if z.requires_grad]
     with torch.autocast(value.device.type, enabled=False):
-        gradients = torch.autograd.grad(value, sought + others, allow_unused=True, materialize_grads=True)
-    found = iter(gradients)
-    work = [
-        _Work(view, *parts)
+        gradients = iter(torch.autograd.grad(value, trained + leaves, allow_unused=True, materialize_grads=True))
+    replays = [
+        _Replay(view, *parts)
         for view, z in zip(views, embeddings, strict=True)
         if z.requires_grad
         for parts in zip(
-            view.parts,
+            view.chunks,
             view.states,
             torch.split(z.detach(), view.rows),
-            torch.split(next(found), view.rows),
+            torch.split(next(gradients), view.rows),
             strict=True,
         )
     ]
 
-    last = {id(piece.view.encoder): piece for piece in work}  # of each encoder: these go back together
-    with chunks.random_state_kept(), chunks.buffers_kept(modules, versions):
-        with quiet():
-            for piece in work:
-                if piece is not last[id(piece.view.encoder)]:
-                    piece.send_back(backward)
-        # One pass that reaches every parameter: what sends gradients to other processes waits for all of them.
-        ends = [piece.pull() for piece in last.values()]
-        ends += [(leaf * gradient).sum() for leaf, gradient in zip(others, found, strict=True)]
-        _back(ends, backward)
+    last = {id(replay.view.encoder): replay for replay in replays}  # of each encoder
+    with chunks.preserve_random_state(), chunks.preserve_buffers(modules, versions):
+        with without_sync():
+            for replay in replays:
+                if replay is not last[id(replay.view.encoder)]:
+                    _run_backward([replay.surrogate()], backward)
+        # One backward pass for the last chunks and the leaves: DDP communicates when all parameters have gradients.
+        surrogates = [replay.surrogate() for replay in last.values()]
+        surrogates += [(leaf * gradient).sum() for leaf, gradient in zip(leaves, gradients, strict=True)]
+        _run_backward(surrogates, backward)
     return value.detach()
 
 
 @dataclass
 class _View:
-    """One view: its encoder, its chunks, and after `encode` what each chunk began from."""
+    """One view: its encoder, its chunks, and after `encode` the random state before each chunk."""
 
     encoder: Encoder
-    parts: Sequence[Any]  # its chunks
-    expected: Sequence[int] | None  # rows of each chunk, where we cut it
+    chunks: Sequence[Any]
+    expected_rows: Sequence[int] | None  # of each chunk; unknown if split by the caller
     states: list[list[Tensor]] = field(default_factory=list)  # of the generators, before each chunk
     rows: list[int] = field(default_factory=list)  # of the embeddings of each chunk
-    trained: bool = False  # whether a gradient at the embeddings is of use
+    trained: bool = False  # True if the embeddings depend on a parameter that requires a gradient
 
     def encode(self) -> Tensor:
-        """The embeddings of all chunks, (B, …): a leaf, which requires a gradient if the encoder can use it."""
-        encoded = [self._encode_first(number) for number in range(len(self.parts))]
+        """The embeddings of all chunks, (B, …): a leaf, which requires a gradient if the encoder is trained."""
+        encoded = [self._encode_chunk(index) for index in range(len(self.chunks))]
         self.rows = [len(z) for z in encoded]
         embeddings = torch.cat(encoded)
-        # The gradient at the embeddings is taken before a scaler has seen it, and would vanish in half precision.
+        # The gradient of the embeddings is not scaled by a GradScaler, and would underflow in half precision.
         embeddings = embeddings.float() if embeddings.dtype == torch.float16 else embeddings
         return embeddings.requires_grad_(self.trained)
 
-    def _encode_first(self, number: int) -> Tensor:
+    def _encode_chunk(self, index: int) -> Tensor:
         self.states.append(chunks.random_state())
-        # With gradients on, though the graph is dropped on return: both passes then run the same code, which without
-        # them a compiled encoder would not, and it shows which encoders are trained.
-        z = self.encoder(self.parts[number])
+        # With gradients enabled, although the graph is discarded: a compiled encoder then runs the same code in both
+        # passes, and z.requires_grad tells whether the encoder is trained.
+        z = self.encoder(self.chunks[index])
         if not isinstance(z, Tensor) or not z.is_floating_point() or z.dim() == 0:
             what = f"a tensor of {z.dtype}, {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
             raise ValueError(
                 f"encoder must return one floating tensor of embeddings (rows, …), got {what}: wrap it in a "
-                "function that picks them, such as lambda tokens: model(**tokens).last_hidden_state[:, 0]"
+                "function that returns them, such as lambda tokens: model(**tokens).last_hidden_state[:, 0]"
             )
-        if self.expected is not None and len(z) != self.expected[number]:
-            raise ValueError(f"encoder must return a row per sample, got {len(z)} for {self.expected[number]}")
+        if self.expected_rows is not None and len(z) != self.expected_rows[index]:
+            raise ValueError(f"encoder must return a row per sample, got {len(z)} for {self.expected_rows[index]}")
         self.trained |= z.requires_grad
         return z.detach()
 
 
 @dataclass(eq=False)
-class _Work:
-    """A chunk that is to be encoded again; embeddings as they were, and the gradient at them: (rows, …) each."""
+class _Replay:
+    """The second pass of a chunk: embeddings of the first pass and their gradient, (rows, …) each."""
 
     view: _View
     chunk: Any
@@ -160,27 +160,24 @@ class _Work:
     embeddings: Tensor
     gradient: Tensor
 
-    def pull(self) -> Tensor:
-        """A number whose gradient is that of the loss, as far as it goes through this chunk."""
+    def surrogate(self) -> Tensor:
+        """A number whose gradient is that of the loss through this chunk: Σ embeddings · their gradient."""
         chunks.set_random_state(self.state)
         z = self.view.encoder(self.chunk)
         if z.numel():
-            # NaN and inf are not ours to judge: a scaler expects some.
+            # NaN and inf are no error here: a GradScaler expects them.
             difference = (z.detach().to(self.embeddings.dtype) - self.embeddings).abs().max().nan_to_num(0.0)
             checks.values(
-                difference <= REPEATS_TO * self.embeddings.abs().max().nan_to_num(torch.inf),
-                "encoder gave a chunk other embeddings when it was encoded again, so the gradient would be wrong: let "
-                "it draw random numbers from torch's own generators only, and keep nothing between calls",
+                difference <= MAX_DIFFERENCE * self.embeddings.abs().max().nan_to_num(torch.inf),
+                "encoder returned other embeddings for a chunk in the second pass, so the gradient would be wrong: "
+                "draw random numbers from torch's default generators only, and keep no state between calls",
             )
         with torch.autocast(z.device.type, enabled=False):
             return (z.to(self.gradient.dtype) * self.gradient).sum()
 
-    def send_back(self, backward: Callable[[Tensor], object]) -> None:
-        _back([self.pull()], backward)
 
-
-def _back(parts: Sequence[Tensor], backward: Callable[[Tensor], object]) -> None:
-    # A backward pass belongs outside of autocast, which cached_step may be called in.
+def _run_backward(parts: Sequence[Tensor], backward: Callable[[Tensor], object]) -> None:
+    # Backward passes run outside autocast, in which cached_step may be called.
     with torch.autocast(parts[0].device.type, enabled=False):
         total = parts[0]
         for part in parts[1:]:
@@ -197,34 +194,34 @@ def _views(encoder: Any, inputs: Any, chunk_size: Any, split: Any) -> list[_View
     for name, given in (("encoder", encoders), ("chunk_size", sizes)):
         if len(given) != len(views):
             raise ValueError(f"{name} must be one, or one per view: got {len(given)} for {len(views)} views")
-    for one, size in zip(encoders, sizes, strict=True):
-        checks.whole("chunk_size", size)
+    sizes = [checks.whole("chunk_size", size) for size in sizes]
+    for one in encoders:
         if not callable(one):
             raise ValueError(f"encoder must be a module or a function, got {type(one).__name__}")
-    made = []
+    prepared = []
     for one, view, size in zip(encoders, views, sizes, strict=True):
-        cut = chunks.cut(view, size) if split is None else [(chunk, None) for chunk in split(view, size)]
-        if not cut:
+        parts = chunks.split_rows(view, size) if split is None else [(chunk, None) for chunk in split(view, size)]
+        if not parts:
             raise ValueError("split returned no chunk: each view must have at least one")
-        rows = [count for _, count in cut if count is not None]
-        made.append(_View(one, [chunk for chunk, _ in cut], rows or None))
-    return made
+        rows = [count for _, count in parts if count is not None]
+        prepared.append(_View(one, [chunk for chunk, _ in parts], rows or None))
+    return prepared
 
 
 def _leaves(value: Tensor, besides: Sequence[Tensor]) -> list[Tensor]:
-    """The leaves that a number was computed from, in a fixed order: a learnt temperature, a learnt negative."""
-    known = {id(tensor) for tensor in besides}
+    """The leaves that a loss depends on, in a fixed order, such as a learnable temperature."""
+    excluded = {id(tensor) for tensor in besides}
     found: list[Tensor] = []
-    waiting: list[Any] = [value.grad_fn]
+    stack: list[Any] = [value.grad_fn]
     seen: set[Any] = {None}
-    while waiting:
-        node = waiting.pop()
+    while stack:
+        node = stack.pop()
         if node in seen:
             continue
         seen.add(node)
-        if node.name().endswith("AccumulateGrad") and id(node.variable) not in known:
+        if node.name().endswith("AccumulateGrad") and id(node.variable) not in excluded:
             found.append(node.variable)
-        waiting.extend(following for following, _ in node.next_functions)
+        stack.extend(following for following, _ in node.next_functions)
     return found
 
 

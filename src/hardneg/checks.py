@@ -18,9 +18,9 @@ TensorLike = Tensor | NDArray[Any] | Sequence[Any]  # what `as_tensor` converts
 
 
 class Fixed:
-    """A class whose constructor's arguments, kept as attributes, cannot be assigned later.
+    """A class whose constructor arguments, stored as attributes, cannot be assigned later.
 
-    Buffers, graphs and batches are made from them, and would not follow.
+    Tensors, graphs and batches were built from them, and would not change.
     """
 
     _arguments: ClassVar[frozenset[str]] = frozenset()
@@ -203,7 +203,7 @@ class NonFiniteError(ValueError):
 
 
 def finite(name: str, tensor: Tensor) -> None:
-    """Raise on NaN or inf: at once on the CPU, as an asynchronous assertion on an accelerator."""
+    """Raise on NaN or inf: immediately on the CPU, as an asynchronous assertion on an accelerator."""
     if tensor.numel() == 0:
         return
     lowest, highest = torch.aminmax(tensor.detach())  # one pass, no temporary; NaN propagates
@@ -228,7 +228,7 @@ def in_range(name: str, indices: Tensor, size: int) -> None:
 def values(condition: Tensor, message: str, error: type[ValueError] = ValueError) -> None:
     """Raise unless the condition holds throughout."""
     condition = condition.all()
-    # Reading a value would make the host wait for an accelerator, and would break a compiled graph.
+    # Reading a value would synchronize with an accelerator, and break a compiled graph.
     if condition.device.type == "cpu" and not torch.compiler.is_compiling():
         if not bool(condition):
             raise error(message)
@@ -237,7 +237,7 @@ def values(condition: Tensor, message: str, error: type[ValueError] = ValueError
 
 
 def flag(good: Tensor, message: str) -> None:
-    """Raise unless the one number of ``good`` is not 0; as `values`, without an operation of its own."""
+    """Raise if the one number of ``good`` is 0; as `values`, without a further operation on the device."""
     if good.device.type == "cpu":
         values(good > 0, message)
     else:
@@ -245,7 +245,7 @@ def flag(good: Tensor, message: str) -> None:
 
 
 def regular_file(path: Path) -> Path:
-    """The path, if it leads to a regular file: a FIFO would never answer, and a device may never end."""
+    """Return the path of a regular file; raise for others: reading a FIFO would block, a device may be endless."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is no regular file: remove it, or put a file there")
     return path

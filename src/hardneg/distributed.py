@@ -1,8 +1,8 @@
 """Gathering across processes with exact gradients.
 
-Every process computes the rows of its own anchors against the candidates of all. A gathered tensor's gradient is
-summed over the processes before each takes its own rows, so nothing that another process learnt from these rows is
-lost. `torch.distributed.nn` does the same for equal shapes; this version also takes batches of different sizes.
+Every process computes the scores of its own anchors with the candidates of all processes. The gradient of a gathered
+tensor is summed over the processes, and each process gets that of its own rows. `torch.distributed.nn` does the same
+for equal shapes; this version also takes batches of different sizes.
 """
 
 from typing import Any
@@ -17,6 +17,16 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank() -> int:
+    """Rank of this process; 0 without torch.distributed."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def supports(device: torch.device) -> bool:
+    """True if the process group can communicate tensors on this device: NCCL alone cannot for the CPU."""
+    return f"{device.type}:" in dist.get_backend_config()
+
+
 def batch_sizes(rows: int, device: torch.device) -> list[int]:
     """Rows of the batch on every process, in order of rank."""
     sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(world_size())]
@@ -27,7 +37,7 @@ def batch_sizes(rows: int, device: torch.device) -> list[int]:
 def gather(rows: Tensor, sizes: list[int]) -> Tensor:
     """The rows of all processes, in order of rank; differentiable.
 
-    rows: (sizes[rank], …) · sizes: what `batch_sizes` gave · returns (sum(sizes), …)
+    rows: (sizes[rank], …) · sizes: from `batch_sizes` · returns (sum(sizes), …)
     """
     result: Tensor = _Gather.apply(rows, sizes)  # type: ignore[no-untyped-call]
     return result
@@ -64,7 +74,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """The transpose of `_Gather`: the sum over all processes, of which each takes its own rows."""
+    """The transpose of `_Gather`: the sum over all processes, of which each process gets its own rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:

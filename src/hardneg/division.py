@@ -1,4 +1,4 @@
-"""How a source was divided into a training and a test part: recorded by every run, compared when the run is used."""
+"""The division of a data source into a training and a test part, recorded by a run and compared when it is loaded."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ TEST_PARTS = ("test", "testing", "val", "valid", "validation", "dev", "eval")
 
 @dataclass(frozen=True)
 class Division:
-    """How a source was divided into what a run trains on and what it is tested on.
+    """The division of a data source into the samples a run trains on and those it is tested on.
 
     Args:
         test: the source's name for its test part, or ``HELD_OUT``, ``NO_TEST`` (nothing has a label), ``FOLDS`` (tested
             by cross-validation over the whole set) or ``UNKNOWN``.
         images: number of samples trained on.
-        fingerprint: hash of them in their order, and of their labels.
-        held_out: ids of the samples that were held out of the training part, ascending.
+        fingerprint: hash of these samples in their order, and of their labels.
+        held_out: ids of the samples held out of the training part, ascending.
     """
 
     HELD_OUT: ClassVar[str] = "held out"
@@ -35,7 +35,7 @@ class Division:
 
 
 def read_division(file: Path) -> Division:
-    """The division that a run wrote to a JSON file; unknown if there is no file, as with runs of older versions."""
+    """Read the division of a run from a JSON file; unknown if there is no file, as for runs of older versions."""
     if not file.exists():
         return Division()
     try:
@@ -44,20 +44,20 @@ def read_division(file: Path) -> Division:
         names = (*TEST_PARTS, Division.HELD_OUT, Division.NO_TEST, Division.FOLDS)
         valid = read.test in names and isinstance(read.images, int)
         if not valid or not all(isinstance(number, int) and abs(number) <= 1 << 63 for number in read.held_out):
-            raise ValueError("not what a run writes")
+            raise ValueError("not the format that a run writes")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read ({error}): restore it, or train again") from error
     return read
 
 
 def difference(recorded: Division, now: Division) -> str:
-    """What has changed between two divisions, as the rest of a sentence; empty if nothing has."""
+    """A description of the change between two divisions, as the end of a sentence; empty if they are equal."""
     if recorded.test == Division.UNKNOWN or recorded.fingerprint == now.fingerprint:
         return ""
-    told = f"{recorded.images} training samples then, {now.images} now"
+    change = f"{recorded.images} training samples then, {now.images} now"
     if recorded.images == now.images:
-        told = f"{now.images} training samples as then, but not the same, in another order, or with other labels"
-    return f"has changed since the run was trained ({told})"
+        change = f"{now.images} training samples as then, but other samples, another order or other labels"
+    return f"has changed since the run was trained ({change})"
 
 
 def fingerprint(*tensors: Tensor | None, names: str = "") -> str:

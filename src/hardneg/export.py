@@ -1,10 +1,11 @@
-"""Trained encoders as files that other programs read: safetensors, TorchScript, torch.export and ONNX.
+"""Export trained encoders to files for other programs: safetensors, TorchScript, torch.export and ONNX.
 
-A file is written beside its place, loaded afresh, compared with the encoder on batches of other sizes, and only then
-put in its place: what is there works. Every format carries the same notes, as text.
+A file is written under a temporary name, loaded again and compared with the encoder on batches of several sizes, and
+only then renamed. Every format carries the same metadata, as text.
 """
 
 import copy
+import inspect
 import json
 import logging
 import os
@@ -13,9 +14,8 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,35 +23,44 @@ from torch import Tensor, nn
 
 import hardneg
 from hardneg import checks, randomness
+from hardneg.checks import TensorLike, as_tensor
+from hardneg.extras import required
 
 SUFFIXES = {"safetensors": ".safetensors", "torchscript": ".pt", "torch_export": ".pt2", "onnx": ".onnx"}
-TOLERANCE = 1e-4  # other programs add in another order; of 23 million weights this is the usual trace
-_BATCHES = (1, 3)  # neither is the size that the exporters are shown
-_REMEDY = "keep its forward to tensor operations of any batch, or use format='safetensors'"
-_NOTES = "hardneg.json"  # inside TorchScript and torch.export files
+TOLERANCE = 1e-4  # runtimes add in different orders; a typical difference for 23 million weights
+_EXTRA = "export"
+_BATCH_SIZES = (1, 3)  # of the comparison; not the size that encoders are traced with
+_REMEDY = "keep its forward to tensor operations of any batch size, or use format='safetensors'"
+_METADATA = "hardneg.json"  # inside TorchScript and torch.export files
+_IMAGES, _FEATURES = "images", "features"  # names of the input and the output in ONNX files
 
-Program = Callable[[Tensor], Tensor]
+Program = Callable[..., Tensor]
 
 
 def export(
     encoder: nn.Module,
-    example: Tensor,
+    example: TensorLike | Mapping[str, TensorLike],
     to: str | Path,
     format: str = "safetensors",
     info: Mapping[str, str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Path:
-    """Write an encoder to a file, and check the file before it takes its place.
+    """Write an encoder to a file, after a check that the file computes the same features.
 
-    The encoder itself stays as it is: a float32 copy on the CPU, in evaluation mode, is written.
+    The encoder is not changed: a float32 copy on the CPU, in evaluation mode, is written.
 
     Args:
-        encoder: (B, C, H, W) → (B, features).
-        example: (1, C, H, W) floats, a picture as the encoder is to see it; the batch stays free in every format.
-        to: the file; without a suffix it gets that of the format. A file that is there is replaced.
-        format: ``"safetensors"`` (weights under the encoder's own names, for a ResNet torchvision's),
-            ``"torchscript"``, ``"torch_export"`` or ``"onnx"`` (input ``images``, output ``features``).
-        info: notes to keep in the file: the recipe, mean and std of the pixels. Version, shape and features are added.
+        encoder: a module that returns features (B, features) for a batch of images (B, C, H, W), or for several tensors
+            by name, such as the token ids and attention mask of a text encoder.
+        example: one input of the encoder, as a batch of one: (1, C, H, W) floats, or a dict of tensors (1, …). A dict
+            is passed as keyword arguments if ``encoder.forward`` has parameters of these names, otherwise as one dict.
+            The batch dimension is dynamic in every format, all others have the size of the example.
+        to: the file; without a suffix it gets that of the format. An existing file is replaced.
+        format: ``"safetensors"`` (weights under the names of the encoder, torchvision's for a ResNet),
+            ``"torchscript"``, ``"torch_export"`` or ``"onnx"`` (input ``images``, or the names of the dict; output
+            ``features``).
+        info: metadata to store in the file, such as the recipe or the mean and std of the pixels. The version of
+            hardneg, the shape of the input and the number of features are added.
         tolerance: largest difference allowed, relative to the largest feature or to 1.
 
     Returns:
@@ -64,18 +73,32 @@ def export(
         ...     file = export(Tiny(channels=1, size=8), torch.zeros(1, 1, 8, 8), Path(folder) / "digits")
         ...     file.name, read_info(file)["features"]
         ('digits.safetensors', '128')
+
+        A text encoder, with its inputs by name:
+
+        >>> class MeanOfTokens(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embedding = nn.Embedding(100, 16)
+        ...     def forward(self, input_ids, attention_mask):
+        ...         weights = attention_mask / attention_mask.sum(dim=1, keepdim=True)  # (B, L)
+        ...         return (weights[:, :, None] * self.embedding(input_ids)).sum(dim=1)
+        >>> tokens = {"input_ids": torch.tensor([[7, 42, 3, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     read_info(export(MeanOfTokens(), tokens, Path(folder) / "text", "torch_export"))["shape"]
+        '{"input_ids": [4], "attention_mask": [4]}'
     """
-    return _written(encoder, example, Path(to), format, info or {}, tolerance)[0]
+    return _export(encoder, example, Path(to), format, info or {}, tolerance)[0]
 
 
 def export_run(
     run: str | Path, format: str = "safetensors", to: str | Path | None = None, *, trust: bool = False
 ) -> tuple[Path, float]:
-    """Write the encoder of a run, with its recipe and the mean and std of its pixels among the notes.
+    """Write the encoder of a run, with its recipe and the mean and std of its pixels as metadata.
 
     run: the folder · format: as for `export` · to: the file, by default ``exported.*`` in the folder · trust: allow an
-    encoder that the folder names as ``module:callable`` · returns the file and the largest difference that was found
-    when it was checked
+    encoder that the folder names as ``module:callable`` · returns the file and the largest difference between the
+    features of the file and of the encoder
     """
     from hardneg.training import recipe, run_folder
     from hardneg.training.saved_run import load_run
@@ -86,7 +109,7 @@ def export_run(
         raise ValueError(f"{run} trained a graph encoder, which no format here can hold: use its encoder.safetensors")
     file = Path(run) / "exported" if to is None else Path(to)
     if file.resolve() == (Path(run) / run_folder.ENCODER).resolve():
-        raise ValueError(f"to={str(file)!r} is the run's own file, which says that it is finished: choose another name")
+        raise ValueError(f"to={str(file)!r} is the run's own file, which marks it as finished: choose another name")
     channels = loaded.shape[0]
     info = {
         "recipe": recipe.dump(loaded.settings),
@@ -94,63 +117,141 @@ def export_run(
         "std": json.dumps(list(getattr(loaded.views, "std", None) or [1.0] * channels)),
     }
     example = loaded.prepare(torch.zeros(1, *loaded.shape, dtype=torch.uint8))
-    return _written(loaded.encoder, example, file, format, info, TOLERANCE)
+    return _export(loaded.encoder, example, file, format, info, TOLERANCE)
 
 
-def verify(file: str | Path, encoder: nn.Module, example: Tensor, tolerance: float = TOLERANCE) -> float:
-    """Load an exported file afresh and compare it with the encoder on random batches of several sizes.
+def verify(
+    file: str | Path,
+    encoder: nn.Module,
+    example: TensorLike | Mapping[str, TensorLike],
+    tolerance: float = TOLERANCE,
+) -> float:
+    """Load an exported file and compare it with the encoder on random batches of several sizes.
 
-    file: as `export` wrote it; its suffix tells the format · encoder, example: as for `export` · tolerance: relative to
-    the largest feature or to 1 · returns the largest difference; raises `ValueError` if it is above the tolerance
+    Integer inputs are permutations of those of the example, so that they stay in the range that the encoder accepts.
+
+    file: from `export`, with the suffix of its format · encoder, example: as for `export` · tolerance: relative to the
+    largest feature or to 1 · returns the largest difference; raises `ValueError` if it is above the tolerance
     """
     file, frozen = Path(file), _frozen(encoder)
-    checks.number("tolerance", tolerance, at_least=0)
-    return _compare(_LOADERS[_format_of(file)](file, frozen), frozen, _checked_example(example), tolerance, file)
+    tolerance = checks.number("tolerance", tolerance, at_least=0)
+    inputs = _example_inputs(frozen, example)
+    return _compare(_LOADERS[_format_of(file)](file, frozen), frozen, inputs, tolerance, file)
 
 
 def read_info(file: str | Path) -> dict[str, str]:
-    """The notes in an exported file; its weights and programs are not loaded."""
+    """The metadata of an exported file; its weights and programs are not loaded."""
     file = Path(file)
     if not file.is_file():
         raise FileNotFoundError(f"file={str(file)!r} does not exist: export an encoder first")
     match _format_of(file):
         case "safetensors":
-            with _required("safetensors").safe_open(file, framework="pt") as opened:
+            with required("safetensors", _EXTRA).safe_open(file, framework="pt") as opened:
                 return dict(opened.metadata() or {})
         case "onnx":
-            model = _required("onnx").load(str(file), load_external_data=False)
-            return {note.key: note.value for note in model.metadata_props}
+            model = required("onnx", _EXTRA).load(str(file), load_external_data=False)
+            return {entry.key: entry.value for entry in model.metadata_props}
     # The other two are zip archives. PyTorch's own loaders would run the file's program or unpickle parts of it.
     try:
         with zipfile.ZipFile(file) as archive:
-            member = next(name for name in archive.namelist() if name.endswith(f"/extra/{_NOTES}"))
+            member = next(name for name in archive.namelist() if name.endswith(f"/extra/{_METADATA}"))
             return dict(json.loads(archive.read(member)))
     except (zipfile.BadZipFile, StopIteration, ValueError) as error:
-        raise ValueError(f"{file} is no file that hardneg exported: its notes are missing") from error
+        raise ValueError(f"{file} is no file that hardneg exported: its metadata is missing") from error
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """One example of the inputs of an encoder, and how they are passed.
+
+    tensors: (1, …) by name · passing: "tensor" (one tensor), "dict" (one dict) or "keywords"
+    """
+
+    tensors: dict[str, Tensor]
+    passing: str
+
+    def arguments(self, tensors: dict[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the encoder for these inputs."""
+        if self.passing == "keywords":
+            return (), tensors
+        return ((tensors,) if self.passing == "dict" else tuple(tensors.values())), {}
+
+    def call(self, program: Callable[..., Any], tensors: dict[str, Tensor]) -> Any:
+        positional, keywords = self.arguments(tensors)
+        return program(*positional, **keywords)
+
+    def random(self, batch: int) -> dict[str, Tensor]:
+        """Random inputs of ``batch`` rows: normal floats, and permutations of the integers of the example."""
+        generator = randomness.generator("cpu", batch)
+        found = {}
+        for name, tensor in self.tensors.items():
+            shape = (batch, *tensor.shape[1:])
+            if tensor.is_floating_point():
+                found[name] = torch.randn(shape, generator=generator)
+            else:
+                order = torch.rand(batch, tensor.numel(), generator=generator).argsort(dim=1)
+                found[name] = tensor.flatten()[order].view(shape)
+        return found
+
+    def doubled(self) -> dict[str, Tensor]:
+        """The example twice: torch.export treats a batch of one as a constant."""
+        return {name: torch.cat([tensor, tensor]) for name, tensor in self.tensors.items()}
+
+    def shape(self) -> str:
+        """The shapes without the batch dimension, as text."""
+        shapes = {name: list(tensor.shape[1:]) for name, tensor in self.tensors.items()}
+        return ",".join(map(str, shapes[_IMAGES])) if self.passing == "tensor" else json.dumps(shapes)
+
+
+def _example_inputs(encoder: nn.Module, example: object) -> _Inputs:
+    if not isinstance(example, Mapping):
+        tensor = checks.floating("example", as_tensor("example", example))
+        if tensor.dim() < 2 or len(tensor) != 1 or tensor.numel() == 0:
+            raise ValueError(f"example must be one image (1, C, H, W), got {tuple(tensor.shape)}: use images[:1]")
+        return _Inputs({_IMAGES: tensor.detach().float().cpu()}, "tensor")
+    tensors: dict[str, Tensor] = {}
+    for name, given in example.items():
+        tensor = as_tensor(f"example[{name!r}]", given).detach().cpu()
+        if tensor.dim() < 1 or len(tensor) != 1 or tensor.numel() == 0:
+            raise ValueError(f"example[{name!r}] must have shape (1, …), one sample, got {tuple(tensor.shape)}")
+        tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
+    if not tensors or not all(isinstance(name, str) for name in tensors):
+        raise ValueError(f"example must map the names of the inputs to tensors, got {list(tensors)}")
+    if _FEATURES in tensors:
+        raise ValueError(f"example has an input {_FEATURES!r}, the name of the output: rename it in encoder.forward")
+    try:
+        inspect.signature(encoder.forward).bind(**tensors)
+    except TypeError:  # no parameters of these names
+        return _Inputs(tensors, "dict")
+    return _Inputs(tensors, "keywords")
 
 
 # --- one writer and one loader for each format ---
 
 
-def _write_safetensors(encoder: nn.Module, example: Tensor, file: Path, notes: dict[str, str]) -> None:
-    # Clones, because weights that share memory are refused, and contiguous, because strided ones are.
+def _write_safetensors(encoder: nn.Module, inputs: _Inputs, file: Path, metadata: dict[str, str]) -> None:
+    # safetensors accepts neither tensors that share memory nor strided ones.
     state = {name: tensor.clone().contiguous() for name, tensor in encoder.state_dict().items()}
-    _required("safetensors.torch").save_file(state, file, metadata=notes)
+    required("safetensors.torch", _EXTRA).save_file(state, file, metadata=metadata)
 
 
 def _load_safetensors(file: Path, encoder: nn.Module) -> Program:
     fresh = copy.deepcopy(encoder)
     for tensor in fresh.state_dict().values():
-        tensor.zero_()  # so that only the file can have put them there
-    fresh.load_state_dict(_required("safetensors.torch").load_file(file), strict=True)
+        tensor.zero_()  # so that the comparison depends on the file alone
+    fresh.load_state_dict(required("safetensors.torch", _EXTRA).load_file(file), strict=True)
     return torch.no_grad()(fresh)
 
 
-def _write_torchscript(encoder: nn.Module, example: Tensor, file: Path, notes: dict[str, str]) -> None:
-    with _quiet(), torch.no_grad():
-        # Deprecated since torch 2.9, and still what C++ and mobile programs load.
-        traced = torch.jit.trace(encoder, example, check_trace=False)  # type: ignore[no-untyped-call]
-        torch.jit.save(traced, str(file), _extra_files={_NOTES: json.dumps(notes)})
+def _write_torchscript(encoder: nn.Module, inputs: _Inputs, file: Path, metadata: dict[str, str]) -> None:
+    _check_parameters(encoder, inputs, "torchscript")
+    positional, keywords = inputs.arguments(inputs.tensors)
+    with _quiet(), _explained("torchscript"), torch.no_grad():
+        # Deprecated since torch 2.9, but the format that C++ and mobile programs load.
+        traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+            encoder, positional or None, example_kwarg_inputs=keywords or None, check_trace=False
+        )
+        torch.jit.save(traced, str(file), _extra_files={_METADATA: json.dumps(metadata)})
 
 
 def _load_torchscript(file: Path, encoder: nn.Module) -> Program:
@@ -159,10 +260,14 @@ def _load_torchscript(file: Path, encoder: nn.Module) -> Program:
         return program
 
 
-def _write_torch_export(encoder: nn.Module, example: Tensor, file: Path, notes: dict[str, str]) -> None:
+def _write_torch_export(encoder: nn.Module, inputs: _Inputs, file: Path, metadata: dict[str, str]) -> None:
+    _check_parameters(encoder, inputs, "torch_export")
+    positional, keywords = inputs.arguments(inputs.doubled())
     with _quiet(), _explained("torch_export"):
-        program = torch.export.export(encoder, (_pair(example),), dynamic_shapes=_free_batch())
-        torch.export.save(program, str(file), extra_files={_NOTES: json.dumps(notes)})
+        program = torch.export.export(
+            encoder, positional, keywords, dynamic_shapes=_dynamic_batch(encoder, positional, keywords)
+        )
+        torch.export.save(program, str(file), extra_files={_METADATA: json.dumps(metadata)})
 
 
 def _load_torch_export(file: Path, encoder: nn.Module) -> Program:
@@ -170,33 +275,57 @@ def _load_torch_export(file: Path, encoder: nn.Module) -> Program:
         return torch.no_grad()(torch.export.load(str(file)).module())
 
 
-def _write_onnx(encoder: nn.Module, example: Tensor, file: Path, notes: dict[str, str]) -> None:
-    for module in ("onnx", "onnxscript", "onnxruntime"):
-        _required(module)
+def _write_onnx(encoder: nn.Module, inputs: _Inputs, file: Path, metadata: dict[str, str]) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        required(package, _EXTRA)
+    module = encoder if inputs.passing == "tensor" else _Positional(encoder, inputs).eval()
+    positional = tuple(inputs.doubled().values())
     with _quiet(), _explained("onnx"):
         program = torch.onnx.export(
-            encoder,
-            (_pair(example),),
+            module,
+            positional,
             dynamo=True,
-            input_names=["images"],
-            output_names=["features"],
-            dynamic_shapes=_free_batch(),
+            input_names=list(inputs.tensors),
+            output_names=[_FEATURES],
+            dynamic_shapes=_dynamic_batch(module, positional, {}),
             verbose=False,
         )
         assert program is not None
-        program.model.metadata_props.update(notes)
+        program.model.metadata_props.update(metadata)
         program.save(str(file), external_data=False)  # one file, up to ONNX's 2 GB
 
 
+class _Positional(nn.Module):
+    """An encoder with its inputs by name as positional arguments, in the order of the example.
+
+    An ONNX file has a flat list of inputs, which the exporter names in the order of the arguments.
+    """
+
+    def __init__(self, encoder: nn.Module, inputs: _Inputs) -> None:
+        super().__init__()
+        self.encoder, self.inputs = encoder, inputs
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.inputs.call(self.encoder, dict(zip(self.inputs.tensors, tensors, strict=True)))
+
+
 def _load_onnx(file: Path, encoder: nn.Module) -> Program:
-    runtime = _required("onnxruntime")
+    runtime = required("onnxruntime", _EXTRA)
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # errors only
     session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(["features"], {"images": images.numpy()})[0])
+    names = [entry.name for entry in session.get_inputs()]
+
+    def run(*positional: Any, **keywords: Tensor) -> Tensor:
+        given = positional[0] if positional else keywords
+        given = given if isinstance(given, Mapping) else {_IMAGES: given}
+        # The exporter drops inputs that the features do not depend on.
+        return torch.from_numpy(session.run([_FEATURES], {name: given[name].numpy() for name in names})[0])
+
+    return run
 
 
-_WRITERS: dict[str, Callable[[nn.Module, Tensor, Path, dict[str, str]], None]] = {
+_WRITERS: dict[str, Callable[[nn.Module, _Inputs, Path, dict[str, str]], None]] = {
     "safetensors": _write_safetensors,
     "torchscript": _write_torchscript,
     "torch_export": _write_torch_export,
@@ -210,48 +339,49 @@ _LOADERS: dict[str, Callable[[Path, nn.Module], Program]] = {
 }
 
 
-# --- what they share ---
+# --- shared by all formats ---
 
 
-def _written(
-    encoder: nn.Module, example: Tensor, to: Path, format: str, info: Mapping[str, str], tolerance: float
+def _export(
+    encoder: nn.Module, example: object, to: Path, format: str, info: Mapping[str, str], tolerance: float
 ) -> tuple[Path, float]:
+    """Write, check and rename; returns the file and the largest difference."""
     checks.choice("format", format, tuple(SUFFIXES))
-    checks.number("tolerance", tolerance, at_least=0)
-    file = _place(to, format)
+    tolerance = checks.number("tolerance", tolerance, at_least=0)
+    file = _with_suffix(to, format)
     frozen = _frozen(encoder)
-    features = _features(frozen, _checked_example(example))
-    notes = _notes(info, example, features)
+    inputs = _example_inputs(frozen, example)
+    metadata = _metadata(info, inputs, _count_features(frozen, inputs))
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Not to be guessed, so that no link waits there; it keeps the suffix, which torch.export insists on.
-    fresh = file.with_name(f".{secrets.token_hex(8)}-{file.name}")
+    # A random name, so that nobody can have put a link there; with the suffix that torch.export requires.
+    temporary = file.with_name(f".{secrets.token_hex(8)}-{file.name}")
     try:
-        _WRITERS[format](frozen, example.float().cpu(), fresh, notes)
-        difference = _compare(_LOADERS[format](fresh, frozen), frozen, example, tolerance, file)
-        os.replace(fresh, file)
+        _WRITERS[format](frozen, inputs, temporary, metadata)
+        difference = _compare(_LOADERS[format](temporary, frozen), frozen, inputs, tolerance, file)
+        os.replace(temporary, file)
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return file, difference
 
 
-def _compare(program: Program, encoder: nn.Module, example: Tensor, tolerance: float, file: Path) -> float:
-    """The largest difference between the two on random batches; ``file`` is named where it is too large."""
+def _compare(program: Program, encoder: nn.Module, inputs: _Inputs, tolerance: float, file: Path) -> float:
+    """The largest difference between program and encoder on random batches; errors name ``file``."""
     largest = 0.0
-    for batch in _BATCHES:
-        images = torch.randn(batch, *example.shape[1:], generator=randomness.generator("cpu", batch))
+    for batch in _BATCH_SIZES:
+        tensors = inputs.random(batch)
         with torch.no_grad():
-            wanted = encoder(images)  # (batch, features)
-        if not bool(wanted.isfinite().all()):
-            raise ValueError("the encoder gives NaN or inf on random pictures: it has diverged, export an earlier one")
+            expected = inputs.call(encoder, tensors)  # (batch, features)
+        if not bool(expected.isfinite().all()):
+            raise ValueError("the encoder returns NaN or inf for random inputs: it has diverged, export an earlier one")
         try:
-            given = program(images)
-        except Exception as error:  # each runtime has its own kinds
+            found = inputs.call(program, tensors)
+        except Exception as error:  # each runtime raises its own types
             raise ValueError(f"{file} cannot take a batch of {batch} ({_first_line(error)}): {_REMEDY}") from error
-        if given.shape != wanted.shape:
-            raise ValueError(f"{file} gives {tuple(given.shape)}, the encoder {tuple(wanted.shape)}: {_REMEDY}")
-        difference = float((given - wanted).abs().max())
-        allowed = tolerance * max(1.0, float(wanted.abs().max()))
-        if not difference <= allowed:  # NaN is not
+        if found.shape != expected.shape:
+            raise ValueError(f"{file} gives {tuple(found.shape)}, the encoder {tuple(expected.shape)}: {_REMEDY}")
+        difference = float((found - expected).abs().max())
+        allowed = tolerance * max(1.0, float(expected.abs().max()))
+        if not difference <= allowed:  # also if it is NaN
             raise ValueError(
                 f"{file} differs from the encoder by {difference:.2g} in a batch of {batch}, above the {allowed:.2g} "
                 f"allowed: {_REMEDY}"
@@ -261,42 +391,38 @@ def _compare(program: Program, encoder: nn.Module, example: Tensor, tolerance: f
 
 
 def _frozen(encoder: nn.Module) -> nn.Module:
+    """A float32 copy on the CPU, in evaluation mode."""
     if not isinstance(encoder, nn.Module):
         raise ValueError(f"encoder must be a torch.nn.Module, got {type(encoder).__name__}")
-    plain = getattr(encoder, "_orig_mod", encoder)  # what torch.compile wraps; a copy of it is not compiled
-    return copy.deepcopy(plain).cpu().float().eval().requires_grad_(False)
-
-
-def _checked_example(example: Tensor) -> Tensor:
-    checks.floating("example", example)
-    if example.dim() < 2 or len(example) != 1 or example.numel() == 0:
-        raise ValueError(f"example must be one picture (1, C, H, W), got {tuple(example.shape)}: use images[:1]")
-    return example
+    uncompiled = getattr(encoder, "_orig_mod", encoder)  # the module inside torch.compile's wrapper
+    return copy.deepcopy(uncompiled).cpu().float().eval().requires_grad_(False)
 
 
 @torch.no_grad()
-def _features(encoder: nn.Module, example: Tensor) -> int:
-    output = encoder(example.float().cpu())
+def _count_features(encoder: nn.Module, inputs: _Inputs) -> int:
+    output = inputs.call(encoder, inputs.tensors)
     if not isinstance(output, Tensor) or output.dim() != 2:
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"the encoder must return (B, features), got {given} for one picture: pool or flatten it")
+        raise ValueError(
+            f"the encoder must return (B, features), got {given} for one sample: wrap it in a module that returns the "
+            "pooled or flattened features"
+        )
     return output.shape[1]
 
 
-def _notes(info: Mapping[str, str], example: Tensor, features: int) -> dict[str, str]:
+def _metadata(info: Mapping[str, str], inputs: _Inputs, features: int) -> dict[str, str]:
     for key, text in info.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise ValueError(f"info must map text to text, got {key!r}: {text!r}: write it with str() or json.dumps")
-    shape = ",".join(str(side) for side in example.shape[1:])
-    return {**info, "hardneg": hardneg.__version__, "shape": shape, "features": str(features)}
+    return {**info, "hardneg": hardneg.__version__, "shape": inputs.shape(), "features": str(features)}
 
 
-def _place(file: Path, format: str) -> Path:
+def _with_suffix(file: Path, format: str) -> Path:
     suffix = SUFFIXES[format]
     if file.suffix == "":
         return file.with_name(file.name + suffix)
     if file.suffix != suffix:
-        raise ValueError(f"to={str(file)!r} must end in {suffix} for format={format!r}, or leave the suffix out")
+        raise ValueError(f"to={str(file)!r} must end in {suffix} for format={format!r}, or have no suffix")
     return file
 
 
@@ -307,17 +433,29 @@ def _format_of(file: Path) -> str:
     raise ValueError(f"file={str(file)!r} must end in one of {', '.join(SUFFIXES.values())}")
 
 
-def _pair(example: Tensor) -> Tensor:
-    return example.repeat(2, *([1] * (example.dim() - 1)))  # the tracer takes a batch of one for a constant
+def _check_parameters(encoder: nn.Module, inputs: _Inputs, format: str) -> None:
+    """Raise if inputs are passed through ``**kwargs``, which TorchScript and dynamic shapes of torch.export lack."""
+    if inputs.passing == "keywords":
+        named = inspect.signature(encoder.forward).parameters
+        unnamed = [name for name in inputs.tensors if name not in named]
+        if unnamed:
+            raise ValueError(
+                f"encoder.forward takes {', '.join(unnamed)} through **kwargs, which format={format!r} cannot hold: "
+                "name the inputs as parameters, or use format='onnx' or 'safetensors'"
+            )
 
 
-def _free_batch() -> tuple[dict[int, Any]]:
-    return ({0: torch.export.Dim("batch")},)
+def _dynamic_batch(module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The ``dynamic_shapes`` of torch.export that make the first dimension of every tensor dynamic."""
+    batch = torch.export.Dim("batch")
+    bound = inspect.signature(module.forward).bind(*positional, **keywords).arguments
+    shapes: dict[str, Any] = torch.utils._pytree.tree_map(lambda _: {0: batch}, dict(bound))
+    return shapes
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's notes on its own future, and on torchvision's operators, which no encoder here uses."""
+    """Suppress deprecation warnings of torch, and warnings of its ONNX exporter that no user can act on."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -325,6 +463,7 @@ def _quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", message=r".*axis name: batch will not be used")  # one name for all inputs
             yield
     finally:
         logger.setLevel(level)
@@ -332,11 +471,12 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _explained(format: str) -> Iterator[None]:
+    """Raise a ValueError that names the format and a remedy if tracing fails."""
     try:
         yield
-    except ImportError as error:  # torch asks more of onnxscript with each version
+    except ImportError as error:  # newer versions of torch need newer versions of onnxscript
         raise ImportError(f'this format needs newer packages ({error}): pip install -U "hardneg[export]"') from error
-    except Exception as error:  # whatever the tracer meets in the user's forward
+    except Exception as error:  # of any type, from the user's forward
         raise ValueError(
             f"the encoder cannot be written as format={format!r} ({_first_line(error)}): {_REMEDY}"
         ) from error
@@ -344,11 +484,3 @@ def _explained(format: str) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _required(module: str) -> ModuleType:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise ImportError(f'this format needs {package} ({error}): pip install "hardneg[export]"') from error

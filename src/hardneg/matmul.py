@@ -1,4 +1,4 @@
-"""Matrix products too large to hold at once, and exact whatever training has switched on."""
+"""Matrix products in blocks of rows, and in full precision under any training settings."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,13 +6,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-WITHOUT_FLOAT64 = {"mps"}  # kinds of devices that have no float64
-# Elements of the largest temporary (128 MiB in float32): large enough to fill an accelerator, small beside the data.
+WITHOUT_FLOAT64 = {"mps"}  # device types without float64
+# Elements of the largest temporary (128 MiB in float32): enough to use all of an accelerator.
 TILE = 1 << 25
 
 
 def row_blocks(rows: int, columns: int, size: int | None = None) -> list[slice]:
-    """Blocks of ``size`` rows, or by default as many as keep a temporary with these columns within a tile.
+    """Blocks of ``size`` rows, or by default of as many rows as fit into a tile with these columns.
 
     Examples:
         >>> row_blocks(5, 10, 3)
@@ -28,7 +28,7 @@ def precise_dtype(device: torch.device) -> torch.dtype:
 
 
 def where_precise(tensor: Tensor) -> Tensor:
-    """The tensor where float64 can be computed: where it is, or on the host if its device has no float64."""
+    """The tensor on its device, or on the host if its device has no float64."""
     return tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor
 
 
@@ -51,16 +51,16 @@ def largest_columns(scores: Tensor, k: int) -> Tensor:
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """No gradients, no autocast, and float32 matrix products in float32, whatever training has switched on."""
+    """Disable gradients, autocast and TF32: float32 matrix products are computed in float32."""
     matmul = torch.backends.cuda.matmul if device.type == "cuda" else getattr(torch.backends.mkldnn, "matmul", None)
-    # PyTorch 2.9 renamed the switch, and reading the old one raises once the new one was used.
-    switch, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
-    before = getattr(matmul, switch, None)
+    # PyTorch 2.9 renamed the setting, and reading the old one raises an error once the new one was set.
+    setting, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(matmul, setting, None)
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         if before is not None:
-            setattr(matmul, switch, exact)
+            setattr(matmul, setting, exact)
         try:
             yield
         finally:
             if before is not None:
-                setattr(matmul, switch, before)
+                setattr(matmul, setting, before)

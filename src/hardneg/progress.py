@@ -1,4 +1,4 @@
-"""A progress bar for work that has no trainer."""
+"""A progress bar for loops outside a trainer."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from hardneg.printable import printable
 
 
 def progress(steps: range, title: str) -> Iterator[int]:
-    """The steps, with a bar by rich where it is installed and a line on stderr where not; silent in a log file."""
+    """Iterate over the steps with a progress bar on stderr, by rich if installed; no bar if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield from steps
         return

@@ -1,6 +1,6 @@
-"""Randomness by counters: every draw is a function of a seed and of where training stands, never of what ran before.
+"""Counter-based randomness: every draw is a function of a seed and of counters such as the epoch and the step.
 
-A run that is resumed at any step therefore draws what the uninterrupted run would have drawn.
+A run that is resumed at any step therefore makes the same draws as an uninterrupted run.
 """
 
 import torch
@@ -10,7 +10,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*counters: int) -> int:
-    """A 63-bit number that depends on all counters and their order (the finaliser of SplitMix64 on each).
+    """A 63-bit number that depends on all counters and their order (the finalizer of SplitMix64 on each).
 
     Examples:
         >>> mix(0, 1) != mix(1, 0)
@@ -37,7 +37,7 @@ def generator(device: torch.device | str, *counters: int) -> torch.Generator:
 
 
 def integers(key: Tensor, rows: Tensor, columns: int) -> Tensor:
-    """Integers in [0, 2⁶²), (len(rows), columns), each a function of the key, of its row's number and of its column.
+    """Integers in [0, 2⁶²), (len(rows), columns), each a function of the key, the row number and the column.
 
     key: (2,) int64, a seed and a counter · rows: (R,) int64. The same on every device and inside compiled graphs.
 
@@ -47,15 +47,15 @@ def integers(key: Tensor, rows: Tensor, columns: int) -> Tensor:
         True
     """
     column = torch.arange(columns, device=rows.device)
-    state = _finalised(_finalised(key[0] + _GOLDEN) + key[1])  # ()
-    state = _finalised(state + rows[:, None])  # (R, 1)
-    return _finalised(state + column) >> 2 & ((1 << 62) - 1)
+    state = _finalize(_finalize(key[0] + _GOLDEN) + key[1])  # ()
+    state = _finalize(state + rows[:, None])  # (R, 1)
+    return _finalize(state + column) >> 2 & ((1 << 62) - 1)
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # int64 arithmetic wraps around: these are SplitMix64's unsigned constants
 
 
-def _finalised(state: Tensor) -> Tensor:
+def _finalize(state: Tensor) -> Tensor:
     """SplitMix64's next output, on int64 tensors."""
     state = state + _GOLDEN
     state = (state ^ _shifted(state, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
@@ -64,4 +64,4 @@ def _finalised(state: Tensor) -> Tensor:
 
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
-    return (state >> bits) & ((1 << (64 - bits)) - 1)  # as unsigned numbers: zeros come in
+    return (state >> bits) & ((1 << (64 - bits)) - 1)  # a logical shift: int64 would fill with the sign bit

@@ -90,7 +90,7 @@ def test_metrics_that_need_more_labels_are_left_out() -> None:
     assert set(evaluate_features(features, labels, features, labels)) == {"knn", "nearest", "few_1"}
     twice = (torch.cat([features] * 2), torch.cat([labels] * 2))  # two per class: none can be held out for the penalty
     assert "linear" not in evaluate_features(*twice, features, labels)
-    with pytest.raises(ValueError, match="the train set has 0 labelled samples and the test set 4: both need"):
+    with pytest.raises(ValueError, match="the train set has 0 labeled samples and the test set 4: both need"):
         evaluate_features(features[:0], labels[:0], features, labels)
 
 

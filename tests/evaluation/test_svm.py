@@ -113,8 +113,8 @@ def test_unknown_labels_are_left_out() -> None:
     features, labels = iris()
     more = torch.cat([features, torch.full((5, 4), 1e6, dtype=features.dtype)])
     unknown = torch.cat([labels, torch.full((5,), -1)])
-    whole, known = svm_accuracy(more, unknown, folds=5), svm_accuracy(features, labels, folds=5)
-    assert (whole.accuracies == known.accuracies).all()
+    with_unknown, without = svm_accuracy(more, unknown, folds=5), svm_accuracy(features, labels, folds=5)
+    assert (with_unknown.accuracies == without.accuracies).all()
 
 
 def test_folds_without_convergence_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

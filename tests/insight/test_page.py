@@ -187,9 +187,9 @@ def test_labels_of_charts_do_not_overlap_and_are_not_cut_off(page: Any, width: i
         const outer = plot.getBoundingClientRect();
         const texts = [...plot.querySelectorAll("text")].map((t) => [t.textContent, t.getBoundingClientRect()]);
         const cut = texts.filter(([, box]) => box.left < outer.left - 1 || box.right > outer.right + 1);
-        const meet = texts.filter(([, a], i) => texts.slice(i + 1).some(([, b]) =>
+        const overlapping = texts.filter(([, a], i) => texts.slice(i + 1).some(([, b]) =>
             a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3));
-        return [...cut, ...meet].map(([words]) => plot.getAttribute("aria-label").slice(0, 30) + ": " + words);
+        return [...cut, ...overlapping].map(([words]) => plot.getAttribute("aria-label").slice(0, 30) + ": " + words);
     })""")
     assert faults == []
 

@@ -1,4 +1,4 @@
-"""Finite input never gives NaN or inf; anchors with nothing to compare contribute exactly nothing."""
+"""Finite input never gives NaN or inf; anchors without candidates or positives contribute exactly nothing."""
 
 import pytest
 import torch
@@ -112,7 +112,7 @@ def test_any_finite_embedding_gives_a_finite_loss_and_gradient(
     prior: float,
     temperature: float,
 ) -> None:
-    # Entries from a list with all magnitudes that 16-bit floats hold well, zeros and repeats.
+    # Entries of all magnitudes that 16-bit floats represent well, with zeros and repeats.
     number = st.sampled_from([0.0, 1.0, -1.0, 0.5, 3.0, -2.0, 1e-2, 1e3, -1e3])
     flat = entries.draw(st.lists(number, min_size=2 * rows * dim, max_size=2 * rows * dim))
     z1, z2 = torch.tensor(flat, dtype=dtype).reshape(2, rows, dim)
@@ -133,7 +133,7 @@ def test_a_zero_vector_stays_zero_and_gets_no_gradient(backend: str) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"positive_in_denominator": False}, {"class_prior": 0.1}, {"in_batch": "other"}]
 )
-def test_a_single_row_has_nothing_to_compare(backend: str, options: dict[str, object]) -> None:
+def test_a_single_row_has_zero_loss_and_gradient(backend: str, options: dict[str, object]) -> None:
     value, grad1, grad2 = run(hn.InfoNCE(backend=backend, **options), *torch.randn(2, 1, 4), torch.zeros(1).long())  # type: ignore[arg-type]
     assert value == 0
     assert (grad1 == 0).all()
@@ -142,7 +142,7 @@ def test_a_single_row_has_nothing_to_compare(backend: str, options: dict[str, ob
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("preset", [hn.scl, hn.hscl, hn.supcon])
-def test_one_class_only_leaves_no_negatives(backend: str, preset: object) -> None:
+def test_a_batch_of_one_class_has_no_negatives(backend: str, preset: object) -> None:
     loss = preset(backend=backend)  # type: ignore[operator]
     value, grad1, grad2 = run(loss, *torch.randn(2, 6, 4), torch.zeros(6).long())
     assert value == 0
@@ -152,7 +152,7 @@ def test_one_class_only_leaves_no_negatives(backend: str, preset: object) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_anchor_without_negatives_leaves_the_mean(backend: str) -> None:
+def test_an_anchor_without_negatives_is_not_averaged(backend: str) -> None:
     z1, z2, negatives = torch.randn(4, 3), torch.randn(4, 3), torch.randn(5, 3)
     mask = torch.ones(4, 5, dtype=torch.bool)
     mask[1] = False
@@ -169,9 +169,9 @@ def test_an_anchor_without_negatives_leaves_the_mean(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_anchor_without_positives_leaves_the_mean(backend: str) -> None:
+def test_an_anchor_without_positives_is_not_averaged(backend: str) -> None:
     z = torch.randn(5, 4, requires_grad=True)
-    labels = torch.tensor([0, 0, 1, 1, 2])  # the last has no partner
+    labels = torch.tensor([0, 0, 1, 1, 2])  # the last has no positive
     losses = hn.scl(backend=backend, reduction="none")(z, labels=labels)
     mean = hn.scl(backend=backend)(z, labels=labels)
     assert losses[4] == 0
@@ -192,7 +192,7 @@ def test_an_anchor_without_positives_leaves_the_mean(backend: str) -> None:
         ("in_denominator", False),
     ],
 )
-def test_every_way_of_combining_positives_survives_lonely_anchors(
+def test_every_way_of_combining_positives_is_finite_for_anchors_without_positives(
     backend: str, combine: str, average: str, decoupled: bool
 ) -> None:
     z = torch.randn(5, 4, requires_grad=True)
@@ -212,7 +212,7 @@ def test_every_way_of_combining_positives_survives_lonely_anchors(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_floored_anchor_sends_no_gradient_to_its_negatives(backend: str) -> None:
+def test_the_negatives_of_a_floored_anchor_get_no_gradient(backend: str) -> None:
     z1 = torch.eye(4, 8)
     z2 = z1.clone()
     negatives = -torch.eye(4, 8).roll(1, 0).requires_grad_()
@@ -223,7 +223,7 @@ def test_a_floored_anchor_sends_no_gradient_to_its_negatives(backend: str) -> No
     assert loss.diagnostics()["floored"] == 4
 
 
-def test_the_floor_warning_comes_once(recwarn: pytest.WarningsRecorder) -> None:
+def test_the_warning_about_floored_anchors_is_given_once(recwarn: pytest.WarningsRecorder) -> None:
     z = torch.eye(6, 8)
     loss = hn.debiased(0.5, temperature=0.05)
     for _ in range(3):
@@ -231,12 +231,12 @@ def test_the_floor_warning_comes_once(recwarn: pytest.WarningsRecorder) -> None:
     assert len([w for w in recwarn if "floored" in str(w.message)]) == 1
 
 
-def test_unnormalised_scores_that_would_overflow_are_refused() -> None:
+def test_unnormalized_scores_that_would_overflow_raise() -> None:
     with pytest.raises(ValueError, match="too large for normalize=False"):
         hn.InfoNCE(normalize=False)(torch.full((4, 3), 1e20), torch.full((4, 3), 1e20))
 
 
-def test_positives_that_would_overflow_are_refused_too() -> None:
+def test_positives_that_would_overflow_raise() -> None:
     loss = hn.InfoNCE(in_batch=None, normalize=False)
     with pytest.raises(ValueError, match="too large for normalize=False"):
         loss(torch.full((2, 3), 1e10), torch.full((2, 3), 1e30), negatives=torch.full((4, 3), 1e-10))
@@ -269,7 +269,7 @@ def test_an_empty_queue_gives_zero(name: str, options: dict[str, object]) -> Non
     assert loss.diagnostics()["without_candidates"] == 6
 
 
-def test_weights_of_tiny_unnormalised_scores_stay_finite() -> None:
+def test_weights_of_tiny_unnormalized_scores_are_finite() -> None:
     loss = hn.InfoNCE(in_batch=None, normalize=False, weight_range=2.0, hardening=hn.Exponential(1.0), class_prior=0.1)
     z1, z2, negatives = torch.randn(6, 4), torch.randn(6, 4), torch.randn(5, 4)
     for tiny in (1e-12, 1e-39):
@@ -277,7 +277,7 @@ def test_weights_of_tiny_unnormalised_scores_stay_finite() -> None:
         assert_close(loss(z1, z2, negatives=tiny * negatives).double(), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_float16_rows_too_short_for_a_finite_gradient_count_as_zero() -> None:
+def test_float16_rows_too_short_for_a_finite_gradient_are_treated_as_zero() -> None:
     z1, z2 = torch.randn(2, 6, 4)
     z1 = (z1 * 1e-6).half().requires_grad_()
     hn.simclr()(z1, z2.half()).backward()

@@ -1,4 +1,4 @@
-"""Bad input raises ValueError naming the argument, the value given and the remedy."""
+"""Bad input raises ValueError naming the argument, the value given and the fix."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +48,7 @@ INF = torch.tensor([[float("inf"), 0, 0]] + [[1.0, 0, 0]] * 3)
         ({"combine_positives": "in_denominator", "positive_in_denominator": False}, r"contradicts"),
     ],
 )
-def test_settings_are_refused_at_construction(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise_at_construction(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         hn.InfoNCE(**options)
 
@@ -83,7 +83,9 @@ def test_settings_are_refused_at_construction(options: dict[str, Any], message: 
         (lambda: hn.simclr().set_progress(1.5), r"fraction must be in \[0, 1\], got 1.5"),
     ],
 )
-def test_parts_are_refused_at_construction(make: Callable[[], object], message: str) -> None:
+def test_invalid_hardenings_schedules_and_presets_raise_at_construction(
+    make: Callable[[], object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -135,7 +137,7 @@ def test_parts_are_refused_at_construction(make: Callable[[], object], message: 
         ({"in_batch": "other", "symmetric": True}, {"z1": Z, "z2": Z[:, None]}, r"symmetric=True needs z2 of shape"),
     ],
 )
-def test_arguments_are_refused_at_the_call(
+def test_invalid_arguments_raise_at_the_call(
     options: dict[str, Any], arguments: dict[str, Any], message: str, backend: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -151,12 +153,12 @@ def test_arguments_are_refused_at_the_call(
         (lambda s: 1.0, r"fn must return a tensor"),
     ],
 )
-def test_a_custom_weight_that_is_no_weight_is_refused(fn: Callable[[torch.Tensor], Any], message: str) -> None:
+def test_a_custom_function_that_returns_no_weights_raises(fn: Callable[[torch.Tensor], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         hn.InfoNCE(hardening=hn.Custom(fn))(Z, Z.flip(0))
 
 
-def test_diagnostics_before_any_call_say_so() -> None:
+def test_diagnostics_before_any_call_raise() -> None:
     with pytest.raises(RuntimeError, match="call the loss first"):
         hn.simclr().diagnostics()
 

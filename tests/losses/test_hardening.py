@@ -28,12 +28,12 @@ def kept(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_threshold_keeps_what_reaches_it(backend: str) -> None:
+def test_threshold_keeps_scores_at_or_above_it(backend: str) -> None:
     assert kept(hn.Threshold(1.0), [-0.1, 0.0, 0.2, -3.0], 0.0, backend) == [1, 2]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_below_positive_keeps_what_does_not_reach_the_positive(backend: str) -> None:
+def test_below_positive_keeps_scores_up_to_the_limit(backend: str) -> None:
     scores = [0.4, 0.95, 1.0, 1.1]
     assert kept(hn.BelowPositive(), scores, 1.0, backend) == [0, 1, 2]
     assert kept(hn.BelowPositive(margin=0.5), scores, 1.0, backend) == [0]
@@ -68,13 +68,13 @@ def test_ring_keeps_the_ranks_of_its_definition(scores: list[int], lower: float,
 
 def test_custom_log_weights_do_not_overflow_where_weights_would() -> None:
     z1, z2 = torch.randn(2, 6, 4, dtype=torch.float64)
-    steep = hn.InfoNCE(hardening=hn.Custom(lambda s: 1000 * s, log=True))(z1, z2)
-    assert_close(steep, hn.InfoNCE(hardening=hn.Exponential(1000.0))(z1, z2))
+    found = hn.InfoNCE(hardening=hn.Custom(lambda s: 1000 * s, log=True))(z1, z2)
+    assert_close(found, hn.InfoNCE(hardening=hn.Exponential(1000.0))(z1, z2))
 
 
 @dataclass(frozen=True)
 class Above(hn.Hardening):
-    """A hardening of a user's own, in a few lines: keeps what scores above the positive."""
+    """A user-defined hardening: keeps candidates that score above the positive."""
 
     needs_positive = True
 
@@ -83,13 +83,13 @@ class Above(hn.Hardening):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_hardening_of_ones_own_runs_in_every_kernel(backend: str) -> None:
+def test_a_user_defined_hardening_runs_in_every_kernel(backend: str) -> None:
     assert kept(Above(), [0.4, 1.0, 1.1], 1.0, backend) == [1, 2]
     assert kept((Above(), hn.Exponential(1.0), hn.Ring(0.0, 0.7)), [0.4, 1.0, 1.1], 1.0, backend) == [1]
 
 
-class Steep(hn.Hardening):
-    """General weights of a user's own, not even a dataclass."""
+class LinearLogWeight(hn.Hardening):
+    """User-defined general weights, not a dataclass."""
 
     def __init__(self, slope: hn.Schedule | float) -> None:
         self.slope = slope
@@ -98,22 +98,22 @@ class Steep(hn.Hardening):
         return self.slope * scores  # type: ignore[operator]
 
 
-def test_general_weights_of_ones_own_are_heard_and_scheduled() -> None:
+def test_user_defined_general_weights_are_applied_and_scheduled() -> None:
     z1, z2 = torch.randn(2, 6, 4)
-    assert_close(hn.InfoNCE(hardening=Steep(3.0))(z1, z2), hn.InfoNCE(hardening=hn.Exponential(3.0))(z1, z2))
-    loss = hn.InfoNCE(hardening=Steep(hn.Linear(1.0, 3.0)))
+    assert_close(hn.InfoNCE(hardening=LinearLogWeight(3.0))(z1, z2), hn.InfoNCE(hardening=hn.Exponential(3.0))(z1, z2))
+    loss = hn.InfoNCE(hardening=LinearLogWeight(hn.Linear(1.0, 3.0)))
     loss.load_state_dict(loss.state_dict())
     loss.set_progress(1.0)
     assert_close(loss(z1, z2), hn.InfoNCE(hardening=hn.Exponential(3.0))(z1, z2))
     with pytest.raises(ValueError, match="at most one tilt"):
-        hn.InfoNCE(hardening=(Steep(1.0), hn.Exponential(1.0)))
+        hn.InfoNCE(hardening=(LinearLogWeight(1.0), hn.Exponential(1.0)))
 
 
-def test_custom_weights_see_eligible_scores_only() -> None:
-    # At the anchor itself the weight would overflow, and the second one's slope is infinite.
+def test_custom_weights_are_computed_for_eligible_scores_only() -> None:
+    # At the score of the anchor with itself the first weight overflows, and the second has an infinite derivative.
     z1, z2 = torch.eye(4, 8), torch.eye(4, 8).roll(4, 1)
-    steep = hn.InfoNCE(temperature=0.05, hardening=hn.Custom(lambda s: (5 * s).exp()))
-    assert_close(steep(z1, z2), hn.InfoNCE(temperature=0.05, hardening=hn.Exponential(5.0))(z1, z2))
+    loss = hn.InfoNCE(temperature=0.05, hardening=hn.Custom(lambda s: (5 * s).exp()))
+    assert_close(loss(z1, z2), hn.InfoNCE(temperature=0.05, hardening=hn.Exponential(5.0))(z1, z2))
     z1 = torch.randn(64, 8, requires_grad=True)
     z2 = z1.detach() + 0.1 * torch.randn(64, 8)
     hn.InfoNCE(temperature=1.0, hardening=hn.Custom(lambda s: 2 - (1 - s).clamp(min=0).sqrt()))(z1, z2).backward()

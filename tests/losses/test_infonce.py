@@ -16,7 +16,7 @@ from torch.testing import assert_close
 BACKENDS = ("reference", "tiled")
 pytestmark = pytest.mark.filterwarnings("ignore:.*anchors are floored")
 HEALTH = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-# Of the examples of a test, the least share to which each setting matters (`Case.matters`).
+# The minimum share of a test's examples for which each setting matters (`Case.matters`).
 SHARES = {
     "valid": 0.9, "beta": 0.2, "class_prior": 0.3, "unfloored": 0.3, "floored": 0.06, "debias": 0.05, "rings": 0.18,
     "tau_threshold": 0.1, "below": 0.1, "weight_range": 0.06, "negatives": 0.4, "exclude": 0.08, "negative_mask": 0.1,
@@ -31,12 +31,12 @@ def backends(case: Case) -> tuple[str, ...]:
 
 
 def least(examples: int, **more: float) -> dict[str, int]:
-    """How many of these examples each setting must matter to."""
+    """The minimum number of examples for which each setting must matter."""
     return {name: int(share * examples) for name, share in (SHARES | more).items()}
 
 
 def described(truth: oracle.Result) -> dict[str, float]:
-    """What `InfoNCE.diagnostics` should say."""
+    """What `InfoNCE.diagnostics` should return."""
 
     def mean(numbers: list[float]) -> float:
         return sum(numbers) / len(numbers) if numbers else 0.0
@@ -73,7 +73,7 @@ def check(case: Case, truth: oracle.Result) -> None:
 
 
 @pytest.mark.parametrize("integer", [False, True], ids=["any", "ties"])
-def test_any_settings_agree_with_the_loops(integer: bool) -> None:
+def test_any_combination_of_settings_agrees_with_the_loops(integer: bool) -> None:
     reached: Counter[str] = Counter()
 
     @settings(max_examples=300, deadline=None, suppress_health_check=HEALTH)
@@ -103,7 +103,7 @@ def test_kernels_agree_in_value_and_gradient() -> None:
     check_reached(reached, least(200, valid=0.75))
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_agree_with_finite_differences() -> None:
     reached: Counter[str] = Counter()
 
     @settings(max_examples=100, deadline=None, suppress_health_check=HEALTH)
@@ -134,7 +134,7 @@ def value_and_gradients(case: Case, backend: str) -> list[Tensor]:
 
 
 def differences(case: Case, truth: oracle.Result) -> list[Tensor]:
-    """The gradient by each embedding: central differences of the loops, what carries no gradient held constant."""
+    """The gradient by each embedding: central differences of the loops, with constants where there is no gradient."""
     gradients = []
     for name, tensor in case.arguments.items():
         if not tensor.is_floating_point():
@@ -152,7 +152,7 @@ def differences(case: Case, truth: oracle.Result) -> list[Tensor]:
 
 
 def has_corner(case: Case, truth: oracle.Result) -> bool:
-    """Is a jump or corner of the loss within reach of a finite difference? Bands and floors have them."""
+    """Is the loss not smooth within the step of a finite difference? Bands and floors make it so."""
     steps = torch.Generator().manual_seed(0)
     for _ in range(24):
         moved = dict(case.arguments)

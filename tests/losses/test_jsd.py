@@ -1,4 +1,4 @@
-"""JSD is the sum that METHODS section 5 writes, however it is tiled; published=True is what the published code adds."""
+"""JSD is the formula of METHODS section 5 for any tiling; published=True is that of the published code."""
 
 import copy
 import math
@@ -61,7 +61,7 @@ def loop(
 
 
 def published_loop(nodes: Tensor, graphs: Tensor, batch: Tensor, beta: float) -> float:
-    """What the published code adds up: all pairs, the masked ones with score 0, τ⁺ = 1/2."""
+    """The sum of the published code: all pairs, the masked ones with score 0, τ⁺ = 1/2."""
     count, total = len(graphs), 0.0
     scores = (nodes.double() @ graphs.double().T).tolist()
     for own, row in zip(batch.tolist(), scores, strict=True):
@@ -93,7 +93,7 @@ def problem(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 10.0])
 @pytest.mark.parametrize("prior", [0.0, 0.1])
 @pytest.mark.parametrize("reach", [2.0, None])
-def test_loss_is_that_of_the_loop(supervision: str, beta: float, prior: float, reach: float | None) -> None:
+def test_the_loss_agrees_with_a_loop(supervision: str, beta: float, prior: float, reach: float | None) -> None:
     nodes, graphs, batch, labels = problem()
     given = None if supervision == "none" else labels
     loss = JSD(beta, prior, weight_range=reach, supervision=supervision)(nodes, graphs, batch, given)
@@ -102,7 +102,7 @@ def test_loss_is_that_of_the_loop(supervision: str, beta: float, prior: float, r
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 10.0])
-def test_published_is_what_the_published_code_adds_up(beta: float) -> None:
+def test_the_published_form_agrees_with_the_published_code(beta: float) -> None:
     nodes, graphs, batch, _ = problem(1)
     loss = JSD(beta, published=True)(nodes, graphs, batch)
     assert_close(loss, torch.tensor(published_loop(nodes, graphs, batch, beta), dtype=torch.float64))
@@ -122,7 +122,7 @@ def test_tiling_changes_neither_loss_nor_gradient(options: dict[str, bool], tile
 
 
 class Largest(TorchDispatchMode):
-    """Notes the most elements that any tensor had that an operation made."""
+    """Records the number of elements of the largest tensor that an operation returned."""
 
     elements = 0
 
@@ -140,15 +140,13 @@ def test_no_tensor_grows_with_nodes_times_graphs(options: dict[str, Any]) -> Non
     batch = torch.arange(3000) % 50
     with Largest() as mode:
         JSD(2.0, tile=100, **options)(nodes, graphs, batch).backward()
-    assert mode.elements <= 3000 * 2  # what comes in; all scores would be 150,000
+    assert mode.elements <= 3000 * 2  # the inputs; all scores would be 150,000
 
 
 @pytest.mark.parametrize("tile", [None, 4])
 @pytest.mark.parametrize("options", [{}, {"beta": 3.0, "class_prior": 0.0}, {"beta": 3.0, "class_prior": 0.2}])
 @pytest.mark.parametrize("supervision", ["none", "full"])
-def test_gradients_are_those_of_finite_differences(
-    tile: int | None, options: dict[str, float], supervision: str
-) -> None:
+def test_gradients_agree_with_finite_differences(tile: int | None, options: dict[str, float], supervision: str) -> None:
     nodes, graphs, batch, labels = problem(3)
     # A range would hold the largest score constant, which differences do not.
     loss = JSD(**options, weight_range=None, supervision=supervision, tile=tile)
@@ -160,7 +158,7 @@ def test_gradients_are_those_of_finite_differences(
 @pytest.mark.parametrize("supervision", SUPERVISION)
 @pytest.mark.parametrize("prior", [0.0, 0.2])
 @pytest.mark.parametrize("through", [True, False])
-def test_gradients_are_those_of_autograd_on_masked_matrices(supervision: str, prior: float, through: bool) -> None:
+def test_gradients_agree_with_autograd_on_masked_matrices(supervision: str, prior: float, through: bool) -> None:
     nodes, graphs, batch, labels = problem(15)
     leaves = nodes.requires_grad_(), graphs.requires_grad_()
     upstream = torch.rand(13, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -185,13 +183,13 @@ def test_gradients_are_those_of_autograd_on_masked_matrices(supervision: str, pr
     assert_close(found, torch.autograd.grad((plain * upstream).sum(), leaves))
 
 
-def test_the_published_gradient_goes_through_the_largest_score() -> None:
+def test_the_published_gradient_includes_the_largest_score() -> None:
     nodes, graphs, batch, _ = problem(4)
     loss = JSD(2.0, published=True)
     assert torch.autograd.gradcheck(lambda n, g: loss(n, g, batch), (nodes.requires_grad_(), graphs.requires_grad_()))
 
 
-def test_the_largest_score_is_held_constant() -> None:
+def test_the_largest_score_is_a_constant_in_the_gradient() -> None:
     nodes, graphs, batch, _ = problem(5)
     scores = nodes @ graphs.T
     largest = float(scores.abs().masked_fill(torch.nn.functional.one_hot(batch, 5).bool(), 0).max())
@@ -203,7 +201,7 @@ def test_the_largest_score_is_held_constant() -> None:
     assert_close(gradients[0], gradients[1])
 
 
-def test_a_strong_tilt_sees_the_hardest_graph_alone() -> None:
+def test_a_large_tilt_is_the_hardest_graph() -> None:
     nodes, graphs, batch, _ = problem(6)
     scores = nodes @ graphs.T
     own = scores.gather(1, batch[:, None])[:, 0]
@@ -218,7 +216,7 @@ def test_a_tilt_raises_the_loss_and_the_published_one_lowers_it() -> None:
     losses = [float(JSD(beta)(nodes, graphs, batch)) for beta in (0.0, 1.0, 2.0, 10.0)]
     assert losses == sorted(losses)
     weighted = [float(JSD(beta, published=True)(nodes, graphs, batch)) for beta in (1.0, 2.0, 10.0)]
-    assert weighted == sorted(weighted, reverse=True)  # it favours the easiest
+    assert weighted == sorted(weighted, reverse=True)  # it has the largest weights on the easiest graphs
 
 
 def test_embeddings_overwritten_before_the_backward_pass_raise() -> None:
@@ -238,11 +236,11 @@ def test_weights_without_gradient_are_constants() -> None:
     scores = nodes.detach() @ graphs.T
     own = torch.nn.functional.one_hot(batch, 5).bool()
     weights = (3 * scores).masked_fill(own, -torch.inf).softmax(dim=1)
-    pull = torch.where(own, -torch.sigmoid(-scores), weights * torch.sigmoid(scores))
-    assert_close(nodes.grad, pull @ graphs / len(nodes))
+    derivative = torch.where(own, -torch.sigmoid(-scores), weights * torch.sigmoid(scores))
+    assert_close(nodes.grad, derivative @ graphs / len(nodes))
 
 
-def test_full_supervision_is_none_when_all_labels_are_unknown_or_different() -> None:
+def test_supervision_has_no_effect_if_all_labels_are_unknown_or_different() -> None:
     nodes, graphs, batch, _ = problem(9)
     plain = JSD(1.0, 0.1)(nodes, graphs, batch)
     for labels in (torch.full((5,), -1), torch.arange(5)):
@@ -263,11 +261,11 @@ def test_a_batch_of_one_graph_contributes_nothing(published: bool) -> None:
     assert loss.diagnostics()["without_candidates"] == 4
 
 
-def test_nodes_without_a_graph_of_another_label_leave_the_mean() -> None:
+def test_nodes_without_a_graph_of_another_label_are_not_averaged() -> None:
     nodes, graphs, batch, _ = problem(10)
     labels = torch.zeros(5, dtype=torch.int64)
     assert JSD(supervision="negatives")(nodes, graphs, batch, labels).item() == 0
-    labels[3] = 1  # now everybody has one
+    labels[3] = 1  # now each node has one
     losses = JSD(supervision="negatives", reduction="none")(nodes, graphs, batch, labels)
     assert_close(JSD(supervision="negatives")(nodes, graphs, batch, labels), losses.mean())
     assert_close(JSD(supervision="negatives", reduction="sum")(nodes, graphs, batch, labels), losses.sum())
@@ -283,10 +281,10 @@ def test_nodes_without_a_graph_of_another_label_leave_the_mean() -> None:
     equal=st.booleans(),
     supervision=st.sampled_from(SUPERVISION),
 )
-@example([1], 1.0, 1e3, 0.5, False, None, False, "none")  # positives without a negative that gives a scale
-@example([3, 4, 4], 0.0, 1e30, 0.0, True, None, False, "none")  # nothing but zeros
+@example([1], 1.0, 1e3, 0.5, False, None, False, "none")  # positives without a negative to scale by
+@example([3, 4, 4], 0.0, 1e30, 0.0, True, None, False, "none")  # zeros only
 @example([2, 2, 1], 1e15, 1e30, 0.5, False, None, False, "full")
-def test_degenerate_batches_are_never_nan(
+def test_degenerate_batches_are_finite(
     sizes: list[int],
     scale: float,
     beta: float,
@@ -325,7 +323,7 @@ def test_schedules_move_and_are_saved() -> None:
         copy.deepcopy(loss).diagnostics()
 
 
-def test_diagnostics_count_what_the_loop_counts() -> None:
+def test_diagnostics_agree_with_matrices() -> None:
     nodes, graphs, batch, _ = problem(12)
     loss = JSD(5.0, weight_range=None, tile=4)
     loss(nodes, graphs, batch)
@@ -344,7 +342,7 @@ def test_diagnostics_count_what_the_loop_counts() -> None:
     "options", [{}, {"beta": 3.0, "class_prior": 0.2}, {"supervision": "negatives"}, {"beta": 1.0, "published": True}]
 )
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_node_that_stands_for_three_counts_as_three(options: dict[str, Any], reduction: str) -> None:
+def test_counts_are_the_same_as_repeated_nodes(options: dict[str, Any], reduction: str) -> None:
     nodes, graphs, batch, labels = problem(13)
     counts = torch.arange(13) % 3 + 1
     known = labels if "supervision" in options else None
@@ -357,7 +355,7 @@ def test_a_node_that_stands_for_three_counts_as_three(options: dict[str, Any], r
     assert_close(alone, JSD(**options, reduction="none")(nodes, graphs, batch, known))
 
 
-def test_a_class_prior_can_take_the_second_term_below_zero_and_says_so() -> None:
+def test_diagnostics_count_nodes_whose_second_term_is_negative() -> None:
     graphs = 3 * torch.eye(2)
     loss = JSD(class_prior=0.5)
     loss(graphs, graphs, torch.arange(2))
@@ -374,7 +372,7 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     assert_close(loss, JSD(2.0)(nodes.float(), graphs.float(), batch))
 
 
-def test_bad_settings_name_the_argument() -> None:
+def test_invalid_settings_raise_with_the_name_of_the_argument() -> None:
     for options, message in (
         ({"beta": -1.0}, "beta must be"),
         ({"class_prior": 1.0}, "class_prior must be"),
@@ -389,7 +387,7 @@ def test_bad_settings_name_the_argument() -> None:
             JSD(**options)
 
 
-def test_bad_inputs_name_the_argument() -> None:
+def test_invalid_inputs_raise_with_the_name_of_the_argument() -> None:
     nodes, graphs, batch, labels = problem()
     for arguments, message in (
         ((nodes[:0], graphs, batch[:0]), "nodes must have shape"),

@@ -1,4 +1,4 @@
-"""Where the one objective must meet something known: other losses, closed forms, limits."""
+"""The objective where its value is known: other losses, closed forms, limits."""
 
 import math
 
@@ -127,7 +127,7 @@ def test_exact_debiasing_recovers_the_true_negatives_mean_where_hcl_does_not() -
     prior, beta = 0.25, 1.0
     same, different = torch.tensor([0.2, 0.9, 1.4]), torch.tensor([-0.8, -0.5, -0.1, 0.0, 0.3, 0.5, 0.6, 0.7, 0.1])
     same, different = same.double(), different.double()
-    candidates = torch.cat([same, different])[:, None]  # one dimension, unnormalised: the score is the entry itself
+    candidates = torch.cat([same, different])[:, None]  # one dimension, unnormalized: the score is the entry itself
     anchor, positives = torch.ones(1, 1, dtype=torch.float64), same[None, :, None]
     weight = (beta * different).exp()
     truth = (weight * different.exp()).sum() / weight.sum()

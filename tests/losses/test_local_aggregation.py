@@ -1,4 +1,4 @@
-"""Local aggregation is the paper's formula, or the published code's, however the bank is stored and tiled."""
+"""Local aggregation is the paper's formula, or the published code's, for any dtype, device and tiling of the bank."""
 
 import copy
 import math
@@ -65,28 +65,28 @@ def assigned(table: list[list[int]]) -> Clusters:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("background", [1, 2, 10, 39, 40, 4096])
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
-def test_loss_and_gradient_are_those_of_the_loop(form: str, background: int, temperature: float) -> None:
+def test_loss_and_gradient_agree_with_a_loop(form: str, background: int, temperature: float) -> None:
     z, rows, idx, clusters = case()
-    ours, theirs = z.clone().requires_grad_(), z.clone().requires_grad_()
-    found = LocalAggregation(temperature, background, form=form, reduction="none")(ours, rows, idx, clusters)
-    expected = loop(theirs, rows, idx, clusters, temperature, background, form)
+    z_loss, z_loop = z.clone().requires_grad_(), z.clone().requires_grad_()
+    found = LocalAggregation(temperature, background, form=form, reduction="none")(z_loss, rows, idx, clusters)
+    expected = loop(z_loop, rows, idx, clusters, temperature, background, form)
     assert_close(found, expected)
     upstream = torch.linspace(-1, 2, len(z), dtype=torch.float64)
     found.backward(upstream)
     expected.backward(upstream)
-    assert_close(ours.grad, theirs.grad)
+    assert_close(z_loss.grad, z_loop.grad)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_gradient_is_that_of_finite_differences(form: str, reduction: str) -> None:
+def test_the_gradient_agrees_with_finite_differences(form: str, reduction: str) -> None:
     z, rows, idx, clusters = case()
     loss = LocalAggregation(0.2, 12, form=form, reduction=reduction)
     assert torch.autograd.gradcheck(lambda z: loss(z, rows, idx, clusters), z.requires_grad_())
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_learnt_temperature_has_its_gradient(form: str) -> None:
+def test_a_learnable_temperature_has_its_gradient(form: str) -> None:
     z, rows, idx, clusters = case()
     loss = LocalAggregation(hn.Learnable(0.2), 12, form=form).double()
     loss(z, rows, idx, clusters).backward()
@@ -115,22 +115,22 @@ def test_tiling_changes_nothing(form: str, tile: int, monkeypatch: pytest.Monkey
     results = []
     for tiles in (matmul.TILE, tile):
         monkeypatch.setattr(matmul, "TILE", tiles)
-        mine = z.clone().requires_grad_()
-        LocalAggregation(background=11, form=form)(mine, rows, idx, clusters).backward()
-        results.append(mine.grad)
+        anchors = z.clone().requires_grad_()
+        LocalAggregation(background=11, form=form)(anchors, rows, idx, clusters).backward()
+        results.append(anchors.grad)
     assert_close(results[0], results[1])
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_memory_is_that_of_the_neighbours(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_linear_in_the_background(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     z, rows, idx, clusters = case(size=2000, batch=50, k=200, repeats=1)
     clusters.members(idx)  # the lists are made once
     monkeypatch.setattr(matmul, "TILE", 1 << 12)
     z, rows = z.requires_grad_(), rows.to(dtype)
     with Largest(rows) as largest:
         LocalAggregation(background=100, form=form)(z, rows, idx, clusters).backward()
-    # Anchors against neighbours and a tile; against all rows it would be 100,000, and with copies of neighbours 40,000.
+    # Background and a tile; all rows would be 100,000, and copies of the background 40,000.
     assert largest.elements <= 50 * 100 + (1 << 12)
 
 
@@ -165,7 +165,7 @@ def test_one_cluster_with_all_rows_as_background_is_zero(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_own_row_is_in_both_sets_however_far(form: str) -> None:
+def test_the_own_row_is_in_both_sets_at_any_distance(form: str) -> None:
     rows = torch.tensor([[-1.0, 0.0], [1.0, 0.1], [1.0, -0.1], [0.9, 0.3]], dtype=torch.float64)
     z, idx = torch.tensor([[1.0, 0.0]], dtype=torch.float64, requires_grad=True), torch.tensor([0])
     clusters = assigned([[0, 1, 1, 1]])  # without the own row, the published intersection would be empty
@@ -189,11 +189,11 @@ def test_half_precision_is_computed_in_float32(form: str, dtype: torch.dtype) ->
     z, rows, idx, clusters = case()
     z, rows = z.to(dtype), rows.to(dtype)
     grads = []
-    for mine, bank in ((z.clone(), rows), (z.double(), rows.double())):
-        mine.requires_grad_()
-        loss = LocalAggregation(0.2, 12, form=form)(mine, bank, idx, clusters)
+    for anchors, bank in ((z.clone(), rows), (z.double(), rows.double())):
+        anchors.requires_grad_()
+        loss = LocalAggregation(0.2, 12, form=form)(anchors, bank, idx, clusters)
         loss.backward()
-        grads.append((loss.detach().double(), mine.grad))
+        grads.append((loss.detach().double(), anchors.grad))
     assert grads[0][0].item() == pytest.approx(grads[1][0].item(), rel=1e-5, abs=1e-6)
     assert_close(grads[0][1], grads[1][1].to(dtype))
     full = LocalAggregation(0.2, 12, form=form)(z.float(), rows, idx, clusters)
@@ -201,10 +201,10 @@ def test_half_precision_is_computed_in_float32(form: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_low_temperatures_stay_finite(form: str) -> None:
+def test_low_temperatures_are_finite(form: str) -> None:
     z, rows, idx, clusters = case()
-    mine = z.float().requires_grad_()
-    found = LocalAggregation(1e-3, 12, form=form, reduction="none")(mine, rows.float(), idx, clusters)
+    anchors = z.float().requires_grad_()
+    found = LocalAggregation(1e-3, 12, form=form, reduction="none")(anchors, rows.float(), idx, clusters)
     found.sum().backward()
     assert_close(
         found.double(),
@@ -212,12 +212,12 @@ def test_low_temperatures_stay_finite(form: str) -> None:
         rtol=1e-3,
         atol=1e-3,
     )
-    assert mine.grad is not None
-    assert mine.grad.isfinite().all()
+    assert anchors.grad is not None
+    assert anchors.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_autocast_does_not_reach_the_loss(form: str) -> None:
+def test_autocast_does_not_change_the_loss(form: str) -> None:
     z, rows, idx, clusters = case()
     loss = LocalAggregation(0.2, 12, form=form)
     expected = loss(z.float(), rows.float(), idx, clusters)
@@ -226,7 +226,7 @@ def test_autocast_does_not_reach_the_loss(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_zero_embedding_has_a_loss_of_counts_and_no_gradient(form: str) -> None:
+def test_a_zero_embedding_has_the_loss_of_equal_scores_and_no_gradient(form: str) -> None:
     _, rows, idx, clusters = case()
     z = torch.zeros(6, 8, dtype=torch.float64, requires_grad=True)
     found = LocalAggregation(0.2, 40, form=form, reduction="none")(z, rows, idx, clusters)
@@ -274,17 +274,17 @@ def test_training_with_it_contracts_the_clusters() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("on_host", [False, True])
-def test_an_accelerator_gives_what_the_cpu_gives(form: str, on_host: bool) -> None:
+def test_an_accelerator_agrees_with_the_cpu(form: str, on_host: bool) -> None:
     z, rows, idx, clusters = case()
     loss = LocalAggregation(0.2, 12, form=form)
     bank = MemoryBank(40, 8, dtype=torch.float64, on_host=on_host)
     grads = []
     for device in ("cpu", "cuda"):
-        bank, clusters, mine = bank.to(device), clusters.to(device), z.to(device).requires_grad_()
-        loss(mine, bank.rows, idx.to(device), clusters).backward()
-        assert mine.grad is not None
-        grads.append(mine.grad.cpu())
-        bank.update(idx.to(device), torch.zeros_like(mine))
+        bank, clusters, anchors = bank.to(device), clusters.to(device), z.to(device).requires_grad_()
+        loss(anchors, bank.rows, idx.to(device), clusters).backward()
+        assert anchors.grad is not None
+        grads.append(anchors.grad.cpu())
+        bank.update(idx.to(device), torch.zeros_like(anchors))
         assert_close(bank[idx.to(device)].cpu(), rows[idx])
     assert_close(grads[0], grads[1])
 
@@ -343,6 +343,6 @@ FITTED = Clusters(2, backend="torch").fit(ROWS)
         (lambda: LocalAggregation()(Z, ROWS.to("meta"), IDX, FITTED), "rows are on meta, but z on cpu"),
     ],
 )
-def test_errors_say_what_to_do(make: Any, message: str) -> None:
+def test_invalid_arguments_raise_with_the_fix(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()

@@ -29,7 +29,7 @@ def test_hardness_anneal_up_takes_the_same_values_in_reverse(changes: int) -> No
     assert up == pytest.approx(down[::-1])
 
 
-def test_ring_anneals_from_all_but_the_closest_to_the_papers_ring() -> None:
+def test_ring_nce_anneals_from_all_but_the_closest_to_the_papers_ring() -> None:
     loss = hn.ring_nce()
     for epoch, lower, upper in [(0, 0.0, 0.9), (50, 0.45, 0.945), (100, 0.9, 0.99), (300, 0.9, 0.99)]:
         loss.set_progress(epoch / 300)
@@ -55,7 +55,7 @@ def test_hscl_threshold_moves_as_equation_4() -> None:
     until=st.floats(0.01, 1),
     progress=st.floats(0, 1),
 )
-def test_linear_stays_between_its_ends(start: float, end: float, until: float, progress: float) -> None:
+def test_linear_is_between_its_ends(start: float, end: float, until: float, progress: float) -> None:
     between = hn.Linear(start, end, until).at(progress)
     assert min(start, end) - 1e-12 <= between <= max(start, end) + 1e-12
     assert hn.Linear(start, end, until).at(1.0) == end
@@ -81,7 +81,7 @@ def test_adaptive_moves_down_on_gain_up_on_loss_and_stays_in_range() -> None:
     assert share.at(0.0) == pytest.approx(0.15)
 
 
-def test_adaptive_on_the_loss_counts_a_fall_as_gain() -> None:
+def test_adaptive_with_lower_is_better_moves_down_when_the_loss_falls() -> None:
     share = hn.Adaptive(step=0.01, window=10, better="lower")
     for loss in (3.0, 2.5, 2.0):
         share.update(loss)
@@ -90,12 +90,12 @@ def test_adaptive_on_the_loss_counts_a_fall_as_gain() -> None:
 
 def test_adaptive_compares_with_the_mean_of_its_window_only() -> None:
     share = hn.Adaptive(window=2, step=0.1)
-    for reading in (100.0, 0.0, 0.0, 0.5):  # the 100 has left the window by the fourth
+    for reading in (100.0, 0.0, 0.0, 0.5):  # the 100 is outside the window by the fourth
         share.update(reading)
     assert share.at(0.0) == pytest.approx(0.9)  # up, up (clamped at 1), then down once
 
 
-def test_progress_and_adaptive_memory_survive_the_state_dict(tmp_path: object) -> None:
+def test_progress_and_adaptive_state_are_in_the_state_dict(tmp_path: object) -> None:
     share = hn.Adaptive()
     loss = hn.InfoNCE(hardening=hn.Ring(1 - share, 1 - 0.1 * share), temperature=hn.Learnable(0.2))
     for reading in (0.1, 0.3, 0.2, 0.4):
@@ -154,7 +154,7 @@ def test_a_schedule_moves_every_setting_that_takes_one(setting: str) -> None:
         lambda: hn.InfoNCE(hardening=hn.Ring(hn.Steps([0.1, 0.9, 0.1], [0.3, 0.6]), 0.5)),
     ],
 )
-def test_a_schedule_that_goes_wrong_in_the_middle_is_refused_there(loss: Callable[[], hn.InfoNCE]) -> None:
+def test_a_schedule_with_an_invalid_value_raises_when_it_is_reached(loss: Callable[[], hn.InfoNCE]) -> None:
     made = loss()
     with pytest.raises(ValueError, match="must be"):
         made.set_progress(0.5)
@@ -207,7 +207,7 @@ def test_the_repr_of_a_loss_shows_its_schedules() -> None:
     assert "Exponential(beta=Linear(start=0.0, end=2.0, until=1.0))" in repr(hn.hscl(beta=hn.Linear(0, 2)))
 
 
-def test_a_schedule_of_a_users_own_has_a_repr() -> None:
+def test_a_user_defined_schedule_has_a_repr() -> None:
     class Squared(hn.Schedule):
         def __init__(self, factor: float) -> None:
             self.factor = factor
@@ -215,9 +215,9 @@ def test_a_schedule_of_a_users_own_has_a_repr() -> None:
         def at(self, progress: float) -> float:
             return self.factor * progress**2
 
-    class Hidden(Squared):
+    class Renamed(Squared):
         def __init__(self, other: float) -> None:
             super().__init__(other)
 
     assert repr(1 - Squared(3.0)) == "(1.0 - Squared(factor=3.0))"
-    assert "Hidden object" in repr(Hidden(3.0))
+    assert "Renamed object" in repr(Renamed(3.0))

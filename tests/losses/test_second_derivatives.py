@@ -26,7 +26,7 @@ PRESETS = {
     "ring": (hn.InfoNCE(hardening=(hn.Ring(0.3, 0.9), hn.Exponential(0.5))), {}),
     "below positive": (hn.InfoNCE(hardening=hn.BelowPositive(), class_prior=0.01), {}),
     "drawn": (hn.InfoNCE(num_negatives=5), {}),
-    "unnormalised": (hn.InfoNCE(temperature=4.0, normalize=False, hardening=hn.Exponential(1.0)), {}),
+    "unnormalized": (hn.InfoNCE(temperature=4.0, normalize=False, hardening=hn.Exponential(1.0)), {}),
     "log of mean": (hn.InfoNCE(supervision="full", combine_positives="log_of_mean"), {"labels": LABELS}),
     "pairs": (hn.InfoNCE(supervision="full", average="pairs"), {"labels": LABELS}),
 }
@@ -83,7 +83,7 @@ def views(rows: int = 8, dim: int = 5) -> list[Tensor]:
 
 def assert_same_products(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     size = max(float(x.abs().amax()) for x in expected)
-    assert size > 1e-3  # a Hessian of zeros would prove nothing
+    assert size > 1e-3  # not a Hessian of zeros
     assert_close(list(found), list(expected), rtol=1e-5, atol=1e-6 * size)
 
 
@@ -91,7 +91,7 @@ def assert_same_products(found: Sequence[Tensor], expected: Sequence[Tensor]) ->
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
 @pytest.mark.parametrize("name", PRESETS)
-def test_second_derivatives_are_differences_of_the_gradient(name: str, backend: str, way: str) -> None:
+def test_second_derivatives_agree_with_differences_of_the_gradient(name: str, backend: str, way: str) -> None:
     loss, given = PRESETS[name]
     loss = loss.double()
     loss.backend = backend
@@ -107,7 +107,7 @@ def test_second_derivatives_are_differences_of_the_gradient(name: str, backend: 
 
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
 @pytest.mark.parametrize("options", [{"grad_through_weights": False}, {"weight_range": 2.0}])
-def test_what_is_held_constant_is_constant_in_second_derivatives_too(options: dict[str, float], backend: str) -> None:
+def test_constant_weights_are_constant_in_second_derivatives(options: dict[str, float], backend: str) -> None:
     beta, temperature = 1.5, 3.0
     loss = hn.simcse(temperature, hardening=hn.Exponential(beta), normalize=False, backend=backend, **options)
 
@@ -142,7 +142,7 @@ def test_queues_have_second_derivatives_in_keys_and_queue(backend: str, per_anch
 
 
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
-def test_a_view_given_twice_counts_twice(backend: str) -> None:
+def test_a_tensor_passed_as_both_views_gets_both_gradients(backend: str) -> None:
     loss = hn.hcl(tau_plus=0.01, backend=backend)
     inputs = [views()[0]]
 
@@ -153,7 +153,7 @@ def test_a_view_given_twice_counts_twice(backend: str) -> None:
     assert_same_products(product_by_grad(call, inputs), product_by_differences(call, inputs))
 
 
-def test_a_learnt_temperature_has_second_derivatives() -> None:
+def test_a_learnable_temperature_has_second_derivatives() -> None:
     temperatures = torch.tensor([-1.0], dtype=torch.float64)
 
     def call(log_value: Tensor, z1: Tensor, z2: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def test_a_learnt_temperature_has_second_derivatives() -> None:
     assert_same_products(product_by_grad(call, inputs), product_by_differences(call, inputs))
 
 
-def test_settings_of_the_call_hold_for_its_second_derivative() -> None:
+def test_second_derivatives_use_the_settings_of_the_call() -> None:
     z1, z2 = (z.requires_grad_() for z in views())
     fixed, moved = hn.hcl(beta=1.0, tau_plus=0.0), hn.hcl(beta=hn.Linear(1.0, 9.0), tau_plus=0.0)
     expected = product_by_grad(fixed, [z1, z2])
@@ -215,7 +215,7 @@ def test_jsd_has_second_derivatives(options: dict[str, object], way: str) -> Non
     assert_same_products(WAYS[way](call, inputs), product_by_differences(call, inputs))
 
 
-def test_jsd_holds_detached_weights_constant_in_second_derivatives_too() -> None:
+def test_detached_weights_of_jsd_are_constant_in_second_derivatives() -> None:
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(n, 4, generator=generator, dtype=torch.float64) for n in (4, 4)]
     loss = hn.JSD(beta=2.0, grad_through_weights=False, reduction="sum")
@@ -269,7 +269,10 @@ def test_second_derivatives_of_degenerate_batches_are_finite() -> None:
 @pytest.mark.parametrize(
     ("options", "labels"),
     [
-        ({"class_prior": 0.05, "debias": "exact", "supervision": "positives"}, [0, 0, 0, 1, 1, 2]),  # 2 stands alone
+        (
+            {"class_prior": 0.05, "debias": "exact", "supervision": "positives"},
+            [0, 0, 0, 1, 1, 2],
+        ),  # label 2 occurs once
         (
             {"temperature": 0.01, "supervision": "full", "combine_positives": "in_denominator"},
             [0, 1, 2, 0, 1, 2],
@@ -287,7 +290,7 @@ def test_second_derivatives_are_finite_where_the_gradient_is(
     assert second.isfinite().all()
 
 
-def test_transforms_of_functions_agree_with_autograd() -> None:
+def test_torch_func_transforms_agree_with_autograd() -> None:
     z1, z2 = views()
     loss = hn.hcl(tau_plus=0.01)
     leaf = z1.clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Settings given to presets, assigned later, and carried from one loss to another."""
+"""Settings of presets, settings assigned after construction, and the state of the draws."""
 
 import copy
 import itertools
@@ -40,23 +40,25 @@ def test_a_band_given_to_a_preset_is_added_to_its_tilt() -> None:
         (lambda: hn.simclr(hardening=hn.Ring(0.1, 0.9)), [hn.Ring]),
     ],
 )  # fmt: skip
-def test_presets_compose(make: Callable[[], hn.InfoNCE], kinds: list[type] | None) -> None:
+def test_presets_combine_their_hardening_with_given_ones(
+    make: Callable[[], hn.InfoNCE], kinds: list[type] | None
+) -> None:
     assert [type(part) for part in make().hardening] == (kinds or [hn.Ring, hn.BelowPositive, hn.Exponential])
 
 
 @pytest.mark.parametrize("make", [hn.hcl, hn.hscl])
-def test_a_second_tilt_is_refused(make: Callable[..., hn.InfoNCE]) -> None:
+def test_a_second_tilt_raises(make: Callable[..., hn.InfoNCE]) -> None:
     with pytest.raises(ValueError, match="at most one tilt"):
         make(beta=2.0, hardening=hn.Exponential(1.0))
 
 
 @pytest.mark.parametrize("make", [hn.debiased, hn.hcl, infograph])
-def test_a_prior_under_two_names_is_refused(make: Callable[..., Any]) -> None:
+def test_a_class_prior_under_two_names_raises(make: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"calls class_prior tau_plus: pass tau_plus=0\.3"):
         make(tau_plus=0.1, class_prior=0.3)
 
 
-# What each setting is assigned, and what the batch needs for it to matter.
+# Options with which a setting matters, and the value assigned to it.
 ASSIGNED: dict[str, tuple[dict[str, Any], Any]] = {
     "temperature": ({}, 0.2),
     "hardening": ({}, hn.Ring(0.2, 0.8)),
@@ -124,7 +126,7 @@ def test_every_setting_is_assigned_in_the_test_above() -> None:
         ("backend", "quick", "backend='quick' is not known"),
     ],
 )
-def test_a_wrong_setting_assigned_later_raises_and_changes_nothing(name: str, new: Any, message: str) -> None:
+def test_an_invalid_setting_assigned_later_raises_and_changes_nothing(name: str, new: Any, message: str) -> None:
     loss = hn.hcl(tau_plus=0.01)
     shown, value = repr(loss), loss(*views())
     with pytest.raises(ValueError, match=message):
@@ -166,8 +168,8 @@ def test_schedules_still_move_after_an_assignment() -> None:
     assert_close(loss(*views()), hn.InfoNCE(hardening=hn.Exponential(4.0))(*views()))
 
 
-def test_relative_limits_lie_below_a_negative_positive() -> None:
-    # The candidate at −0.49 scores above the positive at −0.50: it must go. (Cosines of plane vectors.)
+def test_relative_limits_are_below_a_positive_with_a_negative_score() -> None:
+    # The candidate at −0.49 scores above the positive at −0.50 and must be dropped. (Cosines of plane vectors.)
     def at(cosine: float) -> Tensor:
         return torch.tensor([[cosine, (1 - cosine**2) ** 0.5]])
 
@@ -180,7 +182,7 @@ def test_relative_limits_lie_below_a_negative_positive() -> None:
     assert float(loss(anchor, at(0.5), negatives=at(0.48))) == 0.0
 
 
-def test_thresholds_of_tiny_temperatures_do_not_overflow() -> None:
+def test_thresholds_at_tiny_temperatures_do_not_overflow() -> None:
     loss = hn.hscl_threshold(-0.5, 0.1, temperature=1e-4)
     z1, z2 = views()
     labels = torch.arange(16) % 4
@@ -206,7 +208,7 @@ def test_no_argument_may_be_overwritten_before_the_backward_pass(backend: str) -
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_draws_go_on_after_a_round_trip(symmetric: bool) -> None:
+def test_draws_continue_after_loading_the_state_dict(symmetric: bool) -> None:
     def fresh() -> hn.InfoNCE:
         return hn.InfoNCE(in_batch="other", symmetric=symmetric, num_negatives=2, reduction="none")
 
@@ -216,7 +218,7 @@ def test_draws_go_on_after_a_round_trip(symmetric: bool) -> None:
     again = fresh()
     again.load_state_dict(copy.deepcopy(loss.state_dict()))
     following = [loss(*views()) for _ in range(3)]
-    torch.manual_seed(12345)  # the global generator plays no part
+    torch.manual_seed(12345)  # the global generator is not used
     assert all(torch.equal(again(*views()), value) for value in following)
     assert not torch.equal(fresh()(*views()), following[0])
 
@@ -241,7 +243,7 @@ def test_a_generator_seeds_the_draws() -> None:
 
 
 def test_draws_are_uniform_over_the_support() -> None:
-    # One anchor, ten negatives whose losses tell them apart; chi-square with 9 degrees of freedom.
+    # One anchor, ten negatives with different losses; chi-square with 9 degrees of freedom.
     loss = hn.moco(temperature=1.0, num_negatives=1000, generator=torch.Generator().manual_seed(0))
     anchor, cosines = torch.tensor([[1.0, 0.0]]), torch.linspace(-0.9, 0.9, 10)
     negatives = torch.stack([cosines, (1 - cosines**2).sqrt()], dim=1)
@@ -269,7 +271,7 @@ def test_draws_are_uniform_over_the_support() -> None:
         (hn.KNNBatchSampler(size=8, batch_size=2), "coverage", "once"),
     ],
 )
-def test_what_others_are_made_from_cannot_be_assigned_later(made: Any, name: str, new: Any) -> None:
+def test_arguments_of_memories_and_samplers_cannot_be_assigned_later(made: Any, name: str, new: Any) -> None:
     before = getattr(made, name)
     with pytest.raises(AttributeError, match=f"{name} is fixed: make a new"):
         setattr(made, name, new)
@@ -277,7 +279,7 @@ def test_what_others_are_made_from_cannot_be_assigned_later(made: Any, name: str
     assert getattr(copy.deepcopy(made), name) == before
 
 
-def test_a_parameter_is_refused_and_changes_nothing() -> None:
+def test_a_parameter_as_setting_raises_and_changes_nothing() -> None:
     for name in ("temperature", "class_prior", "hardening", "negative_count"):
         loss = hn.InfoNCE(temperature=0.3)
         value = loss(*views())
@@ -310,7 +312,7 @@ def test_losses_and_memories_may_be_subclassed() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("backend", ["tiled", "reference"])
-def test_a_checkpointed_loss_is_right_or_refused(backend: str, reentrant: bool) -> None:
+def test_a_checkpointed_loss_is_correct_or_raises(backend: str, reentrant: bool) -> None:
     from torch.utils.checkpoint import checkpoint
 
     z1, z2 = views()
@@ -325,7 +327,7 @@ def test_a_checkpointed_loss_is_right_or_refused(backend: str, reentrant: bool) 
         value.backward()
 
 
-def test_a_loss_made_in_inference_mode_can_train() -> None:
+def test_a_loss_constructed_in_inference_mode_can_train() -> None:
     with torch.inference_mode():
         loss, labels = hn.InfoNCE(num_negatives=3, supervision="negatives"), torch.arange(16) % 3
     z1, z2 = views()
@@ -343,7 +345,7 @@ def test_relative_limits_of_anchors_without_positives_keep_nothing(relative: flo
         assert loss.diagnostics()["effective_negatives"] == loss.diagnostics()["effective_negatives"]
 
 
-def test_progress_assigned_is_progress_set() -> None:
+def test_assigning_progress_moves_schedules() -> None:
     beta = hn.Linear(0.0, 4.0)
     for make in (lambda: hn.InfoNCE(hardening=hn.Exponential(beta)), lambda: hn.JSD(beta)):
         assigned, moved = make(), make()

@@ -7,8 +7,10 @@ import torch
 from memory import processes
 from torch.testing import assert_close
 
+SIZES = [pytest.param([2, 0, 6], id="one without rows"), pytest.param([3, 5], id="uneven", marks=pytest.mark.slow)]
 
-@pytest.fixture(scope="module", params=[[3, 5], [2, 0, 6]], ids=["uneven", "one without rows"])
+
+@pytest.fixture(scope="module", params=SIZES)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Any]:
     return request.param, processes.launch(request.param, tmp_path_factory.mktemp("memory"))
 

@@ -1,4 +1,4 @@
-"""What a user of hardneg writes for each loss of the peers."""
+"""The code that a user of hardneg writes for each loss of the peers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +54,7 @@ def labelled(**options: Any) -> Adapter:
 
 
 def nca(case: Case, inputs: Inputs) -> Tensor:
-    # Of unit vectors −‖a − b‖² = 2⟨a, b⟩ − 2, and the constant leaves a softmax as it is.
+    # Of unit vectors −‖a − b‖² = 2⟨a, b⟩ − 2, and the constant does not change a softmax.
     temperature = 1 / (2 * case.settings["softmax_scale"])
     return hn.InfoNCE(temperature, supervision="full")(inputs["z"], labels=inputs["labels"])  # type: ignore[no-any-return]
 
@@ -75,14 +75,14 @@ def self_supervised(temperature: float) -> Adapter:
 
 
 def of_pairs(z: Tensor, others: Tensor, positive: Tensor, negative: Tensor, temperature: float, supcon: bool) -> Tensor:
-    """Positives and negatives among ``others`` (N, d) as masks (B, N) say."""
+    """Positives and negatives among ``others`` (N, d) given by masks (B, N)."""
     most = int(positive.sum(dim=1).max())
     # The positives of each anchor come first; the rest is padding.
     order = positive.int().argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, M)
     options: dict[str, Any] = {"combine_positives": "in_denominator"} if supcon else {"average": "pairs"}
     loss = hn.InfoNCE(temperature, in_batch=None, reduction="sum", **options)
     total = loss(z, others[order], positive_mask=positive.gather(1, order), negatives=others, negative_mask=negative)
-    # Theirs average over all pairs, or anchors with a loss, also over those without a negative.
+    # The peers average over all pairs, or anchors with a loss, also over those without a negative.
     return total / (positive.any(dim=1) & negative.any(dim=1)).sum() if supcon else total / positive.sum()
 
 

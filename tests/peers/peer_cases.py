@@ -1,7 +1,7 @@
 """Loss tests of other libraries as data: inputs, settings, and which tests cannot be expressed and why.
 
 A case is one call of a peer's loss. `scripts/peer_values.py` runs the peers and writes `values.json`; `test_peers.py`
-compares with what `adapters.py` makes of the same case. This file imports neither hardneg nor a peer.
+compares with the results of `adapters.py` for the same case. This file imports neither hardneg nor a peer.
 """
 
 import itertools
@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DIRECTIONS = 3  # a gradient is stored as its norm and its inner products with so many directions
+DIRECTIONS = 3  # a gradient is stored as its norm and its inner products with this number of directions
 
 
 @dataclass(frozen=True)
 class Case:
     """One call of a peer's loss.
 
-    test: the peer's test, with its parameters; a test may have several cases · loss: the peer's name of it ·
-    inputs: how each argument is made, see `make` · fixed: inputs without gradient · dtype: in which hardneg runs; the
+    test: the peer's test, with its parameters; a test may have several cases · loss: the peer's name for it ·
+    inputs: the recipe of each argument, see `make` · fixed: inputs without gradient · dtype: in which hardneg runs; the
     peer runs in float64 · steps: of gradient descent with rate 1/2, after each of which the loss is recorded ·
     ours: settings of hardneg alone, which change no value
     """
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Names the expected value; cases that differ in what the peer does not see share it."""
+        """The name of the expected value; cases that differ only in settings of hardneg share it."""
         settings = ",".join(f"{name}={value}" for name, value in self.settings.items())
         inputs = ",".join("{}={}".format(name, "/".join(map(str, recipe))) for name, recipe in self.inputs.items())
         return f"{self.peer}.{self.loss}({settings};{inputs}{f';steps={self.steps}' if self.steps else ''})"
@@ -237,7 +237,7 @@ def _sentence_transformers() -> Iterator[Case]:
     settings = {"temperature": 0.01, "margin_strategy": "relative", "margin": 0.05, "contrast_anchors": False}
     for guided in (True, False):
         yield Case(peer, test, "GISTEmbedLoss", settings, inputs, ours={"guided": guided})
-    # No test of theirs: the loss without scores between positives, which hardneg has.
+    # Not a test of the peer: the loss without scores between positives, which hardneg has.
     for number, strategy, margin, anchors in itertools.product(
         [2, 3], ["absolute", "relative"], [0.0, 0.1], [True, False]
     ):
@@ -277,7 +277,7 @@ NOT_EXPRESSED: list[tuple[str, str, int, str]] = [
     ("pytorch-metric-learning", "test_npairs_loss.py::test_with_no_valid_pairs", 3, "an empty batch is refused"),
     ("pytorch-metric-learning", "test_self_supervised_loss.py, other losses", 60, "triplet and margin losses"),
     ("pytorch-metric-learning", "test_cross_batch_memory.py::test_sanity_check, miner or mask", 36,
-     "a miner repeats pairs, which weighs them; rows that are asked but not stored"),
+     "a miner repeats pairs, which weighs them; queries that are not stored"),
     ("pytorch-metric-learning", "test_cross_batch_memory.py, other tests", 61, "indices of their memory; other losses"),
     ("pytorch-metric-learning", "test_losses_without_labels.py, TripletMarginMiner", 2,
      "a miner repeats pairs, which weighs them"),
@@ -286,7 +286,7 @@ NOT_EXPRESSED: list[tuple[str, str, int, str]] = [
     ("sentence-transformers", "test_multiple_negatives_bidirectional_ranking_loss.py", 2,
      "one denominator holds scores of two anchors"),
     ("sentence-transformers", "test_gradcache.py::test_gradcache_matches_cached_mnrl[config2]", 1,
-     "hardness weights that are not normalised"),
+     "hardness weights that are not normalized"),
     ("sentence-transformers", "test_gradcache.py, other tests", 38, "other losses, and errors of their wrapper"),
     ("sentence-transformers", "test_gist_embed.py", 3,
      "adds scores between positives, which are no scores of the anchor"),

@@ -1,4 +1,4 @@
-"""The loss tests of other libraries: the values and gradients that their code gives, and how many can be expressed."""
+"""The loss tests of other libraries: their values and gradients, and the number of tests that can be expressed."""
 
 import json
 import math
@@ -24,7 +24,7 @@ CASES = cases()
 
 
 def found(case: Case, adapter: Adapter, inputs: dict[str, Tensor]) -> dict[str, Any]:
-    """The losses of a descent, and the first gradient."""
+    """The losses of a gradient descent, and the first gradient."""
     leaves = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
     values, gradients = [], {}
     for step in range(case.steps + 1):
@@ -32,12 +32,12 @@ def found(case: Case, adapter: Adapter, inputs: dict[str, Tensor]) -> dict[str, 
         values.append(float(value.detach()))
         if not leaves:
             break
-        slopes = torch.autograd.grad(value, list(leaves.values()))
+        gradient = torch.autograd.grad(value, list(leaves.values()))
         if step == 0:
-            gradients = dict(zip(leaves, map(summary, slopes), strict=True))
+            gradients = dict(zip(leaves, map(summary, gradient), strict=True))
         with torch.no_grad():
-            for leaf, slope in zip(leaves.values(), slopes, strict=True):
-                leaf -= 0.5 * slope
+            for leaf, part in zip(leaves.values(), gradient, strict=True):
+                leaf -= 0.5 * part
     return {"values": values, "gradients": gradients}
 
 
@@ -52,7 +52,7 @@ def check(made: dict[str, Any], expected: dict[str, Any], tolerance: float) -> N
 
 
 @pytest.mark.parametrize(("peer", "loss"), ADAPTERS)
-def test_value_and_gradient_are_those_of_the_peer(peer: str, loss: str) -> None:
+def test_value_and_gradient_agree_with_the_peer(peer: str, loss: str) -> None:
     chosen = [case for case in CASES if (case.peer, case.loss) == (peer, loss)]
     assert chosen
     for case in chosen:
@@ -65,7 +65,7 @@ def test_value_and_gradient_are_those_of_the_peer(peer: str, loss: str) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.ours.get("cached")], ids=lambda case: case.test.split("::")[1])
-def test_gradients_in_chunks_are_those_of_the_peer(case: Case) -> None:
+def test_gradients_in_chunks_agree_with_the_peer(case: Case) -> None:
     inputs = case.tensors()
     views = tuple(inputs.values())
     loss = hn.simcse(1 / case.settings["scale"], symmetric=case.settings.get("symmetric", False))
@@ -74,7 +74,7 @@ def test_gradients_in_chunks_are_those_of_the_peer(case: Case) -> None:
         value = loss(z1, z2, **({"negatives": negatives[0]} if negatives else {}))
         return value * case.settings.get("scaler", 1.0)  # type: ignore[no-any-return]
 
-    parts = [torch.nn.Parameter(view.detach().clone()) for view in views]  # an encoder that looks its rows up
+    parts = [torch.nn.Parameter(view.detach().clone()) for view in views]  # an encoder that returns rows of a table
     encoders = tuple(lambda rows, part=part: part[rows] for part in parts)
     rows = torch.arange(len(views[0]))
     value = hn.cached_step(encoders, (rows,) * len(parts), scaled, chunk_size=case.ours["cached"])
@@ -91,7 +91,7 @@ def is_trivial(case: Case) -> bool:
     return any(recipe[0] == "parallel" or (recipe[0] in ("normal", "uniform") and 1 in recipe[2]) for recipe in recipes)
 
 
-def test_all_cases_but_those_of_trivial_tests_have_a_loss_and_a_gradient() -> None:
+def test_all_cases_of_nontrivial_tests_have_a_loss_and_a_gradient() -> None:
     others = [case for case in CASES if not is_trivial(case)]
     assert len(others) >= 280
     for case in others:
@@ -101,7 +101,7 @@ def test_all_cases_but_those_of_trivial_tests_have_a_loss_and_a_gradient() -> No
     assert all(math.isfinite(number) for entry in STORED["values"].values() for number in entry["values"])
 
 
-def test_descents_go_down() -> None:
+def test_gradient_descents_lower_the_loss() -> None:
     descents = [case for case in CASES if case.steps]
     assert len(descents) == 4
     for case in descents:
@@ -109,18 +109,18 @@ def test_descents_go_down() -> None:
         assert values[-1] < values[0]
 
 
-def test_what_is_not_expressed_is_refused_or_absent() -> None:
+def test_invalid_calls_of_the_peers_raise() -> None:
     with pytest.raises(ValueError, match="temperature must be"):
         hn.simclr(temperature=-1.0)
     with pytest.raises(ValueError, match="z1 must have shape"):
         hn.simcse()(torch.empty(0, 4), torch.empty(0, 4))
 
 
-def test_no_stored_value_is_left_over() -> None:
+def test_every_stored_value_belongs_to_a_case() -> None:
     assert {case.key for case in CASES} == set(STORED["values"])
 
 
-def test_the_page_states_these_numbers() -> None:
+def test_the_documentation_has_these_numbers() -> None:
     tests = {(case.peer, case.test) for case in CASES if not case.test.startswith(BEYOND)}
     expressed = Counter(peer for peer, _ in tests)
     missing: Counter[str] = Counter()

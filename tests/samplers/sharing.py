@@ -1,12 +1,14 @@
 """Samplers in DataLoaders over numbers, so that a batch shows its samples; run in several processes by the tests."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hardneg.samplers import KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
+from hardneg.samplers import KNNBatchSampler, ProximityBatchSampler, ProximityGraph, UniformBatchSampler, graph
 
 KINDS = ("uniform", "walk", "once", "knn")
 SIZE, BATCH = 90, 10
@@ -64,3 +66,45 @@ def work(rank: int, folder: str) -> None:
         sampler = build(kind, rank, 2)
         found[kind] = torch.tensor(used(loader(sampler, 0, False), sampler, 3))
     torch.save(found, Path(folder) / f"{rank}.pt")
+
+
+GRAPHS: dict[str, dict[str, Any]] = {
+    "one tile": {"candidates": 20, "neighbors": 6},
+    "shared": {"candidates": 20, "neighbors": 6, "memory": 40_000},
+    "shared, weights": {"candidates": 20, "neighbors": 6, "weights": True, "memory": 40_000},
+    "independent, weights": {"candidates": 20, "neighbors": 6, "weights": True, "mode": "independent"},
+    "all, weights": {"candidates": 699, "neighbors": 6, "weights": True, "memory": 400_000},
+}
+
+
+def build_graph(name: str, dtype: torch.dtype, gather: bool) -> ProximityGraph:
+    rows = torch.randn(700, 4, generator=torch.Generator().manual_seed(3), dtype=dtype)
+    rows[:20] *= torch.tensor([0.0, -0.0, 0.0, -0.0])  # inner products of both zeros
+    return ProximityGraph.build(rows, **GRAPHS[name], gather=gather)
+
+
+def gather_graphs(rank: int, processes: int, folder: str) -> None:
+    """One process of a process group: store graphs, the number of rows it computed, and the batches of a sampler."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=processes)
+    rows: list[int] = []
+    largest = graph._largest
+
+    def counted(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        rows.append(scores.shape[0] * scores.shape[1])
+        return largest(scores, count)
+
+    graph._largest = counted
+    found: dict[str, Any] = {}
+    for name in GRAPHS:
+        for dtype in (torch.float32, torch.float64):
+            rows.clear()
+            built = build_graph(name, dtype, gather=True)
+            found[f"{name} {dtype}"] = {"neighbors": built.neighbors, "weights": built.weights, "rows": sum(rows)}
+    sampler = build("walk", rank, processes)
+    rows.clear()
+    found["batches"] = used(loader(sampler, 0, False), sampler, 2)
+    found["rows of the sampler"] = sum(rows)
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

@@ -5,7 +5,18 @@ from pathlib import Path
 import children
 import pytest
 import torch
-from samplers.sharing import KINDS, build, embeddings, loader, used, work
+from samplers.sharing import (
+    GRAPHS,
+    KINDS,
+    SIZE,
+    build,
+    build_graph,
+    embeddings,
+    gather_graphs,
+    loader,
+    used,
+    work,
+)
 from torch.utils.data import DataLoader
 
 from hardneg.samplers import UniformBatchSampler
@@ -64,3 +75,24 @@ def test_the_shares_of_two_processes_are_the_batches_of_one(tmp_path: Path) -> N
         sampler = build(kind)
         whole = used(loader(sampler, 0, False), sampler, 3)
         assert torch.cat([share[kind] for share in shares], dim=1).tolist() == whole
+
+
+def test_processes_that_gather_rows_have_the_graph_of_one_bit_for_bit(tmp_path: Path) -> None:
+    children.spawn(gather_graphs, (2, str(tmp_path)), 2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for name in GRAPHS:
+        for dtype in (torch.float32, torch.float64):
+            expected = build_graph(name, dtype, gather=False)
+            for rank in ranks:
+                found = rank[f"{name} {dtype}"]
+                assert torch.equal(found["neighbors"], expected.neighbors), name
+                assert (found["weights"] is None) == (expected.weights is None)
+                if expected.weights is not None:
+                    assert torch.equal(found["weights"].view(torch.uint8), expected.weights.view(torch.uint8)), name
+            computed = [rank[f"{name} {dtype}"]["rows"] for rank in ranks]
+            assert sum(computed) == 700, name
+            assert min(computed) > 0 or name == "one tile", name
+    sampler = build("walk")
+    whole = used(loader(sampler, 0, False), sampler, 2)
+    assert torch.cat([torch.tensor(rank["batches"]) for rank in ranks], dim=1).tolist() == whole
+    assert sum(rank["rows of the sampler"] for rank in ranks) == 2 * SIZE

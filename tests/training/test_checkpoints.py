@@ -1,4 +1,4 @@
-"""Checkpoints that are missing or broken: one line that names the fix, exit code 2, nothing changed."""
+"""Missing or broken checkpoints give one line with the fix and exit code 2, and change nothing."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Interrupt(L.Callback):
-    """Ctrl-C after so many steps."""
+    """Ctrl-C after ``step`` steps."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -133,8 +133,8 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "a tensor": a_tensor,
     "weights of something else": plain_weights,
     "code": code,
-    "no optimiser": without("optimizer_states"),
-    "an empty optimiser": changed(optimizer_states=[]),
+    "no optimizer": without("optimizer_states"),
+    "an empty optimizer": changed(optimizer_states=[]),
     "no loops": without("loops"),
     "no callbacks": changed(callbacks={}),
     "wrong loops": changed(loops=3),
@@ -189,7 +189,7 @@ def test_a_recipe_that_no_longer_fits_its_checkpoint_is_refused(
     resumed_in_one_line(capsys, place)
 
 
-def test_a_run_may_be_resumed_elsewhere_but_not_with_another_rate(
+def test_a_run_may_be_resumed_with_other_workers_but_not_with_another_learning_rate(
     capsys: pytest.CaptureFixture[str], begun: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "run"
@@ -211,13 +211,15 @@ def test_an_untouched_run_resumes(capsys: pytest.CaptureFixture[str], begun: Pat
     assert lines == [1, 2, 3]
 
 
-def test_a_checkpoint_lost_within_the_first_epoch_is_missed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_checkpoint_lost_within_the_first_epoch_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     place = interrupted(tmp_path / "run", "trainer.save_every=2", step=3)
     (place / "last.ckpt").unlink()
     assert "is missing" in resumed_in_one_line(capsys, place)
 
 
-def test_a_run_without_any_checkpoint_yet_says_that_it_begins_anew(
+def test_a_run_without_a_checkpoint_starts_again_with_a_note(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     place = interrupted(tmp_path / "run", step=3)
@@ -229,7 +231,7 @@ def test_a_run_without_any_checkpoint_yet_says_that_it_begins_anew(
 
 
 @pytest.mark.parametrize("fault", ["empty", "truncated", "random bytes", "weights of something else", "a tensor"])
-def test_what_reads_an_unfinished_run_refuses_a_broken_checkpoint(
+def test_evaluate_and_export_refuse_a_broken_checkpoint(
     capsys: pytest.CaptureFixture[str], begun: Path, tmp_path: Path, fault: str
 ) -> None:
     place = tmp_path / "run"
@@ -265,7 +267,7 @@ def test_a_broken_encoder_gives_one_line(
 
 
 DEEP = "[" * 200_000
-BROKEN_BOOKS: dict[str, tuple[str, bytes]] = {
+BROKEN_FILES: dict[str, tuple[str, bytes]] = {
     "metrics {}": ("metrics.jsonl", b"{}\n"),
     "metrics [1]": ("metrics.jsonl", b"[1]\n"),
     "metrics step": ("metrics.jsonl", b'{"step": "x"}\n'),
@@ -280,13 +282,13 @@ BROKEN_BOOKS: dict[str, tuple[str, bytes]] = {
 }
 
 
-@pytest.mark.parametrize("fault", BROKEN_BOOKS)
+@pytest.mark.parametrize("fault", BROKEN_FILES)
 def test_broken_metrics_or_environment_give_one_line_and_change_nothing(
     capsys: pytest.CaptureFixture[str], begun: Path, tmp_path: Path, fault: str
 ) -> None:
     place = tmp_path / "run"
     shutil.copytree(begun, place)
-    name, content = BROKEN_BOOKS[fault]
+    name, content = BROKEN_FILES[fault]
     whole = (place / name).read_bytes()
     if content.startswith(b'"'):  # one entry of the object
         content = re.sub(rb'"threads": \d+', content, whole)
@@ -373,7 +375,7 @@ def test_a_finished_run_is_compared_without_its_checkpoint(capsys: pytest.Captur
     code, first, err = hardneg(capsys, *compare)
     assert code == 0, err
     place = tmp_path / "all" / "digits-simclr" / "seed-0"
-    for name in ("last.ckpt", "evaluation.json"):  # the first of them often makes room
+    for name in ("last.ckpt", "evaluation.json"):  # the first is often deleted to save space
         (place / name).unlink()
     code, second, err = hardneg(capsys, *compare)
     assert code == 0, err

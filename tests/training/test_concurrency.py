@@ -1,4 +1,4 @@
-"""Several processes at once: no write is lost, no file is seen half, and every run gets a folder of its own."""
+"""Several processes at once: no write is lost, no reader sees half a file, and every run gets a folder of its own."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def at_once(*tasks: Callable[[], None]) -> None:
-    """Run each task in a process of its own, all from the same moment; all must succeed."""
+    """Run each task in a process of its own, all starting at the same time; all must succeed."""
     ready = FORK.Barrier(len(tasks))
 
     def begin(task: Callable[[], None]) -> None:
@@ -35,7 +35,7 @@ def at_once(*tasks: Callable[[], None]) -> None:
     assert [worker.exitcode for worker in workers] == [0] * len(workers)
 
 
-def test_processes_that_write_one_file_never_fail_and_never_show_half_of_it(tmp_path: Path) -> None:
+def test_processes_that_write_one_file_never_fail_and_readers_never_see_half_of_it(tmp_path: Path) -> None:
     file, figures = tmp_path / "evaluation.json", {f"metric {number}": number for number in range(500)}
     run_folder.write_json(file, {"writer": -1, **figures})
 
@@ -56,7 +56,7 @@ def test_processes_that_write_one_file_never_fail_and_never_show_half_of_it(tmp_
 
 def test_a_write_that_fails_leaves_the_file_and_nothing_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "evaluation.json"
-    file.mkdir()  # which no file can replace
+    file.mkdir()  # a file cannot replace it
     with pytest.raises(OSError):  # noqa: PT011 (which one depends on the system)
         run_folder.write_json(file, {"knn": 1.0})
     assert [left.name for left in tmp_path.iterdir()] == ["evaluation.json"]
@@ -64,7 +64,7 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_beside_it(tmp_path: Path
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run on digits, and other data beside it to carry it over to."""
+    """A short run on digits, and other data to evaluate it on."""
     folder: Path = tmp_path_factory.mktemp("concurrency")
     run.train(recipe.load(recipe.find("digits-simclr"), ["trainer.epochs=1", "trainer.knn_every=0"]), folder / "run")
     labels = np.arange(20) % 2
@@ -76,7 +76,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Windows:
-    """Windows' locks by those of this system: ``locking`` as its documentation says, but that it gives up at once."""
+    """Windows' locks on top of those of this system: ``locking`` as documented, but without waiting."""
 
     LK_NBLCK, LK_LOCK, LK_UNLCK = 2, 1, 0
 
@@ -95,7 +95,7 @@ class Windows:
 
 
 @pytest.mark.parametrize("system", ["fcntl", "msvcrt"])
-def test_processes_that_carry_one_run_over_lose_nothing(
+def test_processes_that_evaluate_one_run_on_other_data_lose_no_result(
     finished: Path, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     if system == "msvcrt":
@@ -104,11 +104,11 @@ def test_processes_that_carry_one_run_over_lose_nothing(
     (finished / "run" / "transfer.json").unlink(missing_ok=True)
 
     def task(first: int) -> Callable[[], None]:
-        def carry_over() -> None:
+        def evaluate_each() -> None:
             for number in range(first, first + 10):
                 evaluate.evaluate(finished / "run", str(finished / f"{number}.npz"), metrics=["nearest"])
 
-        return carry_over
+        return evaluate_each
 
     at_once(*(task(first) for first in (0, 10, 20, 30)))
     found = json.loads((finished / "run" / "transfer.json").read_text())
@@ -116,7 +116,7 @@ def test_processes_that_carry_one_run_over_lose_nothing(
 
 
 @pytest.mark.parametrize("system", ["fcntl", "msvcrt"])
-def test_a_run_is_held_by_one_process_until_it_lets_go(
+def test_a_run_is_locked_by_one_process_until_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     if system == "msvcrt":
@@ -125,25 +125,25 @@ def test_a_run_is_held_by_one_process_until_it_lets_go(
     held = FORK.Event()
 
     def hold() -> None:
-        with run_folder.alone(tmp_path):
+        with run_folder.lock_run(tmp_path):
             held.set()
             time.sleep(60)
 
     other = FORK.Process(target=hold)
     other.start()
     assert held.wait(60)
-    with pytest.raises(ValueError, match="in use by another process"), run_folder.alone(tmp_path):
+    with pytest.raises(ValueError, match="in use by another process"), run_folder.lock_run(tmp_path):
         pass
-    other.kill()  # the system lets go
+    other.kill()  # which releases the lock
     other.join(60)
-    with run_folder.alone(tmp_path):
+    with run_folder.lock_run(tmp_path):
         pass
 
 
-def test_a_lock_is_no_way_out_of_the_folder(tmp_path: Path) -> None:
+def test_a_lock_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"run\.lock"), run_folder.alone(tmp_path / "run"):
+    with pytest.raises(OSError, match=r"run\.lock"), run_folder.lock_run(tmp_path / "run"):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -162,17 +162,17 @@ def test_a_broken_transfer_file_is_named_and_kept(finished: Path) -> None:
 def test_runs_started_at_once_get_a_folder_each(tmp_path: Path) -> None:
     command = ["train", "digits-simclr", "trainer.epochs=1", "trainer.knn_every=0", "--no-evaluate", "--json"]
     started = [process(*command, cwd=tmp_path) for _ in range(3)]
-    told = []
+    folders = []
     for run_process in started:
         out, err = run_process.communicate(timeout=300)
         assert run_process.returncode == 0, err
-        told.append(json.loads(out)["run"])
+        folders.append(json.loads(out)["run"])
     wanted = [str(Path("runs") / f"digits-simclr-{number}") for number in (1, 2, 3)]
-    assert sorted(told) == wanted
+    assert sorted(folders) == wanted
     assert all((tmp_path / name / "encoder.safetensors").exists() for name in wanted)
 
 
-def test_default_folders_are_claimed_one_by_one(tmp_path: Path) -> None:
+def test_every_process_gets_default_folders_of_its_own(tmp_path: Path) -> None:
     def claim() -> None:
         for _ in range(25):
             with run_folder.numbered(tmp_path / "runs", "run") as folder:
@@ -182,7 +182,7 @@ def test_default_folders_are_claimed_one_by_one(tmp_path: Path) -> None:
     assert {folder.name for folder in (tmp_path / "runs").iterdir()} == {f"run-{number}" for number in range(1, 101)}
 
 
-def test_a_claim_that_comes_to_nothing_leaves_nothing(tmp_path: Path) -> None:
+def test_a_default_folder_is_removed_after_an_error(tmp_path: Path) -> None:
     def fail(folder: SimpleNamespace) -> None:
         raise ValueError(folder.name)
 

@@ -1,4 +1,4 @@
-"""Runs that fail: what holds nothing of use does not block a retry, and a checkpoint is never thrown away."""
+"""Failed runs: a folder without a checkpoint does not block a retry, and a checkpoint is never removed."""
 
 import json
 import multiprocessing
@@ -40,7 +40,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 class Act(L.Callback):
-    """Does something to the module after so many steps."""
+    """After ``step`` steps raises Ctrl-C, or sets a weight to NaN."""
 
     def __init__(self, step: int, error: bool = False) -> None:
         self.step, self.error = step, error
@@ -65,7 +65,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_in_which_nothing_was_trained_is_gone_and_the_retry_succeeds(
+def test_a_run_that_fails_before_its_first_checkpoint_is_removed_and_the_retry_succeeds(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str
 ) -> None:
     images = np.random.default_rng(0).integers(0, 255, (100, 8, 8, 5)).astype(np.uint8)
@@ -79,7 +79,7 @@ def test_a_run_in_which_nothing_was_trained_is_gone_and_the_retry_succeeds(
     assert code == 0, err
 
 
-def test_a_folder_of_the_user_stays_when_a_run_in_it_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_existing_folder_is_kept_when_a_run_in_it_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "here" / "run").mkdir(parents=True)
     refused(capsys, *QUICK, "optimizer.lr=1e30")
     assert list((tmp_path / "here" / "run").iterdir()) == []
@@ -96,18 +96,18 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_does_not_block(
     assert "seed: 5" in (tmp_path / "here" / "run" / "recipe.yaml").read_text()
 
 
-def test_a_comparison_takes_a_folder_in_which_nothing_was_trained(tmp_path: Path) -> None:
+def test_a_comparison_uses_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     cells = compare.grid(["digits-simclr"], ["trainer.epochs=1", "trainer.knn_every=0"])
     place = cells[0].folder(tmp_path, 0)
     with pytest.raises(KeyboardInterrupt):
-        run.train(settings(), place, callbacks=[Act(3, error=True)])  # of another recipe
+        run.train(settings(), place, callbacks=[Act(3, error=True)])  # with another recipe
     (planned,) = compare.plan(cells, tmp_path, [0])
     ((_, error),) = compare.carry_out([planned])
     assert error is None
     assert recipe.load(place / "recipe.yaml").trainer.epochs == 1
 
 
-def test_a_run_that_is_in_its_first_epoch_elsewhere_is_left_alone(
+def test_a_run_in_its_first_epoch_in_another_process_is_not_touched(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     place = tmp_path / "here" / "run"
@@ -117,7 +117,7 @@ def test_a_run_that_is_in_its_first_epoch_elsewhere_is_left_alone(
     held = fork.Event()
 
     def hold() -> None:
-        with run_folder.alone(place):
+        with run_folder.lock_run(place):
             held.set()
             time.sleep(60)
 
@@ -131,7 +131,7 @@ def test_a_run_that_is_in_its_first_epoch_elsewhere_is_left_alone(
     other.join(60)
 
 
-def test_a_folder_with_files_of_others_is_refused_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     place = tmp_path / "here" / "run"
     with pytest.raises(KeyboardInterrupt):
         run.train(settings(), place, callbacks=[Act(3, error=True)])
@@ -185,7 +185,7 @@ def test_a_failed_run_removes_only_what_it_wrote(capsys: pytest.CaptureFixture[s
 def test_a_run_that_diverges_later_keeps_its_last_good_checkpoint_and_says_what_to_do(
     tmp_path: Path, step: int
 ) -> None:
-    # At step 10 the weights are spoilt just before the checkpoint of the second epoch.
+    # At step 10 the weights become NaN just before the checkpoint of the second epoch.
     with pytest.raises(ValueError, match="diverged") as failure:
         run.train(settings(), tmp_path / "run", callbacks=[Act(step)])
     message = str(failure.value)
@@ -211,13 +211,13 @@ SIZES = ["100000", "8193", "1" + "0" * 30]
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("source", ["digits", "pictures", "arrays.npz"])
+@pytest.mark.parametrize("source", ["digits", "images", "arrays.npz"])
 def test_an_absurd_size_of_images_is_refused_before_memory_is_taken(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, source: str, size: str
 ) -> None:
-    (tmp_path / "pictures").mkdir()
+    (tmp_path / "images").mkdir()
     for number in range(4):
-        Image.new("RGB", (9, 8), (number, 0, 0)).save(tmp_path / "pictures" / f"{number}.png")
+        Image.new("RGB", (9, 8), (number, 0, 0)).save(tmp_path / "images" / f"{number}.png")
     np.savez(tmp_path / "arrays.npz", images=np.zeros((4, 9, 8), np.uint8))
     before, peak = tree(tmp_path), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     err = refused(capsys, "train", "digits-simclr", f"data.source={source}", f"data.size={size}")
@@ -260,8 +260,8 @@ def test_ctrl_c_while_modules_are_imported_ends_quietly(tmp_path: Path, way: str
         if line.startswith(f"import '{moment}"):
             started.send_signal(signal.SIGINT)
             break
-    said = [line for line in started.stderr if not line.startswith(("#", "import ", "cleanup", "destroy"))]
+    written = [line for line in started.stderr if not line.startswith(("#", "import ", "cleanup", "destroy"))]
     # A shell shows 130 for both: Python ends by the signal itself if it came while a string was executed.
-    assert started.wait(60) in (130, -signal.SIGINT), said
-    assert not any("Traceback" in line or "Error" in line for line in said), said
+    assert started.wait(60) in (130, -signal.SIGINT), written
+    assert not any("Traceback" in line or "Error" in line for line in written), written
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""Recipes, batches and optimisers, each against its plain definition."""
+"""Recipes, batches and optimizers, each against its plain definition."""
 
 import copy
 import itertools
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hardneg as hn
-from hardneg.methods.step_timer import Clock
+from hardneg.methods.step_timer import StepTimer
 from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import optimizers, recipe
 from hardneg.training.batches import Batches, sampler
@@ -73,7 +73,7 @@ def test_the_last_batch_of_an_epoch_may_be_short() -> None:
     assert [[len(index) for index in batches] for _ in range(2)] == [[4, 4, 2]] * 2
 
 
-def test_lars_leaves_alone_what_has_no_gradient() -> None:
+def test_lars_does_not_change_weights_without_a_gradient() -> None:
     layer = nn.Linear(2, 2)
     before = copy.deepcopy(layer.state_dict())
     optimizer = optimizers.LARS(layer.parameters(), lr=1.0)
@@ -120,7 +120,7 @@ def test_numbers_that_yaml_takes_for_text_are_numbers_everywhere() -> None:
     assert made.views.options["scale"] == [0.2, 1.0]
 
 
-def test_scaled_and_clipped_gradients_get_an_optimiser_that_lightning_clips_for(
+def test_scaled_and_clipped_gradients_get_an_optimizer_that_lightning_clips_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from lightning.pytorch.plugins.precision.amp import _optimizer_handles_unscaling
@@ -141,7 +141,7 @@ def test_learning_rates_follow_their_schedules() -> None:
         optimizers.build("adm", [], 0.1, 0.0)
 
 
-def test_a_recipe_survives_being_written_and_read(tmp_path: Path) -> None:
+def test_a_recipe_that_is_written_and_read_is_equal(tmp_path: Path) -> None:
     made = recipe.load(
         {"about": "τ", "optimizer": {"lr": "1e-3", "drops": [3, 5]}},
         ["objective.preset=hcl", "objective.beta={schedule: linear, start: 2, end: 0}", "optimizer.clip=1"],
@@ -189,49 +189,49 @@ def test_the_objective_of_a_recipe_is_the_preset() -> None:
     assert loss.temperature == 0.2
 
 
-def test_the_clock_leaves_out_what_is_between_a_mark_and_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timer_does_not_count_the_interval_before_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 100.0, 104.0])
     monkeypatch.setattr("hardneg.methods.step_timer.time.perf_counter", lambda: next(now))
-    clock = Clock()
-    clock.mark("data")
-    clock.mark("augmentation")
-    clock.mark("network")
-    clock.restart()
-    clock.mark("data")
-    assert clock.read() == {"augmentation": 1.0, "network": 2.0, "data": 4.0}
+    timer = StepTimer()
+    timer.mark("data")
+    timer.mark("augmentation")
+    timer.mark("network")
+    timer.restart()
+    timer.mark("data")
+    assert timer.read() == {"augmentation": 1.0, "network": 2.0, "data": 4.0}
 
 
-class Moment:
-    """A GPU's event, on a clock that anyone may set."""
+class Event:
+    """A CUDA event whose time the test sets."""
 
     now, made = 0.0, 0
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
-        Moment.made += 1
+        Event.made += 1
 
     def record(self) -> None:
-        self.at = Moment.now
+        self.at = Event.now
 
-    def elapsed_time(self, other: "Moment") -> float:
+    def elapsed_time(self, other: "Event") -> float:
         return 1000 * (other.at - self.at)
 
 
-def test_the_clock_of_a_gpu_uses_its_events_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.Event", Moment)
+def test_the_timer_of_a_gpu_reuses_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.Event", Event)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    clock = Clock()
-    clock.on_gpu = True
-    clock.restart()
+    timer = StepTimer()
+    timer.on_gpu = True
+    timer.restart()
     for seconds in (1.0, 2.0, 3.0):
         for name in ("data", "network", "data", "network"):
-            Moment.now += seconds
-            clock.mark(name)
-        assert clock.read() == {"data": 2 * seconds, "network": 2 * seconds}
-    assert Moment.made == 5
+            Event.now += seconds
+            timer.mark(name)
+        assert timer.read() == {"data": 2 * seconds, "network": 2 * seconds}
+    assert Event.made == 5
 
 
-def test_a_bar_moves_no_more_often_than_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_is_updated_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     moves, now = [], iter([0.0, 0.01, 0.09, 0.11, 0.15, 0.3])
     monkeypatch.setattr("hardneg.training.callbacks.progress_bar.time.monotonic", lambda: next(now))
     stack = SimpleNamespace(update=lambda task, completed, facts: moves.append(completed))
@@ -244,7 +244,7 @@ def test_a_bar_moves_no_more_often_than_is_seen(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("anneal", "shares"), [
     ("linear", [1.0, 0.55, 0.1, 0.1]), ("step", [1.0, 0.7, 0.1, 0.1]), ("none", [0.1] * 4),
 ])  # fmt: skip
-def test_the_ring_closes_as_its_policy_says(anneal: str, shares: list[float]) -> None:
+def test_the_ring_narrows_by_its_annealing_policy(anneal: str, shares: list[float]) -> None:
     loss = recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}).make_loss()
     for progress, share in zip((0.0, 1 / 6, 1 / 3, 1.0), shares, strict=True):
         loss.set_progress(progress)
@@ -252,13 +252,13 @@ def test_the_ring_closes_as_its_policy_says(anneal: str, shares: list[float]) ->
         assert (lower, upper) == pytest.approx((1 - share, 1 - 0.1 * share))
 
 
-def test_the_ring_closes_while_what_it_watches_improves() -> None:
+def test_the_ring_narrows_while_the_observed_metric_improves() -> None:
     for anneal, readings, step in (("accuracy", (0.5, 0.6, 0.7), 0.05), ("loss", (3.0, 2.0, 1.0), 0.01)):
         loss = recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}).make_loss()
         assert loss.observes_loss == (anneal == "loss")
         for reading in readings:
             loss.observe(**{anneal: reading})
-            loss.observe(**{"loss" if anneal == "accuracy" else "accuracy": 1e9})  # what it does not watch
+            loss.observe(**{"loss" if anneal == "accuracy" else "accuracy": 1e9})  # not observed
         assert (loss.hardening[0].at(0.0).percentiles() or (0, 0))[0] == pytest.approx(2 * step)
         other = recipe.load({"objective": {"preset": "ring_nce", "anneal": anneal}}).make_loss()
         other.load_state_dict(loss.state_dict())

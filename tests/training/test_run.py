@@ -1,7 +1,8 @@
-"""Runs: they learn, they can be killed at any moment, and two processes are one."""
+"""Runs learn, resume exactly after a kill at any moment, and train to the same weights in two processes."""
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import Tensor
 from hardneg.training import build, recipe, run
 
 SETTINGS = Path(run.__file__).parents[1] / "recipes" / "digits-simclr.yaml"
+PATHS = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(run.__file__).parents[2])])  # tests and package
 SHORT = ["trainer.epochs=3", "trainer.save_every=2", "trainer.knn_every=0", "optimizer.schedule=cosine",
          "objective.preset=hcl", "objective.beta={schedule: linear, start: 2, end: 0}"]  # fmt: skip
 
@@ -30,7 +32,7 @@ def child(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 WALKS = ["batches.sampler=proximity", "batches.candidates=200", "batches.neighbors=20", "batches.refresh_every=4",
          "batches.restart={schedule: linear, start: 0.2, end: 0.05}"]  # fmt: skip
-WAYS = {
+SAMPLING = {
     "uniform": SHORT,
     "proximity": [*SHORT, *WALKS],
     "each once, from the bank": [*SHORT, *WALKS, "batches.coverage=once", "batches.embeddings=bank"],
@@ -41,12 +43,12 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of an uninterrupted run, by the way its batches are made."""
+    """The folder of an uninterrupted run, by how its batches are drawn."""
 
     @functools.cache
-    def of(way: str) -> Path:
+    def of(sampling: str) -> Path:
         folder: Path = tmp_path_factory.mktemp("whole") / "run"
-        run.train(recipe.load(SETTINGS, WAYS[way]), folder)
+        run.train(recipe.load(SETTINGS, SAMPLING[sampling]), folder)
         return folder
 
     return of
@@ -74,26 +76,26 @@ from hardneg.training.callbacks import checkpoints
 folder, moment, settings, *overrides = sys.argv[1:]
 def kill_after(hook, unit, number):
     called = getattr(checkpoints.Checkpoints, hook)
-    def deadly(self, trainer, *rest):
+    def then_kill(self, trainer, *rest):
         called(self, trainer, *rest)
         if moment == f"after {unit} {number(trainer)}":
             os.kill(os.getpid(), signal.SIGKILL)
-    setattr(checkpoints.Checkpoints, hook, deadly)
+    setattr(checkpoints.Checkpoints, hook, then_kill)
 kill_after("on_train_batch_end", "step", lambda trainer: trainer.global_step)
 kill_after("on_train_batch_end", "batch", lambda trainer: trainer.fit_loop.total_batch_idx + 1)
 kill_after("on_train_epoch_end", "epoch", lambda trainer: trainer.current_epoch + 1)
 replace = checkpoints.os.replace
-def half_way(source, target):
+def interrupted(source, target):
     if moment == "while saving" and str(target).endswith("last.ckpt") and os.path.exists(target):
         os.truncate(source, 1000)
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
-checkpoints.os.replace = half_way
+checkpoints.os.replace = interrupted
 run.train(recipe.load(settings, overrides), folder)
 """
 
 
-@pytest.mark.parametrize(("way", "moment"), [
+@pytest.mark.parametrize(("sampling", "moment"), [
     ("uniform", "after step 1"), ("uniform", "after step 3"), ("uniform", "after step 5"), ("uniform", "after epoch 1"),
     ("uniform", "after step 9"), ("uniform", "after epoch 3"), ("uniform", "while saving"),
     ("proximity", "after step 7"), ("proximity", "after step 10"), ("proximity", "after epoch 2"),
@@ -101,10 +103,10 @@ run.train(recipe.load(settings, overrides), folder)
     ("accumulated", "after batch 6"), ("accumulated", "after batch 8"),
 ])  # fmt: skip
 def test_a_killed_run_resumes_bit_by_bit(
-    finished: Callable[[str], Path], tmp_path: Path, way: str, moment: str
+    finished: Callable[[str], Path], tmp_path: Path, sampling: str, moment: str
 ) -> None:
-    uninterrupted, folder = finished(way), tmp_path / "run"
-    killed = child(KILLED, str(folder), moment, str(SETTINGS), *WAYS[way])
+    uninterrupted, folder = finished(sampling), tmp_path / "run"
+    killed = child(KILLED, str(folder), moment, str(SETTINGS), *SAMPLING[sampling])
     assert killed.returncode == -9, killed.stderr
     run.train(recipe.load(SETTINGS), folder, resume=True)
     for name, weight in weights(uninterrupted).items():
@@ -120,11 +122,11 @@ def test_a_killed_run_resumes_bit_by_bit(
 
 
 def test_batches_of_near_neighbours_are_harder_and_hold_more_false_negatives(finished: Callable[[str], Path]) -> None:
-    def last(way: str) -> dict[str, float]:
-        lines = (finished(way) / "metrics.jsonl").read_text().splitlines()
+    def last(sampling: str) -> dict[str, float]:
+        lines = (finished(sampling) / "metrics.jsonl").read_text().splitlines()
         return json.loads(lines[-1])["batches"]  # type: ignore[no-any-return]
 
-    uniform, walks, nearest = (last(way) for way in ("uniform", "proximity", "knn"))
+    uniform, walks, nearest = (last(sampling) for sampling in ("uniform", "proximity", "knn"))
     assert 0.08 < uniform["false_negatives"] < 0.12  # ten classes
     assert uniform["false_negatives"] + 0.03 < walks["false_negatives"]
     assert uniform["mean_cosine"] < walks["mean_cosine"] < nearest["mean_cosine"]
@@ -132,7 +134,7 @@ def test_batches_of_near_neighbours_are_harder_and_hold_more_false_negatives(fin
     assert walks["graph_seconds"] > 0 <= walks["sampling_seconds"]
 
 
-def test_the_engine_refuses_a_sampler_it_does_not_know(tmp_path: Path) -> None:
+def test_an_unknown_sampler_is_refused(tmp_path: Path) -> None:
     for wrong, message in (("sampler=proximty", "'proximty' is not known"), ("embeddings=bnk", "did you mean 'bank'")):
         settings = recipe.load(SETTINGS, [*SHORT, *WALKS, f"batches.{wrong}"])
         with pytest.raises(ValueError, match=message):
@@ -140,8 +142,8 @@ def test_the_engine_refuses_a_sampler_it_does_not_know(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_step_leaves_no_trace_in_memory(tmp_path: Path) -> None:
-    # torch.manual_seed keeps a stack trace for every kind of device that was never used.
+def test_a_step_leaks_no_memory(tmp_path: Path) -> None:
+    # torch.manual_seed stores a stack trace for every kind of device that was never used.
     kept = [torch.cuda._queued_calls, torch.xpu._queued_calls, torch.mtia._queued_calls]
     found = []
     for epochs in (1, 3):
@@ -151,21 +153,21 @@ def test_a_step_leaves_no_trace_in_memory(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_dropout_draws_what_step_and_seed_say(tmp_path: Path) -> None:
+def test_dropout_is_a_function_of_seed_and_batch(tmp_path: Path) -> None:
     draws: list[list[float]] = []
 
-    class Listener(L.Callback):
+    class Draws(L.Callback):
         def on_before_zero_grad(self, *given: object) -> None:
             draws.append([float(torch.rand(())), float(torch.rand(()))])
 
     for name in ("one", "other"):
-        torch.rand(len(name))  # what ran before must not matter
-        run.train(recipe.load(SETTINGS, [*SHORT, "trainer.epochs=1"]), tmp_path / name, callbacks=[Listener()])
+        torch.rand(len(name))  # earlier draws must not matter
+        run.train(recipe.load(SETTINGS, [*SHORT, "trainer.epochs=1"]), tmp_path / name, callbacks=[Draws()])
     assert draws[:5] == draws[5:]
     assert len({tuple(pair) for pair in draws[:5]}) == 5
 
 
-def test_clipping_bounds_how_far_a_step_goes(tmp_path: Path) -> None:
+def test_clipping_limits_the_length_of_a_step(tmp_path: Path) -> None:
     plain = [*SHORT, "trainer.epochs=1", "optimizer.name=sgd", "optimizer.lr=1", "optimizer.momentum=0",
              "optimizer.schedule=constant", "optimizer.weight_decay=0"]  # fmt: skip
 
@@ -185,7 +187,7 @@ def test_resuming_a_finished_run_changes_nothing(uninterrupted: Path) -> None:
     assert (uninterrupted / "metrics.jsonl").read_text() == before
 
 
-def test_a_run_is_neither_overwritten_nor_invented(uninterrupted: Path, tmp_path: Path) -> None:
+def test_an_existing_run_is_not_overwritten_and_a_missing_one_not_resumed(uninterrupted: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds a run already"):
         run.train(recipe.load(SETTINGS, SHORT), uninterrupted)
     with pytest.raises(ValueError, match="holds no run to resume"):
@@ -207,7 +209,7 @@ def test_two_processes_train_to_the_weights_of_one(tmp_path: Path) -> None:
     for devices in (1, 2):
         command = [sys.executable, str(script), str(tmp_path / str(devices)), str(SETTINGS), *plain,
                    f"trainer.devices={devices}"]  # fmt: skip
-        environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "", "OMP_NUM_THREADS": "1"}
+        environment = {"PYTHONPATH": PATHS, "PATH": "", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
         assert done.returncode == 0, done.stderr
     one, two = weights(tmp_path / "1"), weights(tmp_path / "2")
@@ -215,7 +217,9 @@ def test_two_processes_train_to_the_weights_of_one(tmp_path: Path) -> None:
         torch.testing.assert_close(two[name], weight, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("preset", ["simclr", "hcl", "hscl"])
+@pytest.mark.parametrize(
+    "preset", ["hcl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simclr", "hscl"))]
+)
 def test_training_beats_the_untrained_encoder(tmp_path: Path, preset: str) -> None:
     from hardneg.evaluation import extract, few_label_accuracy
     from hardneg.images import load_images
@@ -224,8 +228,8 @@ def test_training_beats_the_untrained_encoder(tmp_path: Path, preset: str) -> No
     sets = [load_images("digits", split, labels=True) for split in ("train", "test")]
 
     def accuracy(encoder: torch.nn.Module) -> float:
-        known, asked = (extract(encoder, part.images) for part in sets)  # type: ignore[union-attr]
-        return few_label_accuracy(known, sets[0].labels, asked, sets[1].labels, per_class=5)[0]  # type: ignore[arg-type]
+        train, test = (extract(encoder, part.images) for part in sets)  # type: ignore[union-attr]
+        return few_label_accuracy(train, sets[0].labels, test, sets[1].labels, per_class=5)[0]  # type: ignore[arg-type]
 
     untrained = accuracy(build.method(settings, sets[0]).encoder)
     trained = accuracy(run.train(settings, tmp_path / "run").encoder)

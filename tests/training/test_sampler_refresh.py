@@ -1,6 +1,7 @@
-"""The callback that owns refreshing, in anybody's Lightning training."""
+"""The callback that refreshes a batch sampler, in any Lightning training."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
+from training import shared_refresh
 
 import hardneg as hn
 from hardneg.methods.simclr import SimCLR
@@ -25,7 +28,7 @@ open(f"{sys.argv[4]}/{module.global_rank}.json", "w").write(json.dumps(module.se
 
 
 class Plain(L.LightningModule):
-    """A user's own module, which knows nothing of samplers."""
+    """A module of a user, without code for samplers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,6 +87,35 @@ def test_two_processes_share_the_batches_of_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert [one + other for one, other in zip(first, second, strict=True)] == fit()[0].seen
+
+
+def test_each_process_embeds_its_share_with_the_statistics_of_the_first(tmp_path: Path) -> None:
+    found = shared_refresh.launch(tmp_path)
+    assert [len(part["indices"]) for part in found] == [12, 11]
+    assert torch.cat([part["indices"] for part in found]).tolist() == list(range(shared_refresh.SIZE))
+    alone = shared_refresh.network(0)(shared_refresh.samples())
+    for rank, part in enumerate(found):
+        assert_close(part["rows"], alone.detach(), rtol=1e-12, atol=1e-12)
+        for name, buffer in shared_refresh.network(rank).named_buffers():  # each gets its own back
+            assert torch.equal(part["buffers"][name], buffer)
+
+
+def test_two_processes_build_the_graph_of_one_and_embed_half_the_samples_each(tmp_path: Path) -> None:
+    overrides = ["trainer.epochs=1", "trainer.knn_every=0", "batches.sampler=proximity", "batches.candidates=60",
+                 "batches.neighbors=10", "batches.refresh_every=4", "encoder.name=processes:plain_encoder",
+                 "encoder.options={}", "encoder.norm=false"]  # fmt: skip
+    for devices in (1, 2):
+        command = [sys.executable, shared_refresh.__file__, str(tmp_path / str(devices)), *overrides,
+                   f"trainer.devices={devices}"]  # fmt: skip
+        paths = [str(Path(__file__).parents[1]), str(Path(run.__file__).parents[2])]
+        environment = {"PYTHONPATH": os.pathsep.join(paths), "PATH": "", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stderr
+    alone, first, second = (torch.load(tmp_path / part, weights_only=True) for part in ("1.0", "2.0", "2.1"))
+    assert torch.equal(first["neighbors"], second["neighbors"])
+    same = (first["neighbors"] == alone["neighbors"]).double().mean()
+    assert same > 0.99  # sums in another order may swap two neighbors at nearly the same distance
+    assert (first["embedded"], second["embedded"]) == (649, 648)  # of 1297, at one refresh
 
 
 def test_the_sampler_refuses_to_be_replaced_by_lightning_and_says_what_to_do(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Metric:
             such as "not converged after 500 iterations", or None if the data do not allow the metric.
         better: ``"higher"`` or ``"lower"``.
         protocol: ``"train_test"``: function(train_features, train_labels, test_features, test_labels, seed) ·
-            ``"folds"``: function(features, labels, seed) of one labelled set, which the function splits itself ·
+            ``"folds"``: function(features, labels, seed) of one labeled set, which the function splits itself ·
             ``"features"``: function(features, seed), without labels.
         percent: show the value, a fraction, as a percentage.
 
@@ -125,7 +125,7 @@ class Metric:
             return None
         value, note = returned if isinstance(returned, tuple) else (returned, "")
         try:
-            number = float(value)  # of a numpy scalar or a tensor, too
+            number = float(value)  # value may be a numpy scalar or a tensor
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"metric {self.name!r} must return a number, got {value!r}") from error
         if not is_number(number):
@@ -174,18 +174,22 @@ def is_built_in(name: str) -> bool:
 
 
 def metric_from(name: str) -> Metric:
-    """The metric that ``package.module:callable`` names, which is registered.
+    """Import and register the metric that ``package.module:callable`` names.
 
     name: of a `Metric` object, or of a function(train_features, train_labels, test_features, test_labels, seed), whose
-    metric is called like it and is shown as a percentage
+    name is the metric's; higher is better, and the value is shown as a percentage
 
     Examples:
-        >>> metric_from("my_metrics:calibration_error")  # doctest: +SKIP
+        >>> import sys, types
+        >>> sys.modules["my_metrics"] = types.ModuleType("my_metrics")
+        >>> sys.modules["my_metrics"].half = lambda train_features, train_labels, test_features, test_labels, seed: 0.5
+        >>> metric_from("my_metrics:half").title
+        'half'
     """
     target: Callable[..., Value] = callables.load(name, "metric")
     if not isinstance(target, Metric):
-        own_name = getattr(target, "__name__", name.rpartition(":")[2])
-        target = Metric(own_name, own_name.replace("_", " "), target)
+        attribute = name.rpartition(":")[2]
+        target = Metric(attribute, attribute.replace("_", " "), target)
     return register(target)
 
 
@@ -214,7 +218,7 @@ def columns(
     def shown(metric: str) -> MetricFormat:
         if metric in _registered or _FEW.fullmatch(metric):
             return get_metric(metric).format
-        # A metric that nothing describes: higher is better, and a percentage if all values are fractions.
+        # Neither registered nor described: assume that higher is better, and percentages if all values are fractions.
         fractions = all(0 <= value <= 1 for value in values[metric])
         return (formats or {}).get(metric, MetricFormat(metric.replace("_", " "), percent=fractions))
 
@@ -231,7 +235,7 @@ def is_number(value: object) -> bool:
 
 
 def few_label_metric(per_class: int) -> Metric:
-    """1-NN accuracy when only a few training samples of each class have labels, as a metric."""
+    """The metric of 1-NN accuracy from a few labeled training samples per class."""
 
     def accuracy(
         train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor, seed: int

@@ -96,8 +96,7 @@ def evaluate_features(
     test = checks.as_tensor("test_features", test_features), checks.as_tensor("test_labels", test_labels)
     if len(train[1]) == 0 or len(test[1]) == 0:
         raise ValueError(
-            f"the train set has {len(train[1])} labelled samples and the test set {len(test[1])}: "
-            "both need at least one"
+            f"the train set has {len(train[1])} labeled samples and the test set {len(test[1])}: both need at least one"
         )
     arguments: dict[str, tuple[Tensor, ...]] = {"train_test": (*train, *test), "folds": test, "features": test[:1]}
     return _evaluate(metrics, arguments, seed)

@@ -174,11 +174,11 @@ def _checked(given: TensorLike, labels: TensorLike, folds: int, inner_folds: int
     features = checks.floating("features", checks.as_tensor("features", given))
     if features.dim() != 2 or 0 in features.shape:
         raise ValueError(f"features must have shape (N, d) with N, d ≥ 1, got {tuple(features.shape)}")
-    known = checks.as_tensor("labels", labels)
-    known = checks.integers("labels", known, (len(features),), "one per row of features")
+    checked_labels = checks.as_tensor("labels", labels)
+    checked_labels = checks.integers("labels", checked_labels, (len(features),), "one per row of features")
     for name, number in (("folds", folds), ("inner_folds", inner_folds)):
         checks.whole(name, number, at_least=2)
-    x, y = features.detach().cpu().double(), known.cpu()
+    x, y = features.detach().cpu().double(), checked_labels.cpu()
     if not bool(torch.isfinite(x).all()):
         raise ValueError("features holds NaN or inf: look for a diverged encoder")
     x, y = x[y >= 0], y[y >= 0]

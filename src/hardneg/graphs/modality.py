@@ -165,7 +165,7 @@ def _given(data: Any, given: Any) -> GraphSet | None:
         return given
     if not isinstance(given, Iterable):
         raise ValueError(
-            f"data of type {type(given).__name__} cannot be read as graphs: give a GraphSet, a list of PyG graphs, or "
-            "a function that returns one of these"
+            f"data of type {type(given).__name__} cannot be read as graphs: give a GraphSet, a list of PyG graphs or a "
+            "function that returns one of these"
         )
     return GraphSet.of(list(given), data.features)

@@ -54,7 +54,7 @@ class Part:
     def html(self) -> str:
         """The section as HTML."""
         return (
-            f'<section id="{self.key}" aria-labelledby="{self.key}-title">'
+            f'<section id="{self.key}" aria-labeledby="{self.key}-title">'
             f'<h2 id="{self.key}-title">{escape(self.title)}</h2>'
             f'<p class="hint">{self.hint}</p>{self.body}</section>'
         )

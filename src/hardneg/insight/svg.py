@@ -13,7 +13,7 @@ from unicodedata import east_asian_width
 
 from hardneg.printable import printable
 
-WIDTH, HEIGHT = 340, 208  # in user units: the width of a phone, so that text is not scaled down
+WIDTH, HEIGHT = 340, 208  # in user units: the width of a phone, so that text is not scaled user_y
 _TOP, _RIGHT, _BOTTOM = 20, 12, 34
 _CHARACTER = 6.2  # width of a digit in user units
 STYLES, DASHES = 8, 3  # colors and dash patterns of the style sheet: 24 distinct series
@@ -45,11 +45,11 @@ class Axes:
     y: tuple[float, float]
     height: float = HEIGHT
 
-    def across(self, x: float) -> float:
+    def user_x(self, x: float) -> float:
         """x in user units from the left."""
         return self.left + (x - self.x[0]) / (self.x[1] - self.x[0]) * (WIDTH - _RIGHT - self.left)
 
-    def down(self, y: float) -> float:
+    def user_y(self, y: float) -> float:
         """y in user units from the top."""
         return self.height - _BOTTOM - (y - self.y[0]) / (self.y[1] - self.y[0]) * (self.height - _BOTTOM - _TOP)
 
@@ -135,15 +135,15 @@ def histogram_chart(
     x_ticks = [tick for tick in ticks(edges[0], edges[-1], 5) if edges[0] - 1e-9 <= tick <= edges[-1] + 1e-9]
     drawn = [_frame(axes, x_ticks, y_ticks, x_label, y_label)]
     for _, kind, share, mean in shares:
-        steps = [f"M{axes.across(edges[0]):.1f},{axes.down(0):.1f}"]
+        steps = [f"M{axes.user_x(edges[0]):.1f},{axes.user_y(0):.1f}"]
         for (left, right), height in zip(pairwise(edges), share, strict=True):
-            y = axes.down(height)
-            steps.append(f"L{axes.across(left):.1f},{y:.1f}L{axes.across(right):.1f},{y:.1f}")
-        steps.append(f"L{axes.across(edges[-1]):.1f},{axes.down(0):.1f}Z")
+            y = axes.user_y(height)
+            steps.append(f"L{axes.user_x(left):.1f},{y:.1f}L{axes.user_x(right):.1f},{y:.1f}")
+        steps.append(f"L{axes.user_x(edges[-1]):.1f},{axes.user_y(0):.1f}Z")
         drawn.append(f'<path class="area {kind}" d="{"".join(steps)}"/>')
         if math.isfinite(mean):
-            x = axes.across(mean)
-            drawn.append(f'<line class="mean {kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{axes.down(0):.1f}"/>')
+            x = axes.user_x(mean)
+            drawn.append(f'<line class="mean {kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{axes.user_y(0):.1f}"/>')
     centers = [(left + right) / 2 for left, right in pairwise(edges)]
     series = [Series(name, kind, centers, share) for name, kind, share, _ in shares]
     return _chart("".join(drawn), axes, series, x_label, y_label, description)
@@ -156,7 +156,7 @@ def scatter_chart(
     columns = [[point[axis] for point in points] for axis in (0, 1)]
     x_ticks, y_ticks = (ticks(min(column), max(column)) for column in columns)
     axes = Axes(_margin(y_ticks), (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
-    marks = [_mark(style, axes.across(x), axes.down(y), 2.2) for (x, y), style in zip(points, styles, strict=True)]
+    marks = [_mark(style, axes.user_x(x), axes.user_y(y), 2.2) for (x, y), style in zip(points, styles, strict=True)]
     return _svg(_frame(axes, x_ticks, y_ticks, x_label, y_label) + "".join(marks), HEIGHT, description)
 
 
@@ -185,7 +185,7 @@ def dot_chart(rows: Sequence[tuple[str, int | str, Sequence[float]]], x_label: s
     axes = Axes(10, (marks[0], marks[-1]), (0, 1), height)
     foot = height - _BOTTOM
     drawn = [
-        f'<line class="grid" x1="{axes.across(mark):.1f}" x2="{axes.across(mark):.1f}" y1="4" y2="{foot:.1f}"/>'
+        f'<line class="grid" x1="{axes.user_x(mark):.1f}" x2="{axes.user_x(mark):.1f}" y1="4" y2="{foot:.1f}"/>'
         for mark in marks
     ]
     drawn.append(_x_axis(axes, marks, x_label))
@@ -196,11 +196,11 @@ def dot_chart(rows: Sequence[tuple[str, int | str, Sequence[float]]], x_label: s
         for value in given:
             shown = f"<title>{escape(printable(name))}: {value:.4g} {escape(x_label)}</title>"
             drawn.append(
-                f'<circle class="dot {style_classes(style)}" cx="{axes.across(value):.1f}" cy="{y:.1f}" r="4">'
+                f'<circle class="dot {style_classes(style)}" cx="{axes.user_x(value):.1f}" cy="{y:.1f}" r="4">'
                 f"{shown}</circle>"
             )
         if len(given) > 1:
-            x = axes.across(sum(given) / len(given))
+            x = axes.user_x(sum(given) / len(given))
             drawn.append(f'<line class="bar" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 8:.1f}" y2="{y + 8:.1f}"/>')
     return _svg("".join(drawn), height, description)
 
@@ -235,7 +235,7 @@ def _frame(axes: Axes, x_ticks: Sequence[float], y_ticks: Sequence[float], x_lab
     step = y_ticks[1] - y_ticks[0]
     drawn = []
     for tick in y_ticks:
-        y = axes.down(tick)
+        y = axes.user_y(tick)
         drawn.append(f'<line class="grid" x1="{axes.left:.1f}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         text = tick_text(tick, step)
         drawn.append(f'<text class="end" x="{axes.left - 5:.1f}" y="{y + 4:.1f}">{text}</text>')
@@ -248,7 +248,7 @@ def _x_axis(axes: Axes, marks: Sequence[float], label: str) -> str:
     step = marks[1] - marks[0] if len(marks) > 1 else 1.0
     drawn = [f'<line class="axis" x1="{axes.left:.1f}" x2="{WIDTH - _RIGHT}" y1="{foot:.1f}" y2="{foot:.1f}"/>']
     for mark in marks:
-        x, text = axes.across(mark), tick_text(mark, step)
+        x, text = axes.user_x(mark), tick_text(mark, step)
         # Keep labels at the ends inside the chart.
         half = _text_width(text) / 2
         text_x = min(max(x, half), WIDTH - half)
@@ -259,22 +259,22 @@ def _x_axis(axes: Axes, marks: Sequence[float], label: str) -> str:
 
 
 def _line(line: Series, axes: Axes) -> str:
-    places = [(axes.across(x), axes.down(y)) for x, y in zip(line.x, line.y, strict=True)]
-    path = _path(places)
+    points = [(axes.user_x(x), axes.user_y(y)) for x, y in zip(line.x, line.y, strict=True)]
+    path = _path(points)
     drawn = f'<path class="line {line.classes}" d="{path}"/>'
-    if len(places) <= 12:  # few points: mark each one
-        drawn += "".join(f'<circle class="dot {line.classes}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in places)
+    if len(points) <= 12:  # few points: mark each one
+        drawn += "".join(f'<circle class="dot {line.classes}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in points)
     return f'<g data-name="{escape(line.name)}">{drawn}</g>'
 
 
 def _band(line: Series, axes: Axes) -> str:
-    above = [(axes.across(x), axes.down(y)) for x, y in zip(line.x, line.high, strict=True)]
-    below = [(axes.across(x), axes.down(y)) for x, y in zip(line.x, line.low, strict=True)]
+    above = [(axes.user_x(x), axes.user_y(y)) for x, y in zip(line.x, line.high, strict=True)]
+    below = [(axes.user_x(x), axes.user_y(y)) for x, y in zip(line.x, line.low, strict=True)]
     return f'<path class="band {line.classes}" data-name="{escape(line.name)}" d="{_path(above + below[::-1])}Z"/>'
 
 
-def _path(places: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in places)
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def _margin(y_ticks: Sequence[float]) -> float:

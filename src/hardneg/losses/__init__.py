@@ -1,1 +1,1 @@
-"""Objectives: what a batch of embeddings is asked to become."""
+"""Loss functions of contrastive learning."""

@@ -31,7 +31,7 @@ class Hardening:
     """
 
     needs_positive: ClassVar[bool] = False  # whether `bounds` uses the positive's score
-    has_general_weights: ClassVar[bool] = False  # whether it defines `log_weight`; the reference kernel alone runs it
+    has_general_weights: ClassVar[bool] = False  # whether it defines `log_weight`; only the reference kernel runs it
     has_weights: ClassVar[bool] = False  # whether it weights candidates; an objective takes at most one that does
     has_band: ClassVar[bool] = False  # whether it leaves out candidates by score or rank
 

@@ -225,7 +225,7 @@ def _smallest_length(named: list[tuple[str, Tensor]]) -> float:
 
 
 def _checked_vectors(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> Tensor:
-    """The vectors, checked to be finite, of unit length if ``normalize``. named: the tensors they were made from."""
+    """The vectors, checked to be finite, of unit length if ``normalize``. named: the tensors they come from."""
     smallest = _smallest_length(named)
     eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
     if normalize and vectors.device.type == "cpu" and vectors.numel() > 0 and eager:

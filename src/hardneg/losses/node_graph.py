@@ -117,7 +117,7 @@ class ScoreBlock:
     rows: slice
     own: Tensor  # (R, 1) the graph of each node
     scores: Tensor  # (R, G)
-    excluded: Tensor | None  # (R, G) graphs that are not negatives; None means the own one alone
+    excluded: Tensor | None  # (R, G) graphs that are not negatives; None means only the own one
     positive: Tensor  # (R, P) scores
     positive_mask: Tensor | None  # (R, P) which of them are positives; None means all
     support: Tensor  # (R,)

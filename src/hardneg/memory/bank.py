@@ -11,7 +11,7 @@ from hardneg.checks import TensorLike, as_tensor, whole
 from hardneg.losses.inputs import normalized
 from hardneg.losses.schedules import Schedule
 from hardneg.matmul import row_blocks
-from hardneg.memory.module import MemoryModule, size_mismatch
+from hardneg.memory.module import MemoryModule, checked_dtype, size_mismatch
 from hardneg.randomness import generator
 
 
@@ -61,8 +61,7 @@ class MemoryBank(checks.Fixed, MemoryModule):
         checked = checks.number("momentum", momentum, at_least=0, at_most=1)
         if isinstance(checked, Schedule):
             raise ValueError(f"momentum must be a number in [0, 1], got {momentum!r}")
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype must be floating, got {dtype}: use torch.float32 or torch.float16")
+        checked_dtype(dtype)
         self.momentum, self.on_host, self.gather = float(checked), on_host, gather
         self.rows = torch.empty(self.size, self.dim, dtype=dtype, pin_memory=on_host and torch.cuda.is_available())
         # In blocks of a fixed height, so that the rows do not depend on the tile size.

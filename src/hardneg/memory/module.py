@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 
@@ -38,6 +39,13 @@ class MemoryModule(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         with self._tensors_as_buffers():
             super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def checked_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Raise unless ``dtype`` is a floating-point dtype; return it."""
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be floating, got {dtype}: use torch.float32 or torch.float16")
+    return dtype
 
 
 def size_mismatch(kind: str, stored: Tensor | None, size: int, dim: int, prefix: str) -> str | None:

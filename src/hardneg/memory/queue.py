@@ -8,7 +8,7 @@ from torch import Tensor
 from hardneg import checks, distributed
 from hardneg.checks import TensorLike, as_tensor, whole
 from hardneg.losses.inputs import normalized
-from hardneg.memory.module import MemoryModule, size_mismatch
+from hardneg.memory.module import MemoryModule, checked_dtype, size_mismatch
 
 
 class Queue(checks.Fixed, MemoryModule):
@@ -42,9 +42,7 @@ class Queue(checks.Fixed, MemoryModule):
     def __init__(self, size: int, dim: int, dtype: torch.dtype = torch.float32, gather: bool = False) -> None:
         super().__init__()
         self.size, self.dim, self.gather = whole("size", size), whole("dim", dim), gather
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype must be floating, got {dtype}: use torch.float32 or torch.float16")
-        self.key_store = torch.zeros(self.size, self.dim, dtype=dtype)
+        self.key_store = torch.zeros(self.size, self.dim, dtype=checked_dtype(dtype))
         self.label_store = torch.full((self.size,), -1)
         self.id_store = torch.full((self.size,), -1)
         # Python numbers: reading them from an accelerator would synchronize with it at every access.

@@ -13,7 +13,7 @@ from hardneg import heads, randomness
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.memory import MemoryBank
-from hardneg.methods.step_timer import Clock
+from hardneg.methods.step_timer import StepTimer
 from hardneg.modality import EncoderSection, Modality, ResidentSamples, make_encoder
 from hardneg.section import Section
 
@@ -100,7 +100,7 @@ class Method(L.LightningModule, ABC):
         self.encoder, self.head, self.objective = encoder, head, objective
         self.views, self.seed, self.channels_last = views, seed, channels_last
         self._optimizer, self._rate = optimizer, rate
-        self.clock = Clock()
+        self.clock = StepTimer()
         self.samples: ResidentSamples | None = None  # if the training set is held on the device
         self.labels: Tensor | None = None  # (N,)
         self.recent: MemoryBank | None = None  # the last embedding of every sample, if a batch sampler needs it
@@ -273,7 +273,7 @@ class Method(L.LightningModule, ABC):
             assert self.noted is not None
             return self.noted[1].shape[1]
         finally:
-            self.noted, self.clock = None, Clock()
+            self.noted, self.clock = None, StepTimer()
             for module, mode in modes:
                 module.training = mode
 

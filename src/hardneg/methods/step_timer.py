@@ -1,21 +1,21 @@
-"""Where the time of a step goes, without making the device wait."""
+"""The time that each part of a training step takes, measured without synchronizing the device."""
 
 import time
 
 import torch
 
-_LEFT_OUT = ""  # the name of what is not booked
+_LEFT_OUT = ""  # the name of intervals that are not counted
 
 
-class Clock:
-    """Marks moments; what lies between two marks is booked under the name of the second.
+class StepTimer:
+    """Sums the time between consecutive marks under the name of the second mark.
 
-    On a GPU the moments are events in its stream, read only by `read`, and used again: marking costs next to nothing.
+    On a GPU a mark records an event in the stream, which only `read` waits for. Events are reused.
 
     Examples:
-        >>> clock = Clock()
-        >>> clock.mark("start"); clock.mark("work")
-        >>> list(clock.read())
+        >>> timer = StepTimer()
+        >>> timer.mark("start"); timer.mark("work")
+        >>> list(timer.read())
         ['work']
     """
 
@@ -25,7 +25,7 @@ class Clock:
         self.on_gpu = False
 
     def mark(self, name: str) -> None:
-        """Now."""
+        """End the interval since the last mark, and count it under this name."""
         if self.on_gpu:
             event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -34,7 +34,7 @@ class Clock:
             self._marks.append((name, time.perf_counter()))
 
     def read(self) -> dict[str, float]:
-        """Seconds booked under each name since the last reading; this waits for the device."""
+        """Seconds under each name since the last call; waits for the device."""
         if self.on_gpu:
             torch.cuda.synchronize()
         seconds: dict[str, float] = {}
@@ -53,5 +53,5 @@ class Clock:
         return seconds
 
     def restart(self) -> None:
-        """Leave out what was between the last mark and now."""
+        """End the interval since the last mark without counting it."""
         self.mark(_LEFT_OUT)

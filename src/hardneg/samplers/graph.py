@@ -5,13 +5,14 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardneg import checks
+from hardneg import checks, distributed
 from hardneg.checks import TensorLike, as_tensor, whole
 from hardneg.extras import required
 from hardneg.matmul import exact_products
@@ -57,6 +58,7 @@ class ProximityGraph:
         mode: str = "shared",
         memory: int = 1 << 28,
         weights: bool = False,
+        gather: bool = False,
     ) -> "ProximityGraph":
         """Link every row to the ``neighbors`` of largest inner product among ``candidates`` random other rows.
 
@@ -72,28 +74,30 @@ class ProximityGraph:
                 most one. "independent": every row draws its own candidates. A row's candidates are uniform in both
             memory: bytes for temporaries, beside the embeddings, the graph and a few numbers per sample
             weights: store the inner products too, for weighted walks
+            gather: compute a share of the rows in each process of the process group, and gather them; all processes
+                must call it with the same arguments, and get the graph of a single process
 
         The graph is a function of embeddings, M, K, seed and mode. The order of equal inner products is unspecified.
         """
         embeddings = checked_embeddings(embeddings)
         embeddings = embeddings if device is None else embeddings.to(device)
-        candidates, neighbors = whole("candidates", candidates), whole("neighbors", neighbors)
+        candidates, neighbors = checked_degrees(candidates, neighbors)
         memory = whole("memory", memory)
         checks.choice("mode", mode, ("shared", "independent"))
-        if neighbors > candidates:
-            raise ValueError(f"neighbors={neighbors} must be ≤ candidates={candidates}: lower it, or raise candidates")
         size, dim = embeddings.shape
         candidates, neighbors = min(candidates, size - 1), min(neighbors, size - 1)
         budget = _MemoryBudget(size, dim, candidates, neighbors, embeddings, memory)
-        linked = torch.empty(size, neighbors, dtype=torch.int32, device=embeddings.device)
-        products = torch.empty_like(linked, dtype=embeddings.dtype) if weights else None
+        linked = torch.zeros(size, neighbors, dtype=torch.int32, device=embeddings.device)
+        products = torch.zeros_like(linked, dtype=embeddings.dtype) if weights else None
+        processes = distributed.world_size() if gather else 1
+        share = slice(distributed.rank() if gather else 0, None, processes)  # of the tiles
         with exact_products(embeddings.device):
             if candidates == size - 1:
-                tiles = _score_all(embeddings, budget)
+                tiles = _score_all(embeddings, budget, share)
             elif mode == "shared":
-                tiles = _score_shared(embeddings, budget, seed)
+                tiles = _score_shared(embeddings, budget, share, seed)
             else:
-                tiles = _score_independent(embeddings, budget, seed)
+                tiles = _score_independent(embeddings, budget, share, seed)
             for rows, nodes, scores in tiles:  # (G, R), (G, 1 or R, W), (G, R, W)
                 best, columns = _largest(scores, neighbors)  # (G, R, K)
                 chosen = nodes.int().expand(scores.shape).gather(2, columns)
@@ -101,6 +105,12 @@ class ProximityGraph:
                 if products is not None:
                     products.index_copy_(0, rows.flatten(), best.flatten(0, 1))
                 del scores, best, columns, chosen  # before the next tile is computed: the budget is for one
+        if processes > 1:
+            # Each row is zero in all processes but one. As integers, so that the sum keeps every bit, also of −0.0.
+            linked = distributed.total(linked)
+            if products is not None:
+                bits = torch.int64 if products.element_size() == 8 else torch.int32
+                products = distributed.total(products.view(bits)).view(products.dtype)
         return cls(linked, products)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -164,16 +174,16 @@ class _MemoryBudget:
 _Tiles = Iterator[tuple[Tensor, Tensor, Tensor]]  # rows (G, R), their candidates (G, 1 or R, W), scores (G, R, W)
 
 
-def _score_all(embeddings: Tensor, budget: _MemoryBudget) -> _Tiles:
+def _score_all(embeddings: Tensor, budget: _MemoryBudget, share: slice) -> _Tiles:
     """Scores of every row with all other rows: M = N − 1."""
     nodes = torch.arange(budget.size, device=embeddings.device)
-    for rows in torch.split(nodes, budget.rows(0, budget.row_bytes)):
+    for rows in torch.split(nodes, budget.rows(0, budget.row_bytes))[share]:
         scores = embeddings[rows] @ embeddings.T  # (R, N)
         scores[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
         yield rows[None], nodes[None, None], scores[None]
 
 
-def _score_shared(embeddings: Tensor, budget: _MemoryBudget, seed: int) -> _Tiles:
+def _score_shared(embeddings: Tensor, budget: _MemoryBudget, share: slice, seed: int) -> _Tiles:
     """Scores of random blocks of rows with a list of M + 1 candidates for each block.
 
     A row that is in the list of its block has M other candidates there. For any other row the last candidate is
@@ -189,9 +199,11 @@ def _score_shared(embeddings: Tensor, budget: _MemoryBudget, seed: int) -> _Tile
     position = torch.empty_like(order)
     position[order] = torch.arange(budget.size)
     position, order = position.to(device), order.to(device)
-    begin = 0
-    lists = balanced_lists(budget.size, width, counts, draws)
-    for candidates in lists if device.type == "cpu" else _prefetched(lists, device):  # (G, M + 1)
+    begins = [0, *accumulate(count * budget.block for count in counts)][:-1]
+    lists: Iterator[Tensor] = islice(balanced_lists(budget.size, width, counts, draws), share.start, None, share.step)
+    if device.type != "cpu":
+        lists = _prefetched(lists, device)
+    for begin, candidates in zip(begins[share], lists, strict=True):  # candidates: (G, M + 1)
         rows = order[begin : begin + len(candidates) * budget.block].view(len(candidates), -1)  # (G, R)
         vectors = _select(embeddings, candidates).transpose(1, 2)  # (G, d, M + 1)
         blocks = torch.arange(len(candidates), device=device)[:, None]
@@ -200,7 +212,6 @@ def _score_shared(embeddings: Tensor, budget: _MemoryBudget, seed: int) -> _Tile
         for first in range(0, rows.shape[1], step):
             part = rows[:, first : first + step]  # (G, R)
             yield part, candidates[:, None], _masked_scores(_select(embeddings, part), vectors, row_in_block - first)
-        begin += rows.numel()
 
 
 def _masked_scores(anchors: Tensor, vectors: Tensor, row_in_block: Tensor) -> Tensor:
@@ -222,13 +233,14 @@ def _masked_scores(anchors: Tensor, vectors: Tensor, row_in_block: Tensor) -> Te
     return scores
 
 
-def _score_independent(embeddings: Tensor, budget: _MemoryBudget, seed: int) -> _Tiles:
+def _score_independent(embeddings: Tensor, budget: _MemoryBudget, share: slice, seed: int) -> _Tiles:
     """Scores of every row with candidates of its own, gathered one by one: slow, the definition of the graph."""
     device = embeddings.device
     at_most = budget.rows(0, budget.row_bytes + budget.list_bytes)
     nodes = torch.arange(budget.size)
     # Groups of a fixed size, each with its own generator, so that the graph does not depend on the budget.
-    for group, rows in enumerate(torch.split(nodes, min(max((1 << 20) // budget.size, 1), 64))):
+    groups = list(enumerate(torch.split(nodes, min(max((1 << 20) // budget.size, 1), 64))))
+    for group, rows in groups[share]:
         drawn = independent_lists(budget.size, budget.candidates, rows, generator("cpu", seed, group))
         for part, own in zip(*(torch.split(both.to(device), at_most) for both in (rows, drawn)), strict=True):
             scores = torch.bmm(_select(embeddings, own), embeddings[part][:, :, None])  # (R, M, 1)
@@ -262,6 +274,14 @@ def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _select(embeddings: Tensor, rows: Tensor) -> Tensor:
     """The embeddings (…, d) of rows (…)."""
     return embeddings.index_select(0, rows.flatten()).view(*rows.shape, -1)  # several times faster than indexing
+
+
+def checked_degrees(candidates: int, neighbors: int) -> tuple[int, int]:
+    """The numbers of candidates and neighbors of a row; raise unless 1 ≤ neighbors ≤ candidates."""
+    candidates, neighbors = whole("candidates", candidates), whole("neighbors", neighbors)
+    if neighbors > candidates:
+        raise ValueError(f"neighbors={neighbors} must be ≤ candidates={candidates}: lower it, or raise candidates")
+    return candidates, neighbors
 
 
 def checked_embeddings(embeddings: TensorLike) -> Tensor:

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg import checks
-from hardneg.checks import whole
+from hardneg import checks, distributed
 from hardneg.losses.schedules import Adaptive, Schedule, Setting, value
-from hardneg.samplers.graph import ProximityGraph
+from hardneg.samplers.graph import ProximityGraph, checked_degrees
 from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.samplers.walk_graph import WalkGraph
 from hardneg.samplers.walks import KINDS, walk
@@ -61,9 +60,7 @@ class ProximityBatchSampler(RefreshedBatchSampler):
         processes: int = 1,
         weighted: bool = False,
     ) -> None:
-        self.candidates, self.neighbors = whole("candidates", candidates), whole("neighbors", neighbors)
-        if neighbors > candidates:
-            raise ValueError(f"neighbors={neighbors} must be ≤ candidates={candidates}: lower it, or raise candidates")
+        self.candidates, self.neighbors = checked_degrees(candidates, neighbors)
         self.restart = checks.number("restart", restart, at_least=0, at_most=1)
         checks.choice("walk", walk, KINDS)
         if weighted and walk not in ("restart", "random"):
@@ -95,7 +92,11 @@ class ProximityBatchSampler(RefreshedBatchSampler):
         self._set_graph(None if state["neighbors"] is None else ProximityGraph(state["neighbors"], state["weights"]))
 
     def _set_embeddings(self, embeddings: Tensor, seed: int) -> None:
-        graph = ProximityGraph.build(embeddings, self.candidates, self.neighbors, seed, weights=self.weighted)
+        # The processes that share the batches also share the work, if they are those of the process group.
+        gather = distributed.world_size() == self.processes > 1 and distributed.supports(embeddings.device)
+        graph = ProximityGraph.build(
+            embeddings, self.candidates, self.neighbors, seed, weights=self.weighted, gather=gather
+        )
         self._set_graph(graph.to("cpu"))
 
     def _set_graph(self, graph: ProximityGraph | None) -> None:

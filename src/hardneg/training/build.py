@@ -20,7 +20,7 @@ from hardneg.modality import GIVEN
 from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import optimizers, run_folder
 from hardneg.training.batches import Batches
-from hardneg.training.callbacks.sampler_refresh import Refresh
+from hardneg.training.callbacks.sampler_refresh import Refresh, shared_embeddings
 from hardneg.training.recipe import Recipe
 
 
@@ -172,19 +172,21 @@ def refresh(
         return None
     kind = settings.kind
 
-    def encode() -> Tensor:
+    def encode(index: Tensor) -> Tensor:
+        part = train_set if len(index) == len(train_set) else train_set.subset(index)
         workers = getattr(settings.data, "workers", 0)
         with module.trainer.precision_plugin.forward_context():  # as in a training step
-            rows = kind.embed(module.embedding_network(), train_set, module.views, workers)
+            rows = kind.embed(module.embedding_network(), part, module.views, workers)
         # As the loss scores them: by raw inner products, samples of large norm would be neighbors of all others.
         cosines = isinstance(module.objective, InfoNCE) and module.objective.normalize
         return normalized(rows) if cosines else rows
 
+    shared = shared_embeddings(encode, len(train_set), [module.encoder, module.head])
     if settings.batches.embeddings == "encode":
-        return Refresh(batches.sampler, encode)
+        return Refresh(batches.sampler, shared)
     # A row is random until its sample has been seen.
     module.recent = MemoryBank(len(train_set), dim, momentum=0.0, gather=processes > 1, seed=settings.seed)
-    return Refresh(batches.sampler, lambda: module.recent.rows if module.recent is not None else encode())
+    return Refresh(batches.sampler, lambda: module.recent.rows if module.recent is not None else shared())
 
 
 class _Lists:

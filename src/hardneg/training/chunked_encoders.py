@@ -28,7 +28,7 @@ def in_chunks(encoders: Sequence[nn.Module], chunk_size: int) -> Iterator[None]:
         >>> encoder.weight.grad.shape
         torch.Size([4, 8])
     """
-    chunks.warn_of_batch_norm(encoders)
+    chunks.warn_about_batch_norm(encoders)
     for encoder in encoders:
         # A bound method, so that a deep copy of the encoder gets one of its own.
         encoder.forward = MethodType(_forward(chunk_size), encoder)
@@ -57,7 +57,7 @@ def _forward(chunk_size: int) -> Callable[[nn.Module, Tensor], Tensor]:
         encode = type(self).forward
         if not self.training or len(inputs) <= chunk_size:
             return encode(self, inputs)  # type: ignore[no-any-return]
-        parts = [part for part, _ in chunks.cut(inputs, chunk_size)]
+        parts = [part for part, _ in chunks.split_rows(inputs, chunk_size)]
         if not torch.is_grad_enabled():
             return torch.cat([encode(self, part) for part in parts])
         contexts = partial(_contexts, self)
@@ -68,4 +68,4 @@ def _forward(chunk_size: int) -> Callable[[nn.Module, Tensor], Tensor]:
 
 def _contexts(encoder: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """The contexts of the two forward passes of a chunk: the second one leaves the buffers unchanged."""
-    return nullcontext(), chunks.buffers_kept([encoder], chunks.versions([encoder]))
+    return nullcontext(), chunks.preserve_buffers([encoder], chunks.buffer_versions([encoder]))

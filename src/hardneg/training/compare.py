@@ -94,14 +94,14 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
     runs = []
     for seed in seeds:
         for cell in cells:
-            made = Run(cell, seed, cell.folder(Path(root), seed))
-            there = made.folder / run_folder.RECIPE
-            begun = not run_folder.is_free(made.folder) and there.exists()
-            if begun and build.resolved(recipe.load(there)) != build.resolved(made.settings):
+            planned = Run(cell, seed, cell.folder(Path(root), seed))
+            file = planned.folder / run_folder.RECIPE
+            started = not run_folder.is_free(planned.folder) and file.exists()
+            if started and build.resolved(recipe.load(file)) != build.resolved(planned.settings):
                 raise ValueError(
-                    f"{made.folder} holds a run of another recipe: choose another folder for this comparison"
+                    f"{planned.folder} holds a run of another recipe: choose another folder for this comparison"
                 )
-            runs.append(made)
+            runs.append(planned)
     return runs
 
 

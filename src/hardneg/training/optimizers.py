@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules by name."""
+"""Optimizers and learning-rate schedules by name."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LARS(Optimizer):
     """Momentum SGD with the step of each weight matrix scaled to its norm (You et al. 2017), as SimCLR uses it.
 
-    Biases and norm weights (fewer than two dimensions) take plain momentum steps without decay. PyTorch has none.
+    Biases and norm weights (fewer than two dimensions) take plain momentum steps without decay. PyTorch has no LARS.
 
     Args:
         params: parameters
@@ -52,7 +52,7 @@ class LARS(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            # All weights at once: one by one, a GPU would wait for the host to launch some hundred operations.
+            # All weights in one call: with one call per weight, a GPU waits for hundreds of launches.
             matrices = [weight for weight in group["params"] if weight.grad is not None and weight.dim() > 1]
             others = [weight for weight in group["params"] if weight.grad is not None and weight.dim() <= 1]
             updates = [*_adapted(matrices, group["weight_decay"], group["trust"]), *(other.grad for other in others)]
@@ -73,15 +73,15 @@ class LARS(Optimizer):
 
 
 def _adapted(matrices: list[Tensor], decay: float, trust: float) -> list[Tensor]:
-    """The decayed gradient of each matrix, in proportion to the length of the matrix."""
+    """The decayed gradient of each matrix, scaled to the norm of the matrix times the trust coefficient."""
     if not matrices:
         return []
     gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
-    pulls = torch._foreach_add(gradients, matrices, alpha=decay)
-    length, pull = (torch.stack(torch._foreach_norm(tensors)) for tensors in (matrices, pulls))  # (matrices,) each
-    ratio = torch.where((length > 0) & (pull > 0), trust * length / pull, 1.0)
-    torch._foreach_mul_(pulls, ratio.unbind())
-    return list(pulls)
+    decayed = torch._foreach_add(gradients, matrices, alpha=decay)
+    norm, gradient_norm = (torch.stack(torch._foreach_norm(tensors)) for tensors in (matrices, decayed))  # (matrices,)
+    ratio = torch.where((norm > 0) & (gradient_norm > 0), trust * norm / gradient_norm, 1.0)
+    torch._foreach_mul_(decayed, ratio.unbind())
+    return list(decayed)
 
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "lars")
@@ -97,9 +97,9 @@ def build(
     *,
     scaled_and_clipped: bool = False,
 ) -> Optimizer:
-    """The optimiser of this name over all trainable parameters of the modules.
+    """The optimizer of this name over all trainable parameters of the modules.
 
-    scaled_and_clipped: are gradients scaled (float16) and clipped? A fused optimiser would take the scale off only
+    scaled_and_clipped: whether gradients are scaled (float16) and clipped. A fused optimizer would unscale them only
     after they were clipped, which Lightning refuses
     """
     checks.choice("optimizer", name, OPTIMIZERS)
@@ -140,7 +140,7 @@ def learning_rate(
 
 
 def of_recipe(settings: "Recipe") -> tuple[Callable[[nn.Module], Optimizer], Callable[[float], float]]:
-    """What makes the optimiser of a method, and the factor of its learning rate, as a recipe has them."""
+    """The function that creates the optimizer of a method, and the factor of its learning rate, from a recipe."""
     chosen, epochs = settings.optimizer, settings.trainer.epochs
     clipped = settings.trainer.precision == "16-mixed" and chosen.clip is not None
 

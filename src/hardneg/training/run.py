@@ -121,8 +121,8 @@ def train(
         point = run_state.resume_point(folder, settings, module, ours.stateful, batches, epochs)
     with ExitStack() as held:
         if trainer.is_global_zero:
-            held.enter_context(run_folder.made(folder))
-            held.enter_context(run_folder.alone(folder))
+            held.enter_context(run_folder.create_folder(folder))
+            held.enter_context(run_folder.lock_run(folder))
             if resume:
                 processes = trainer.world_size
                 run_state.record_resume(settings, folder, processes, stated, epochs=epochs, finished=point.finished)

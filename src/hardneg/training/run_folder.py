@@ -1,4 +1,4 @@
-"""The files of a run: written whole or not at all, by one process at a time."""
+"""The files of a run: replaced in one operation, by one process at a time."""
 
 import itertools
 import json
@@ -26,22 +26,22 @@ NEXT = "next.ckpt"  # a checkpoint while it is being written
 _FRESH = re.compile(
     rf"({'|'.join(map(re.escape, (ENVIRONMENT, SPLIT, RECIPE)))})\.[0-9a-f]{{32}}\.new"
 )  # see `write_bytes`
-PATIENCE = 60.0  # seconds to wait for a lock that others hold for an instant
+PATIENCE = 60.0  # seconds to wait for a lock that other processes hold briefly
 
 
 def write(file: Path, text: str) -> None:
-    """Write a text beside its place and then put it there, so that no one ever sees half of it."""
+    """Write a text to a new file and rename it, so that a reader never sees half of it."""
     write_bytes(file, text.encode())
 
 
 def write_bytes(file: Path, content: bytes) -> None:
     """As `write`, for bytes."""
-    fresh = file.with_name(f"{file.name}.{uuid.uuid4().hex}.new")  # of this call alone
+    fresh = file.with_name(f"{file.name}.{uuid.uuid4().hex}.new")  # unique to this call
     try:
         with fresh.open("xb") as out:
             out.write(content)
             out.flush()
-            os.fsync(out.fileno())  # a power cut must not leave an empty file in its place
+            os.fsync(out.fileno())  # a power cut must not leave an empty file
         os.replace(fresh, file)
     except BaseException:
         fresh.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def is_run(folder: Path) -> bool:
 
 
 def check_links(folder: Path) -> None:
-    """Raise if a file that a run writes is a link, which could lead anywhere."""
+    """Raise if a file that a run writes is a link, which could point outside the folder."""
     logs = folder / LOGS
     inside = [] if logs.is_symlink() or not logs.is_dir() else list(logs.iterdir())
     for file in (*folder.iterdir(), *inside):
@@ -64,7 +64,7 @@ def check_links(folder: Path) -> None:
 
 
 def check_regular(folder: Path) -> None:
-    """Raise if a file of a run is a pipe, a device or a folder, which reading could wait for without end."""
+    """Raise if a file of a run is a pipe, a device or a folder: reading it could block forever."""
     for name in (RECIPE, ENVIRONMENT, METRICS, SPLIT, ENCODER, EVALUATION):
         _check_regular(folder / name)
 
@@ -75,14 +75,14 @@ def _check_regular(file: Path) -> None:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a run may be begun in this folder: it is not there, or nothing was trained in it."""
+    """Whether a run may be begun in this folder: it does not exist, or no checkpoint was written in it."""
     if not folder.exists():
         return True
     return folder.is_dir() and all(_is_left_over(file) for file in folder.iterdir())
 
 
 def _is_left_over(file: Path) -> bool:
-    """Whether a run that ended before its first checkpoint wrote this file: a name alone does not tell."""
+    """Whether a run that ended before its first checkpoint wrote this file; the name alone is not enough."""
     if file.is_symlink():
         return False
     if file.name == LOGS:
@@ -93,7 +93,7 @@ def _is_left_over(file: Path) -> bool:
         return file.stat().st_size == 0
     if file.suffix == ".new":
         return _FRESH.fullmatch(file.name) is not None
-    # A run writes its environment first: without it, the others are the user's.
+    # A run writes its environment first: without it, the other files are the user's.
     return file.name in (ENVIRONMENT, SPLIT, RECIPE, NEXT) and _run_id(file.parent) is not None
 
 
@@ -113,13 +113,13 @@ def discard(folder: Path) -> None:
         if (folder / LOGS).exists():
             shutil.rmtree(folder / LOGS)
         for name in (NEXT, RECIPE, SPLIT, ENVIRONMENT, LOCK):
-            with suppress(OSError):  # Windows keeps a lock that is held
+            with suppress(OSError):  # Windows does not remove a lock file that is held
                 (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[None]:
-    """Make a folder; if an error leaves it empty, remove it, and the parents that were made for it."""
+def create_folder(folder: Path) -> Iterator[None]:
+    """Create a folder; if an error leaves it empty, remove it and the parents that were created for it."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -133,12 +133,12 @@ def made(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def numbered(root: Path, stem: str) -> Iterator[Path]:
-    """Make the first folder ``root/stem-1``, ``-2``, … that is not there, for this process alone; see `made`."""
-    with made(root):
+    """Create the first folder ``root/stem-1``, ``-2``, … that does not exist, for this process; see `create_folder`."""
+    with create_folder(root):
         for number in itertools.count(1):
             folder = root / f"{stem}-{number}"
             try:
-                folder.mkdir(parents=True)  # the system lets one process make it
+                folder.mkdir(parents=True)  # succeeds in one process only
                 break
             except FileExistsError:
                 continue
@@ -151,15 +151,15 @@ def numbered(root: Path, stem: str) -> Iterator[Path]:
 
 
 def checkpoint(folder: Path) -> dict[str, Any]:
-    """The last checkpoint of a run, its tensors mapped from the file; one line that names the fix if it is broken."""
+    """The last checkpoint of a run, its tensors mapped from the file; a broken one is a ValueError with the fix."""
     file = folder / CHECKPOINT
     if not file.exists():
         raise ValueError(f"{file} is missing: {remedy(folder)}")
-    if not file.is_file():  # a pipe or a device, which reading could wait for without end
+    if not file.is_file():  # reading a pipe or a device could block forever
         raise ValueError(f"{file} is no regular file: {remedy(folder)}")
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # bytes that are no checkpoint raise nearly anything
+    except Exception as error:  # bytes that are not a checkpoint raise nearly anything
         reason = str(error).partition(". ")[0].partition("\n")[0][:200] or type(error).__name__
         raise ValueError(f"{file} cannot be read as a checkpoint ({reason}): {remedy(folder)}") from error
     if not isinstance(saved, dict) or not isinstance(saved.get("state_dict"), dict) or "batches" not in saved:
@@ -178,7 +178,7 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; one line that names the file if there is none."""
+    """The object in a JSON file; anything else is a ValueError that names the file."""
     _check_regular(file)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -190,7 +190,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def environment(**more: Any) -> dict[str, Any]:
-    """Where and how this process runs."""
+    """Command, versions, platform, threads and device of this process."""
     import lightning
 
     return {
@@ -207,7 +207,7 @@ def environment(**more: Any) -> dict[str, Any]:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics that were written whole; one line that names the file if others are in it."""
+    """The complete lines of a run's metrics; one that is not of a run is a ValueError that names the file."""
     file = folder / METRICS
     if not file.exists():
         return []
@@ -228,7 +228,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Raise if the disk of a folder, which need not exist yet, has less than this many bytes free."""
+    """Raise if the disk of a folder, which need not exist yet, has fewer than ``needed`` bytes free."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(there).free
     if free < needed:
@@ -239,8 +239,8 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the run for this process; another one that holds it is an error. The system lets go if we are killed."""
+def lock_run(folder: Path) -> Iterator[None]:
+    """Lock the run for this process; raise if another process has it. A killed process loses its lock."""
     with ExitStack() as held:
         try:
             held.enter_context(locked(folder / LOCK, patience=0))
@@ -251,12 +251,12 @@ def alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(file: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold a lock file for this process, waiting up to ``patience`` seconds for others; TimeoutError if in vain."""
+    """Lock a file for this process, waiting up to ``patience`` seconds for other processes; else TimeoutError."""
     end = time.monotonic() + patience
     while True:
-        # Opened to append, so that asking for the lock changes nothing; closing lets go.
+        # Opened to append, so that trying to lock changes nothing; closing releases the lock.
         with open(file, "a+b", opener=_without_links) as held:
-            # A lock on a file that its last holder removed excludes nothing.
+            # A lock on a file that its last holder removed has no effect.
             if _try_lock(held) and file.exists() and os.path.samestat(os.fstat(held.fileno()), file.stat()):
                 yield
                 return
@@ -266,18 +266,18 @@ def locked(file: Path, patience: float = PATIENCE) -> Iterator[None]:
 
 
 def _without_links(path: str, flags: int) -> int:
-    """Open a file, but not through a link at its end, which could lead out of the run's folder."""
+    """Open a file, but not a link, which could point outside the run's folder."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _try_lock(file: IO[bytes]) -> bool:
-    """Take the lock of an open file if no other process has it."""
+    """Lock an open file unless another process has locked it; returns whether it did."""
     try:
         import fcntl
     except ImportError:
         import msvcrt  # Windows
 
-        file.seek(0)  # what is locked is one byte from here
+        file.seek(0)  # one byte from here is locked
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
         except PermissionError:

@@ -1,6 +1,6 @@
-"""YAML from files and command lines: plain data, bounded in size and depth, every key once.
+"""YAML from files and command lines: plain data, limited in size and depth, without duplicate keys.
 
-PyYAML by itself keeps the last of two equal keys, expands aliases without limit, and recurses as deep as a text nests.
+PyYAML keeps the last of two equal keys, expands aliases without limit, and recurses as deep as the text nests.
 """
 
 import re
@@ -14,7 +14,7 @@ DEEPEST = 32  # levels of nesting; recipes have 4
 
 
 def text_of(file: str | Path) -> str:
-    """The text of a file, in UTF-8 and not too large for a recipe."""
+    """The text of a UTF-8 file of at most `LARGEST` bytes."""
     file = Path(file)
     if file.is_dir():
         raise ValueError(f"{file} is a folder: give a YAML file")
@@ -41,21 +41,21 @@ def read_mapping(file: str | Path) -> dict[Any, Any]:
 
 
 def parse(text: str, where: str) -> Any:
-    """The value of a YAML text; ``where`` it stands is named in errors, which are one line."""
+    """The value of a YAML text; errors are one line that names ``where``, the file or setting."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = "" if mark is None else f", line {mark.line + 1}"
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ValueError(f"{where} is not readable YAML: {said}{place}") from error
-    except Exception as error:  # of values such as 2001-99-99, PyYAML raises whatever their conversion does
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ValueError(f"{where} is not readable YAML: {problem}{place}") from error
+    except Exception as error:  # values such as 2001-99-99 raise the error of their conversion
         reason = " ".join(str(error).split())
         raise ValueError(f"{where} is not readable YAML: {reason}") from error
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """A safe loader that refuses aliases, merge keys, deep nesting and equal keys."""
+    """A safe loader that rejects aliases, merge keys, deep nesting and duplicate keys."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -64,7 +64,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            # Nine lists of nine aliases each, nine levels deep, are 400 million values.
+            # Nine lists of nine aliases each, nine levels deep, expand to 400 million values.
             raise _refused(f"aliases (*{event.anchor}) are not allowed, write the value out", event)
         self.depth += 1
         if self.depth > DEEPEST:

@@ -15,8 +15,8 @@ BACKENDS = ("reference", "tiled")
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tilt": {"hardening": hn.Exponential(1.0), "class_prior": 0.05},
-    "steep tilt": {"hardening": hn.Exponential(4.0), "temperature": 0.07},
-    "odd tilt": {"hardening": hn.Exponential(0.7), "debias": "exact", "class_prior": 0.02},
+    "large tilt": {"hardening": hn.Exponential(4.0), "temperature": 0.07},
+    "fractional tilt": {"hardening": hn.Exponential(0.7), "debias": "exact", "class_prior": 0.02},
     "threshold": {"hardening": hn.Threshold(1.0)},
     "ring": {"hardening": hn.Ring(0.5, 0.95)},
     "ring and tilt": {"hardening": (hn.Ring(0.2, 0.9), hn.Exponential(2.0))},
@@ -51,7 +51,7 @@ def relative(found: Tensor, truth: Tensor) -> float:
 
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
 def test_kernels_agree_in_float32_to_1e_5(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiled.STRIP_ELEMENTS, "cpu", 1000)  # many strips, the last one ragged
+    monkeypatch.setitem(tiled.STRIP_ELEMENTS, "cpu", 1000)  # many strips, the last one shorter
     z1, z2, labels = batch(61, 33)
     plain = value_and_gradients(options, z1, z2, labels, "reference")
     strips = value_and_gradients(options, z1, z2, labels, "tiled")
@@ -78,7 +78,7 @@ def test_half_precision_costs_only_the_rounding_of_the_input(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_autocast_does_not_touch_the_arithmetic(backend: str) -> None:
+def test_autocast_does_not_change_the_precision(backend: str) -> None:
     z1, z2, _ = batch(32, 16)
     outside = hn.hcl(backend=backend)(z1, z2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -110,7 +110,7 @@ def test_overwriting_the_anchors_between_loss_and_backward_raises(backend: str) 
         value.backward()
 
 
-def test_the_tiled_kernel_holds_a_strip_and_no_matrix() -> None:
+def test_the_tiled_kernel_allocates_strips_and_no_matrix() -> None:
     rows, dim = 2048, 16
     z1, z2, _ = batch(rows, dim)
     z1.requires_grad_()
@@ -168,7 +168,7 @@ def test_compiled_schedules_do_not_recompile_at_every_step() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("options", [{}, {"hardening": hn.Exponential(1.5), "class_prior": 0.1}, {"in_batch": "other"}])
-def test_the_learnt_temperature_has_the_exact_gradient(backend: str, options: dict[str, Any]) -> None:
+def test_the_learned_temperature_has_the_exact_gradient(backend: str, options: dict[str, Any]) -> None:
     z1, z2, _ = batch(10, 5, torch.float64)
     loss = hn.InfoNCE(temperature=hn.Learnable(0.3), backend=backend, **options).double()
     temperature = loss.temperature
@@ -187,7 +187,7 @@ def test_the_learnt_temperature_has_the_exact_gradient(backend: str, options: di
     assert_close(temperature.log_value.grad, slope, rtol=1e-6, atol=1e-8)
 
 
-def test_the_learnt_temperature_also_moves_the_floor() -> None:
+def test_the_learned_temperature_also_moves_the_floor() -> None:
     z = torch.eye(4, 8, dtype=torch.float64)
     loss = hn.InfoNCE(temperature=hn.Learnable(0.1), class_prior=0.3).double()
     assert isinstance(loss.temperature, hn.Learnable)
@@ -200,17 +200,17 @@ def test_the_learnt_temperature_also_moves_the_floor() -> None:
     assert_close(loss.temperature.log_value.grad, share / (1 + share) * 2 / t)
 
 
-def test_a_temperature_pushed_below_its_minimum_comes_back() -> None:
-    learnt = hn.Learnable(0.02, minimum=0.01)
+def test_a_temperature_below_its_minimum_gets_a_gradient_that_raises_it() -> None:
+    learned = hn.Learnable(0.02, minimum=0.01)
     with torch.no_grad():
-        learnt.log_value -= 5
-    assert float(learnt().detach()) == pytest.approx(0.01)
-    learnt().backward()
-    assert learnt.log_value.grad is not None
-    assert learnt.log_value.grad > 0
+        learned.log_value -= 5
+    assert float(learned().detach()) == pytest.approx(0.01)
+    learned().backward()
+    assert learned.log_value.grad is not None
+    assert learned.log_value.grad > 0
 
 
-def test_detached_weights_weigh_but_do_not_pull() -> None:
+def test_detached_weights_have_no_gradient_of_their_own() -> None:
     # METHODS, gradient: the coefficients of the two softmaxes become 1 and 0.
     anchor, positive = torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)
     anchor[0, 0] = 1
@@ -238,7 +238,7 @@ def test_every_kernel_can_be_differentiated_twice(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("beta", [1e2, 1e4, 1e6])
-def test_a_steep_tilt_keeps_its_digits_in_float32(backend: str, beta: float) -> None:
+def test_a_large_tilt_keeps_its_precision_in_float32(backend: str, beta: float) -> None:
     z1, z2, _ = batch(64, 8)
     exact = hn.hcl(beta, 0.0)(z1.double(), z2.double())
     assert_close(hn.hcl(beta, 0.0, backend=backend)(z1, z2).double(), exact, rtol=1e-5, atol=0)

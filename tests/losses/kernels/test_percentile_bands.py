@@ -201,7 +201,7 @@ def eligibilities(columns: int) -> dict[str, Eligibility]:
         "mask for some": Eligibility(columns, allowed=few[:4, : columns // 2]),
         "excluded": Eligibility(columns, excluded=torch.randint(0, columns, (8, 3))),
         "other groups": Eligibility(columns, anchor_groups=labels[:8], candidate_groups=labels[8:]),
-        "same group": Eligibility(columns, anchor_groups=labels[:8], candidate_groups=labels[8:], same=True),
+        "same group": Eligibility(columns, anchor_groups=labels[:8], candidate_groups=labels[8:], same_group=True),
         "everything": Eligibility(
             columns,
             own=own,

@@ -1,4 +1,4 @@
-"""Percentile bands: found without sorting, rank for rank what a stable sort would keep; draws from them are uniform."""
+"""Percentile bands without sorting equal those of a stable sort, and draws from them are uniform."""
 
 import math
 from typing import Any
@@ -17,13 +17,13 @@ from hardneg.losses.kernels import Eligibility, Rule, percentiles, reference, ti
 from hardneg.losses.kernels.interface import draw
 
 Rings = tuple[tuple[float, float], ...]
-HIDDEN = -math.inf
+MASKED = -math.inf
 FINDERS = (percentiles.selected, percentiles.by_values, percentiles.sorted_edges)
 
 
 def band_by_definition(row: list[float], rings: Rings) -> set[int]:
     """METHODS section 1 as a loop: sort indices by score, then index; cut each ring; intersect."""
-    order = sorted((i for i, score in enumerate(row) if score > HIDDEN), key=lambda i: (row[i], i))
+    order = sorted((i for i, score in enumerate(row) if score > MASKED), key=lambda i: (row[i], i))
     kept = set(order)
     for lower, upper in rings:
         start = math.floor(lower * len(order) + 1e-9)
@@ -32,17 +32,17 @@ def band_by_definition(row: list[float], rings: Rings) -> set[int]:
 
 
 def found(find: Any, scores: Tensor, rings: Rings) -> list[set[int]]:
-    """The band of each row, its stated size checked."""
+    """The band of each row; its size is checked against the reported count."""
     band = find(scores, Rule(rings=rings))
-    kept = ~band.outside(scores) & (scores > HIDDEN)
+    kept = ~band.outside(scores) & (scores > MASKED)
     assert kept.sum(dim=1).tolist() == band.count.tolist()
     return [set(row.nonzero()[:, 0].tolist()) for row in kept]
 
 
 fractions = st.sampled_from([0.0, 0.1, 0.3, 1 / 3, 0.5, 0.7, 0.9, 0.99])
 one_ring = st.tuples(fractions, st.floats(0.01, 1.0)).map(lambda pair: (pair[0], min(1.0, pair[0] + pair[1])))
-# Few distinct scores, so that ties abound; both zeros, which are equal; infinities.
-some_scores = st.sampled_from([-2.0, -0.5, -0.0, 0.0, 0.25, 1.0, math.inf, HIDDEN])
+# Few distinct scores, for many ties; both zeros, which are equal; infinities.
+some_scores = st.sampled_from([-2.0, -0.5, -0.0, 0.0, 0.25, 1.0, math.inf, MASKED])
 
 
 @given(
@@ -54,7 +54,7 @@ some_scores = st.sampled_from([-2.0, -0.5, -0.0, 0.0, 0.25, 1.0, math.inf, HIDDE
     find=st.sampled_from(FINDERS),
     sample=st.integers(1, 40),
 )
-def test_bands_are_those_of_the_definition_whatever_ties_and_masks(
+def test_bands_equal_the_definition_with_any_ties_and_masks(
     table: list[list[float]], rings: Rings, dtype: torch.dtype, find: Any, sample: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -71,13 +71,13 @@ def test_the_bands_of_a_full_queue_are_those_of_a_stable_sort(
     scores = torch.randn(6, 65536, dtype=dtype)
     if digits is not None:
         scores = scores.round(decimals=digits)
-    scores[1, torch.randperm(65536)[:50000]] = HIDDEN
-    scores[2, 1:] = HIDDEN
-    scores[3] = HIDDEN
-    kept = ~percentiles.edges(scores, Rule(rings=rings)).outside(scores) & (scores > HIDDEN)
+    scores[1, torch.randperm(65536)[:50000]] = MASKED
+    scores[2, 1:] = MASKED
+    scores[3] = MASKED
+    kept = ~percentiles.edges(scores, Rule(rings=rings)).outside(scores) & (scores > MASKED)
     order = np.argsort(scores.numpy(), axis=1, kind="stable")
     for row, ordered in zip(range(6), order, strict=True):
-        eligible = ordered[scores[row, ordered].numpy() > HIDDEN]
+        eligible = ordered[scores[row, ordered].numpy() > MASKED]
         starts = [math.floor(lower * len(eligible) + 1e-9) for lower, _ in rings]
         ends = [
             max(math.floor(u * len(eligible) + 1e-9), start + 1) for (_, u), start in zip(rings, starts, strict=True)
@@ -103,12 +103,12 @@ def test_only_rows_with_a_tie_across_an_edge_are_compared_by_index() -> None:
 
 @pytest.mark.parametrize("find", FINDERS)
 @pytest.mark.parametrize("order", ["ascending", "descending", "periodic"])
-def test_a_misleading_sample_costs_time_but_no_rank(order: str, find: Any) -> None:
+def test_an_unrepresentative_sample_does_not_change_the_band(order: str, find: Any) -> None:
     columns, rings = 3 * percentiles.SAMPLE, ((0.25, 0.6),)
     row = torch.arange(float(columns))
     if order == "descending":
         row = row.flip(0)
-    elif order == "periodic":  # every score that is looked at is among the highest
+    elif order == "periodic":  # every sampled score is among the highest
         row = row.view(3, -1).flip(0).T.reshape(-1)
     assert found(find, row[None], rings) == [band_by_definition(row.tolist(), rings)]
 
@@ -124,7 +124,7 @@ def test_an_order_statistic_is_that_of_the_sorted_row(position: int) -> None:
 
 @pytest.mark.parametrize("find", FINDERS)
 def test_a_band_that_keeps_nothing_is_empty_even_beside_infinite_scores(find: Any) -> None:
-    scores = torch.tensor([[math.inf, 1.0, 2.0], [HIDDEN, HIDDEN, HIDDEN]])
+    scores = torch.tensor([[math.inf, 1.0, 2.0], [MASKED, MASKED, MASKED]])
     assert found(find, scores, ((0.0, 0.3), (0.7, 1.0))) == [set(), set()]
     assert found(find, scores, ((0.0, 1.0),)) == [{0, 1, 2}, set()]
 
@@ -146,15 +146,15 @@ def test_the_loss_over_a_queue_is_the_same_selected_as_sorted(
     z1, z2, queue = torch.randn(37, 8), torch.randn(37, 8), torch.randn(2500, 8).round()  # coarse: ties
     allowed = torch.rand(37, 2500) < 0.8
     allowed[5] = False
-    answers = []
+    results = []
     for shortest in (2048, 10**9):
         monkeypatch.setattr(percentiles, "SHORTEST_ROW", shortest)
         anchors, keys = z1.clone().requires_grad_(), queue.clone().requires_grad_()
         loss = hn.InfoNCE(**{"temperature": 0.2, "in_batch": None, "backend": backend, **options})
         value = loss(anchors, z2, negatives=keys, exclude=torch.arange(37), negative_mask=allowed)
         value.backward()
-        answers.append([value.detach(), anchors.grad, keys.grad])
-    for one, other in zip(*answers, strict=True):
+        results.append([value.detach(), anchors.grad, keys.grad])
+    for one, other in zip(*results, strict=True):
         assert_close(one, other, rtol=0, atol=0)
 
 
@@ -169,8 +169,8 @@ def test_gradients_through_a_selected_band_are_exact(draws: int | None) -> None:
         loss = hn.InfoNCE(
             0.5, in_batch=None, hardening=hn.Ring(0.5, 0.9), num_negatives=draws, generator=generator, backend="tiled"
         )
-        answer: Tensor = loss(anchors, positives, negatives=queue)
-        return answer
+        result: Tensor = loss(anchors, positives, negatives=queue)
+        return result
 
     # A step so small that no candidate crosses an edge of the band.
     assert torch.autograd.gradcheck(value, (anchors,), eps=1e-8, atol=1e-5)
@@ -200,7 +200,7 @@ def test_compiled_and_eager_bands_over_a_queue_agree() -> None:
     assert_close(one.grad, other.grad)
 
 
-def test_a_ring_over_a_queue_holds_a_strip_and_no_matrix() -> None:
+def test_a_ring_over_a_queue_allocates_strips_and_no_matrix() -> None:
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -240,7 +240,7 @@ def test_the_loss_draws_its_negatives_uniformly_from_the_ring(backend: str) -> N
     queue = torch.zeros(columns, 2, dtype=torch.float64)
     queue[:, 0] = torch.randn(columns).round(decimals=1)
     allowed = torch.rand(1, columns) < 0.7
-    scores = queue[:, 0].clone().masked_fill(~allowed[0], HIDDEN).tolist()
+    scores = queue[:, 0].clone().masked_fill(~allowed[0], MASKED).tolist()
     support = sorted(band_by_definition(scores, ((0.9, 0.97),)))
     queue.requires_grad_()
     loss = hn.InfoNCE(

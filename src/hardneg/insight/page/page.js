@@ -8,8 +8,8 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
   const cursor = plot.querySelector(".cursor");
   const [left, top, right, bottom] = chart.box;
   const [x0, x1, y0, y1] = chart.span;
-  const across = (x) => left + ((x - x0) / (x1 - x0)) * (right - left);
-  const down = (y) => bottom - ((y - y0) / (y1 - y0)) * (bottom - top);
+  const userX = (x) => left + ((x - x0) / (x1 - x0)) * (right - left);
+  const userY = (y) => bottom - ((y - y0) / (y1 - y0)) * (bottom - top);
   const tip = document.createElement("div");
   tip.className = "tip";
   tip.hidden = true;
@@ -30,7 +30,7 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
   };
   const show = (index) => {
     shown = Math.max(0, Math.min(chart.x.length - 1, index));
-    const x = across(chart.x[shown]);
+    const x = userX(chart.x[shown]);
     const marks = [make("line", { x1: x, x2: x, y1: top, y2: bottom })];
     const head = document.createElement("strong");
     head.textContent = `${chart.xLabel} ${Number(chart.x[shown].toPrecision(4))} (${chart.yLabel})`;
@@ -47,7 +47,7 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
       number.textContent = Number(value.toPrecision(4));
       row.append(block, name, number);
       rows.push(row);
-      marks.push(make("circle", { cx: x, cy: down(value), r: 3.2, class: `dot ${line.style}` }));
+      marks.push(make("circle", { cx: x, cy: userY(value), r: 3.2, class: `dot ${line.style}` }));
     }
     cursor.replaceChildren(...marks);
     tip.replaceChildren(...rows);
@@ -63,7 +63,7 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
     const pointer = ((event.clientX - box.left) / box.width) * plot.viewBox.baseVal.width;
     let nearest = 0;
     chart.x.forEach((x, index) => {
-      if (Math.abs(across(x) - pointer) < Math.abs(across(chart.x[nearest]) - pointer)) nearest = index;
+      if (Math.abs(userX(x) - pointer) < Math.abs(userX(chart.x[nearest]) - pointer)) nearest = index;
     });
     if (nearest !== shown) show(nearest);
   };

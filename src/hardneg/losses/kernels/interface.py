@@ -121,7 +121,7 @@ class Eligibility:
 class HalfCopies:
     """Contiguous copies of embeddings in the precision of the matrix products; each tensor is copied once.
 
-    precision: a half precision that represents the embeddings exactly, or None to keep theirs
+    precision: a half precision that represents the embeddings exactly, or None to keep their dtype
     """
 
     def __init__(self, precision: torch.dtype | None) -> None:

@@ -104,7 +104,7 @@ def by_values(scores: Tensor, rule: Rule) -> Edges:
     count, every = np.maximum(end - start, 0), np.arange(rows)
     first, last = np.minimum(masked + start, columns - 1), np.maximum(masked + end - 1, 0)
     low, high = ordered[every, first], ordered[every, last]
-    # The index matters where the neighbour on the other side of an edge has the same score.
+    # The index matters where the score on the other side of an edge has the same score.
     low_tied = (first > 0) & (ordered[every, first - 1] == low)
     high_tied = (last < columns - 1) & (ordered[every, np.minimum(last + 1, columns - 1)] == high)
     low_index, high_index = np.zeros(rows, np.int64), np.full(rows, columns - 1, np.int64)

@@ -1,54 +1,101 @@
-"""The callback that gives a batch sampler new embeddings as training goes on."""
+"""The callback that gives a batch sampler new embeddings during training."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardneg import distributed
 from hardneg.samplers.refreshed import RefreshedBatchSampler
 
 
 class Refresh(L.Callback):
-    """Moves a sampler's schedules with training, and refreshes it every ``refresh_every`` steps.
+    """Moves a sampler's schedules with training, and refreshes it every ``refresh_every`` batches.
 
-    Any LightningModule and any loader will do. The sampler belongs to the run: pass Lightning's Trainer
-    ``use_distributed_sampler=False``, or it replaces the sampler in several processes.
+    Works with any LightningModule and any loader. Pass Lightning's Trainer ``use_distributed_sampler=False``, or it
+    replaces the sampler in several processes.
 
     Args:
-        sampler: `ProximityBatchSampler` or `KNNBatchSampler`, made with ``refresh_every``
-        embeddings: gives the embeddings of all samples, (N, d), when it is called; of several processes, the first
-            one's are taken by all
+        sampler: `ProximityBatchSampler` or `KNNBatchSampler` with ``refresh_every``
+        embeddings: returns the embeddings of all samples, (N, d); with several processes, all use those of the first.
+            `shared_embeddings` makes such a function that divides the work
     """
 
     def __init__(self, sampler: RefreshedBatchSampler, embeddings: Callable[[], Tensor]) -> None:
         self.sampler, self.embeddings = sampler, embeddings
-        self.seconds = 0.0  # spent on embeddings and graphs since someone set it back
-        self._steps: float = 1  # of the whole training
+        self.seconds = 0.0  # spent on embeddings and graphs since it was last set to 0
+        self._total_steps: float = 1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._steps = trainer.estimated_stepping_batches
+        self._total_steps = trainer.estimated_stepping_batches
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.sampler.set_progress(min(trainer.global_step / self._steps, 1.0))
-        clock = getattr(pl_module, "clock", None)
-        if clock is not None:
-            clock.mark("network")
+        self.sampler.set_progress(min(trainer.global_step / self._total_steps, 1.0))
+        timer = getattr(pl_module, "clock", None)
+        if timer is not None:
+            timer.mark("network")
         began = time.perf_counter()
-        if self.sampler.after_step(self._agreed):
+        if self.sampler.after_step(self._same_on_all_processes):
             self.seconds += time.perf_counter() - began
-            if clock is not None:
-                clock.mark("graph")
+            if timer is not None:
+                timer.mark("graph")
 
-    def _agreed(self) -> Tensor:
+    def _same_on_all_processes(self) -> Tensor:
         rows = self.embeddings()
         if distributed.world_size() > 1:
-            # Running statistics differ between processes, and one bit can change a neighbour.
+            # Running statistics differ between processes, and a difference in one bit can change a neighbor.
             rows = rows.clone(memory_format=torch.contiguous_format)
             torch.distributed.broadcast(rows, 0)
         return rows
+
+
+def shared_embeddings(
+    embed: Callable[[Tensor], Tensor], size: int, networks: Sequence[nn.Module]
+) -> Callable[[], Tensor]:
+    """The embeddings of all samples, of which each process computes its share.
+
+    All processes compute with the buffers of the first one, such as running statistics, so that the result is the
+    embeddings that the first process would compute alone.
+
+    Args:
+        embed: returns the embeddings (n, d) of the samples with these indices (n,)
+        size: number of samples, N
+        networks: what ``embed`` runs
+
+    Examples:
+        >>> encoder, samples = nn.Linear(4, 2), torch.randn(10, 4)
+        >>> embeddings = shared_embeddings(lambda index: encoder(samples[index]), 10, [encoder])
+        >>> embeddings().shape
+        torch.Size([10, 2])
+    """
+
+    def embeddings() -> Tensor:
+        processes = distributed.world_size()
+        if processes == 1:
+            return embed(torch.arange(size))
+        shares = torch.arange(size).tensor_split(processes)
+        with torch.no_grad(), _buffers_of_first_process(networks):
+            rows = embed(shares[torch.distributed.get_rank()])
+        return distributed.gather(rows, [len(share) for share in shares])
+
+    return embeddings
+
+
+@contextmanager
+def _buffers_of_first_process(networks: Sequence[nn.Module]) -> Iterator[None]:
+    """Set the buffers of the networks to those of the first process while the context is active."""
+    buffers = list(dict.fromkeys(buffer for network in networks for buffer in network.buffers()))
+    own = [buffer.clone() for buffer in buffers]
+    for buffer in buffers:
+        torch.distributed.broadcast(buffer, 0)
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, own, strict=True):
+            buffer.copy_(value)

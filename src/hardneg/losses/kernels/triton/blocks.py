@@ -298,7 +298,7 @@ class BlockPass:
         parts, span = self.splits(outer)
         factor = None
         if coefficients.largest is not None:
-            factor = 2.0**13 / coefficients.largest.clamp(min=1e-30)  # half of float16's range, 2¹⁶, for two values
+            factor = 2.0**13 / coefficients.largest.clamp(min=1e-30)  # a sum of two is below float16's limit, 2¹⁶
         arguments = {
             **self.common(),
             "outer": outer_vectors, "inner": inner_vectors, "factor_": factor, "SCALED": factor is not None,
@@ -331,7 +331,7 @@ def partial_sums(
         passes.append(BlockPass(spec, scale, anchors, block, column, edges, False))
         column += block.shape[0]
     splits = [block_pass.splits(outer=True) for block_pass in passes]
-    slots = sum(count for count, _ in splits)
+    slots = sum(parts for parts, _ in splits)
     tilted_sum, weight_sum, count, slot_max = anchors.new_empty(
         4, slots, anchors.shape[0], dtype=torch.float32
     ).unbind()

@@ -170,8 +170,7 @@ def collect(
     tilted_sum_, weight_sum_, count_, slot_max_, i, inside, anchors, slots, known, tilt,
     BLOCK: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """Both sums of exponentials relative to the row maximum, the count and the row maximum of anchors i, over all
-    slots.
+    """Sums of both exponentials relative to the row maximum, count, and row maximum of anchors i, from all slots.
 
     known: the count of every anchor, if not COUNTED
     """
@@ -184,21 +183,21 @@ def collect(
     if not BOUNDED:
         row_max += float("-inf")
         for first in range(0, slots, SLOTS_PER_LOAD):
-            target, valid = (first + offsets) * anchors + i[None, :], inside[None, :] & (first + offsets < slots)
-            row_max = tl.maximum(row_max, tl.max(tl.load(slot_max_ + target, mask=valid, other=float("-inf")), axis=0))
+            index, valid = (first + offsets) * anchors + i[None, :], inside[None, :] & (first + offsets < slots)
+            row_max = tl.maximum(row_max, tl.max(tl.load(slot_max_ + index, mask=valid, other=float("-inf")), axis=0))
         row_max = tl.where(row_max == float("-inf"), 0.0, row_max)
     for first in range(0, slots, SLOTS_PER_LOAD):
-        target, valid = (first + offsets) * anchors + i[None, :], inside[None, :] & (first + offsets < slots)
-        down = 0.0
+        index, valid = (first + offsets) * anchors + i[None, :], inside[None, :] & (first + offsets < slots)
+        shift = 0.0
         if not BOUNDED:
-            down = tl.load(slot_max_ + target, mask=valid, other=float("-inf")) - row_max[None, :]
-        part = tl.load(tilted_sum_ + target, mask=valid, other=0.0)
-        tilted_sum += tl.sum(part if BOUNDED else part * tl.exp2(down * (tilt + 1)), axis=0)
+            shift = tl.load(slot_max_ + index, mask=valid, other=float("-inf")) - row_max[None, :]
+        part = tl.load(tilted_sum_ + index, mask=valid, other=0.0)
+        tilted_sum += tl.sum(part if BOUNDED else part * tl.exp2(shift * (tilt + 1)), axis=0)
         if KIND != NONE:
-            part = tl.load(weight_sum_ + target, mask=valid, other=0.0)
-            weight_sum += tl.sum(part if BOUNDED else part * tl.exp2(down * tilt), axis=0)
+            part = tl.load(weight_sum_ + index, mask=valid, other=0.0)
+            weight_sum += tl.sum(part if BOUNDED else part * tl.exp2(shift * tilt), axis=0)
         if COUNTED:
-            count += tl.sum(tl.load(count_ + target, mask=valid, other=0.0), axis=0)
+            count += tl.sum(tl.load(count_ + index, mask=valid, other=0.0), axis=0)
     if not COUNTED:
         count += known
     return tilted_sum, count if KIND == NONE else weight_sum, count, row_max
@@ -214,21 +213,9 @@ def finish(
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, tilt = i < anchors, tl.load(tilt_)
     tilted_sum, weight_sum, count, row_max = collect(
-        tilted_sum_,
-        weight_sum_,
-        count_,
-        slot_max_,
-        i,
-        inside,
-        anchors,
-        slots,
-        known,
-        tilt,
-        BLOCK,
-        KIND,
-        BOUNDED,
-        COUNTED,
-    )
+        tilted_sum_, weight_sum_, count_, slot_max_, i, inside, anchors, slots, known, tilt,
+        BLOCK, KIND, BOUNDED, COUNTED,
+    )  # fmt: skip
     nonempty = count > 0
     # The logarithm of the quotient: a difference of logarithms would cancel.
     tl.store(

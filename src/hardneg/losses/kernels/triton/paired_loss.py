@@ -58,21 +58,9 @@ def finish_loss(
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, tilt, scale = i < anchors, tl.load(tilt_), tl.load(scale_)
     tilted_sum, weight_sum, count, row_max = forward.collect(
-        tilted_sum_,
-        weight_sum_,
-        count_,
-        slot_max_,
-        i,
-        inside,
-        anchors,
-        slots,
-        known,
-        tilt,
-        BLOCK,
-        KIND,
-        BOUNDED,
-        COUNTED,
-    )
+        tilted_sum_, weight_sum_, count_, slot_max_, i, inside, anchors, slots, known, tilt,
+        BLOCK, KIND, BOUNDED, COUNTED,
+    )  # fmt: skip
     loss, floored, by_mean, by_positive, by_scale = pair_losses(
         log(tl.div_rn(tilted_sum, weight_sum)) + row_max * LN2, tl.where(inside, count, 0.0),
         tl.load(similarity + i % batch, mask=inside, other=0.0),

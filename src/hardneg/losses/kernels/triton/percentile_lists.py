@@ -57,9 +57,9 @@ def rotated_part(part, rotation, PARTS: tl.constexpr):
 
 
 @triton.jit
-def interleaved_index(list_candidates, part, PARTS: tl.constexpr):
+def interleaved_index(position, part, PARTS: tl.constexpr):
     """Index of the candidate at this position of a part."""
-    return list_candidates * PARTS + rotated_part(part, list_candidates // ROTATION_LENGTH, PARTS)
+    return position * PARTS + rotated_part(part, position // ROTATION_LENGTH, PARTS)
 
 
 @triton.jit
@@ -133,10 +133,11 @@ def bracket(
 
     Of pivots 0 … 3 the first two enclose the lower edge, the last two the upper one; a candidate is below a pivot if
     its score is lower than ``pivot``, or equal and its index lower than ``cut``. Cuts are multiples of CUT_MULTIPLE:
-    the candidates of a tile are either all before a cut or all after it. low_share, high_share: expected positions of
-    the edges, as shares of the eligible · spread: half the distance of the two pivots of an edge, in standard
-    deviations of a sampled rank · OPEN: the upper edge has no upper pivot · outputs: (anchors, 4), and counters set to
-    zero
+    the candidates of a tile are either all before a cut or all after it.
+
+    low_share, high_share: expected positions of the edges, as shares of the eligible · spread: half the distance of the
+    two pivots of an edge, in standard deviations of a sampled rank · OPEN: the upper edge has no upper pivot · outputs:
+    (anchors, 4), and counters set to zero
     """
     row = tl.program_id(0)
     counter = counters + row * COUNTERS

@@ -54,8 +54,8 @@ def symmetric_sums(block_pass: Any) -> tuple[Tensor, Tensor, Tensor]:
     ]
     num_candidates = [num_strip_rows if block_pass.crossed else rows - strip.start for strip in strips]
     splits = [
-        tile_sizes.split_inner_rows(len(strip), many, anchors.device)
-        for strip, many in zip(strips, num_candidates, strict=True)
+        tile_sizes.split_inner_rows(len(strip), columns, anchors.device)
+        for strip, columns in zip(strips, num_candidates, strict=True)
     ]
     tiles = tile_sizes.options_for(anchors, "symmetric", block_pass.whole)
     # A tile belongs to one strip, and all of its candidates or none of them are after the strip.
@@ -110,7 +110,7 @@ def gradient(
     return result.mul_(scale)
 
 
-def strips_of(rows: int, inner_vectors: int, room: int, diagonal: bool) -> Iterator[tuple[int, int, int]]:
+def strips_of(rows: int, columns: int, room: int, diagonal: bool) -> Iterator[tuple[int, int, int]]:
     """First row, end and stride of strips of ∂L/∂s, each of at most ``room`` elements, if a single row has no more.
 
     diagonal: a strip begins at the diagonal, so later ones are narrower and may have more rows
@@ -124,7 +124,7 @@ def strips_of(rows: int, inner_vectors: int, room: int, diagonal: bool) -> Itera
     base = 0
     while base < rows:
         # Rows of a strip are aligned for tensor cores.
-        stride = math.ceil((inner_vectors - base if diagonal else inner_vectors) / 16) * 16
+        stride = math.ceil((columns - base if diagonal else columns) / 16) * 16
         height = max(1, room // stride)
         height -= height % tile_sizes.PART_MULTIPLE if height > tile_sizes.PART_MULTIPLE else 0
         height = min(height, MAX_STRIP_ROWS if diagonal else rows)
