@@ -115,6 +115,9 @@ def test_recipes_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> N
     code, out, _ = hardneg(capsys, "recipes", "digits-simclr")
     assert code == 0
     assert "source: digits" in out
+    code, out, _ = hardneg(capsys, "recipes", "--schema")
+    assert code == 0
+    assert json.loads(out) == recipe.json_schema()
 
 
 def test_help_ends_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,10 +55,12 @@ class Bomb:
         return os.system, (f"touch {self.mark}",)
 
 
-def hostile(folder: Path, name: str, options: dict[str, Any], finished: bool = True) -> Path:
-    """A run as somebody might send it: everything is there, and its encoder is a callable of their choice."""
+def hostile(
+    folder: Path, name: str, options: dict[str, Any], finished: bool = True, more: dict[str, Any] | None = None
+) -> Path:
+    """A complete run folder whose recipe names code; more: other sections than the encoder."""
     folder.mkdir()
-    settings = recipe.load({"encoder": {"name": name, "options": options}}, QUICK)
+    settings = recipe.load(more or {"encoder": {"name": name, "options": options}}, QUICK)
     (folder / "recipe.yaml").write_text(recipe.dump(settings), encoding="utf-8")
     (folder / "environment.json").write_text('{"command": ["hardneg"], "threads": 1}')
     (folder / "evaluation.json").write_text('{"knn": 0.9}')
@@ -80,7 +82,7 @@ COMMANDS = {
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", ["command", "import"])
-def test_a_folder_does_not_name_what_is_run(
+def test_an_encoder_named_in_a_folder_is_not_imported_without_trust(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, kind: str, finished: bool
 ) -> None:
     mark = tmp_path / "mark"
@@ -100,7 +102,47 @@ def test_a_folder_does_not_name_what_is_run(
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-def test_a_report_leaves_out_what_it_would_have_to_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+PARTS = {
+    "data.source": {"data": {"source": "theirs_to_import:small"}},
+    "views.preset": {"views": {"preset": "theirs_to_import:small"}},
+    "evaluation.metrics": {"evaluation": {"metrics": ["knn", "theirs_to_import:small"]}},
+    "data.source of graphs": {"method": "graphcl", "data": {"source": "theirs_to_import:small"}},
+    "views.preset of graphs": {"method": "graphcl", "views": {"preset": "theirs_to_import:small"}},
+}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("part", PARTS)
+def test_no_part_of_a_recipe_in_a_folder_is_imported_without_trust(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, part: str, command: str, finished: bool
+) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "theirs_to_import.py").write_text(OWN.format(mark=str(mark)))
+    folder = hostile(tmp_path / "theirs", "", {}, finished, PARTS[part])
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    code, out, err = hardneg(capsys, *COMMANDS[command])
+    assert not mark.exists()
+    assert "theirs_to_import" not in sys.modules
+    assert (code, out) == (2, "")
+    assert f"{part.partition(' ')[0]}='theirs_to_import:small' is code that the folder asks to run" in err
+    assert "--trust" in err
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_report_imports_no_part_of_a_recipe_without_trust(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, part: str
+) -> None:
+    (tmp_path / "theirs_to_import.py").write_text(OWN.format(mark=str(tmp_path / "mark")))
+    hostile(tmp_path / "theirs", "", {}, more=PARTS[part])
+    code, _, err = hardneg(capsys, "report", "theirs")
+    assert code == 0
+    assert "--trust" in err
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_report_leaves_out_what_needs_code_of_the_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     folder = hostile(tmp_path / "theirs", "os:system", {"command": f"touch {mark}"})
     code, _, err = hardneg(capsys, "report", "theirs")
@@ -124,7 +166,7 @@ def test_python_functions_do_not_trust_a_folder_either(tmp_path: Path) -> None:
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_trusted_folder_may_bring_its_encoder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_encoder_of_a_trusted_folder_is_loaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     (tmp_path / "mine_to_import.py").write_text(OWN.format(mark=str(mark)))
     own = ["encoder={name: 'mine_to_import:small', hidden: 16, outputs: 8}"]
@@ -152,7 +194,7 @@ def test_a_comparison_trusts_the_recipe_it_was_given(tmp_path: Path, monkeypatch
 
 
 def test_modules_beside_a_run_are_not_imported(tmp_path: Path) -> None:
-    """Whoever changes into a folder and asks for a report runs no module that lies there."""
+    """Also if the report is made in the folder that holds them."""
     hostile(tmp_path / "theirs", "tiny", {})
     for name in ("yaml", "lightning", "sklearn", "safetensors", "PIL", "networkx", "scipy"):
         (tmp_path / f"{name}.py").write_text(f"import os\nos.system('touch {tmp_path}/mark-{name}')\n")
@@ -165,7 +207,7 @@ def test_modules_beside_a_run_are_not_imported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["zip", "plain", "state dict"])
 @pytest.mark.parametrize("command", ["evaluate", "resume", "report"])
-def test_a_checkpoint_that_is_a_pickle_makes_nothing(
+def test_a_pickled_checkpoint_is_not_unpickled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, form: str
 ) -> None:
     mark = tmp_path / "mark"
@@ -225,22 +267,24 @@ def test_nothing_is_written_through_a_link_in_a_folder(
         (".x:y", {}, "could not be imported"),
         ("torch.nn:", {}, "could not be imported"),
         ("broken_on_import:x", {}, "could not be imported: SyntaxError"),
-        ("told:text", {}, "is annotated to return str"),
+        ("annotated:text", {}, "is annotated to return str"),
     ],
 )
-def test_what_an_encoder_names_is_checked_before_it_is_called(
+def test_the_callable_of_an_encoder_is_checked_before_it_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], message: str
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_on_import.py").write_text("def x(:\n")
-    (tmp_path / "told.py").write_text("def text() -> str:\n    open('mark', 'w').close()\n    return ''\n")
+    (tmp_path / "annotated.py").write_text("def text() -> str:\n    open('mark', 'w').close()\n    return ''\n")
     with pytest.raises(ValueError, match=message) as raised:
         encoders.build(name, **options)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "mark").exists() or name == "numpy:save"
 
 
-def test_classes_functions_and_what_wraps_them_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_functions_partials_and_decorated_functions_make_encoders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "networks_of_all_kinds.py").write_text(
         "import functools\n"
@@ -260,7 +304,7 @@ def test_classes_functions_and_what_wraps_them_are_called(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pt2"])
-def test_notes_are_read_without_loading_the_program(tmp_path: Path, suffix: str) -> None:
+def test_metadata_of_an_export_are_read_without_loading_the_program(tmp_path: Path, suffix: str) -> None:
     mark = tmp_path / "mark"
     form = {".pt": "torchscript", ".pt2": "torch_export"}[suffix]
     good = export(nn.Flatten(), torch.rand(1, 2, 3), tmp_path / "good", form, {"note": "mine"})

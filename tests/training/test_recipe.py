@@ -1,6 +1,7 @@
 """The recipes that come with the library: each loads, builds, names its table, and has the settings of its paper."""
 
 import re
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hardneg.graphs.features import extract_graphs
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.randomness import generator
-from hardneg.training import build, optimizers, recipe
+from hardneg.training import build, optimizers, recipe, yaml_files
 
 FOLDER = Path(recipe.__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -246,6 +247,80 @@ def test_prosampler_settings_of_graphs_are_those_of_its_appendix(
         loss = load(name, f"objective.preset={preset}", "objective.in_batch=other").make_loss()
         assert isinstance(loss, InfoNCE)
         assert (loss.temperature, loss.in_batch, loss.class_prior) == (0.2, "other", prior)
+
+
+def accepted(schema: dict[str, Any], value: Any, definitions: dict[str, Any]) -> bool:
+    """Whether a JSON schema accepts a value; the keywords that our schema uses."""
+    if "$ref" in schema:
+        return accepted(definitions[schema["$ref"].rpartition("/")[2]], value, definitions)
+    if "anyOf" in schema:
+        return any(accepted(option, value, definitions) for option in schema["anyOf"])
+    if "const" in schema or "enum" in schema:
+        return value in schema.get("enum", [schema.get("const")])
+    types: dict[str, Any] = {
+        "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool,
+        "null": type(None),
+    }  # fmt: skip
+    kind = schema.get("type")
+    if kind is not None and (not isinstance(value, types[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        return False
+    if isinstance(value, dict):
+        if any(key not in value for key in schema.get("required", ())):
+            return False
+        properties, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
+        further = [key for key in value if key not in properties]
+        return all(
+            accepted(properties[key], below, definitions) for key, below in value.items() if key in properties
+        ) and (
+            rest is True
+            or (rest is not False and all(accepted(rest, value[key], definitions) for key in further))
+            or not further
+        )
+    if isinstance(value, list):
+        return all(accepted(schema.get("items", {}), each, definitions) for each in value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        low, high = schema.get("minimum", -inf), schema.get("maximum", inf)
+        return bool(low <= value <= high and schema.get("exclusiveMinimum", -inf) < value)
+    return True
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return recipe.json_schema()
+
+
+@pytest.mark.parametrize("file", FILES, ids=stem)
+def test_the_json_schema_accepts_our_recipes_and_rejects_misspelt_keys(file: Path, schema: dict[str, Any]) -> None:
+    pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
+    tree = yaml_files.read_mapping(file)
+    whole = recipe_text_as_mapping(recipe.load(file))
+    for written in (tree, whole):
+        assert accepted(schema, written, schema["$defs"])
+    for section, key in (("trainer", "epoch"), ("memory", "queu"), ("objective", "temprature"), ("data", "sources")):
+        assert not accepted(schema, {**whole, section: {**whole[section], key: 3}}, schema["$defs"])
+    assert not accepted(schema, {**tree, "trainers": {}}, schema["$defs"])
+    assert not accepted(schema, {**tree, "trainer": {**tree["trainer"], "epochs": "many"}}, schema["$defs"])
+    try:
+        import jsonschema
+    except ImportError:
+        return
+    for written in (tree, whole):
+        jsonschema.validate(written, schema)
+
+
+def test_the_json_schema_has_the_settings_of_each_method_and_no_others(schema: dict[str, Any]) -> None:
+    definitions = schema["$defs"]
+    assert accepted(schema, {"seed": 3}, definitions)
+    assert not accepted(schema, {"memory": {"queue": 64}}, definitions)  # the default method has no queue
+    for name, key in (("moco", "queue"), ("local_aggregation", "background"), ("infograph", None)):
+        kind = methods.get(name).modalities[0]
+        written = {"method": name, "modality": kind, "memory": {} if key is None else {key: 64}}
+        assert accepted(schema, written, definitions)
+        for other in ("simclr", "moco", "cmc", "graphcl"):
+            if other != name and key is not None:
+                assert not accepted(
+                    schema, {**written, "method": other, "modality": methods.get(other).modalities[0]}, definitions
+                )
 
 
 def test_a_private_function_is_not_a_preset() -> None:

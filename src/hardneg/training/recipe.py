@@ -23,6 +23,7 @@ from hardneg.training import objectives, yaml_files
 from hardneg.training.recipe_errors import explained, hint
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+DEFAULT_METHOD = "simclr"
 
 
 class Optimizer(Section):
@@ -102,7 +103,7 @@ class Recipe(Section):
 
     about: str = ""
     """What the recipe is for."""
-    method: str = "simclr"
+    method: str = DEFAULT_METHOD
     modality: str = "images"
     seed: int = 0
     data: DataSection
@@ -158,7 +159,11 @@ def models() -> dict[tuple[str, str], type[Recipe]]:
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a recipe file, from which editors complete keys and values."""
     each = tuple(Annotated[made, Tag(f"{name} {kind}")] for (name, kind), made in models().items())
-    return TypeAdapter(Union[each]).json_schema()  # type: ignore[arg-type]  # noqa: UP007  # a tuple of types
+    schema = TypeAdapter(Union[each]).json_schema()  # type: ignore[arg-type]  # noqa: UP007  # a tuple of types
+    for recipe_schema in schema["$defs"].values():
+        if "method" in (keys := recipe_schema["properties"]) and keys["method"]["const"] != DEFAULT_METHOD:
+            recipe_schema["required"] = ["method"]
+    return schema
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
@@ -208,7 +213,7 @@ def _check_keys(tree: Any, where: str) -> None:
 
 def _method_and_modality(tree: Mapping[str, Any]) -> tuple[str, str]:
     """The method and the modality that a tree names, or that follow from its source."""
-    method = tree.get("method", "simclr")
+    method = tree.get("method", DEFAULT_METHOD)
     checks.choice("method", method, tuple(methods.METHODS))
     allowed = methods.get(method).modalities
     data = tree.get("data")
