@@ -130,7 +130,7 @@ def spread(numbers: list[float], digits: int = 1, scale: float = 100.0) -> str:
 
 
 def markdown(table: Table, out: Path) -> str:
-    """The recorded runs as tables: kNN, then what batches and time were like."""
+    """The recorded runs as tables: kNN accuracy, then statistics of batches and times."""
     found = recorded(table, out)
     groups: dict[str, list[dict[str, Any]]] = {}
     for cell in table.cells:
@@ -140,7 +140,8 @@ def markdown(table: Table, out: Path) -> str:
     epochs = sorted({epoch for cell in table.cells for epoch in (*cell.knn_at, cell.epochs)})
     head = ["", "seeds", *(f"epoch {epoch}" for epoch in epochs)]
     knn = [head, ["---", *["---:"] * (len(head) - 1)]]
-    head = ["", "false negatives, %", "samples seen in an epoch, %", "most visits", "s an epoch", "training", "encode"]
+    head = ["", "false negatives, %", "samples drawn in an epoch, %", "most draws of a sample", "s per epoch"]
+    head += ["training", "encode"]
     cost = [[*head, "graph"], ["---", *["---:"] * len(head)]]
     for name, group in groups.items():
         cells = []
@@ -168,6 +169,7 @@ def markdown(table: Table, out: Path) -> str:
     parts = ["\n".join("| " + " | ".join(row) + " |" for row in rows) for rows in (knn, cost)]
     places = sorted({f"{line['machine']}, torch {line['versions']['torch']}" for line in found.values()})
     commits = sorted({line["commit"] for line in found.values()})
-    told = [f"Weighted kNN (k = 200) on the test set, %, mean ± standard deviation over seeds. {table.about}"]
-    told.append("Of the last epoch: what the batches were like. Seconds are means over epochs, compilation left out.")
-    return "\n\n".join([told[0], parts[0], told[1], parts[1], f"{'; '.join(places)}. Commits: {', '.join(commits)}."])
+    accuracy = f"Weighted kNN (k = 200) on the test set, %, mean ± standard deviation over seeds. {table.about}"
+    statistic = "Statistics of the batches of the last epoch. Seconds are means over epochs, without compilation."
+    origin = f"{'; '.join(places)}. Commits: {', '.join(commits)}."
+    return "\n\n".join([accuracy, parts[0], statistic, parts[1], origin])
