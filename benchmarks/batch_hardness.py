@@ -1,9 +1,9 @@
-"""How hard proximity batches are, by what the graph is built from: for one trained run, no training.
+"""Hardness of proximity batches by the embeddings that the graph is built from, for one trained run.
 
     python benchmarks/batch_hardness.py RUN [--candidates 500] [--neighbors 100] [--restarts 0.2 0.05]
 
-RUN is the folder of a SimCLR run on labelled images, with its checkpoint. Cosines are those of plain images in
-evaluation mode, whatever the graph was built from.
+RUN is the folder of a SimCLR run on labeled images, with its checkpoint. Cosines are those of plain images in
+evaluation mode for every graph.
 """
 
 import argparse
@@ -25,7 +25,7 @@ CHUNK = 250  # images at a time in training mode
 def seen_in_training(
     network: nn.Module, images: Tensor, views: nn.Module | object, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Unit embeddings of two augmented views of each image, by the statistics of random batches: (N, d) each."""
+    """Unit embeddings (N, d) of two augmented views of each image, with batch-norm statistics of random batches."""
     chance = torch.Generator(images.device).manual_seed(seed)
     network.train()
     first, second = [], []
@@ -66,7 +66,7 @@ def main() -> None:
     }
     low, high = raw.norm(dim=1).quantile(torch.tensor([0.01, 0.99])).tolist()
     print(f"step {saved['global_step']}, norms of the head's output from {low:.1f} (1 %) to {high:.1f} (99 %)\n")
-    print("| graph built from | α | mean cosine | false negatives, % | samples seen, % | in-degree, deviation / mean |")
+    print("| graph built from | α | mean cosine | false negatives, % | samples drawn, % | in-degree, std / mean |")
     print("|---|---:|---:|---:|---:|---:|")
     for name, (rows, mode) in sources.items():
         graph = ProximityGraph.build(rows, options.candidates, options.neighbors, seed=1, mode=mode)
@@ -77,7 +77,7 @@ def main() -> None:
             )
             sampler.refresh(rows)
             if mode == "independent":
-                sampler._set_graph(graph)  # the sampler itself always shares candidates
+                sampler._set_graph(graph)  # the sampler itself always shares candidates in blocks
             batches = torch.tensor(list(sampler))  # (S, B)
             cosine = sum(mean_cosine(plain[batch]) for batch in batches) / len(batches)
             false = 100 * false_negative_share(data.labels[batches])

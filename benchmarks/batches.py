@@ -1,24 +1,24 @@
-"""Time to build a proximity graph and to draw a batch from it, against the plain ways in the same run.
+"""Time to build a proximity graph and to draw a batch from it, compared with plain implementations in the same run.
 
     python benchmarks/batches.py [--quick] [--threads 1]
     python benchmarks/batches.py --device cuda     graphs on a GPU up to ImageNet's size, and more
 
 Graphs (all keep the K nearest of M candidates; candidates of random unit vectors):
-  hardneg              ProximityGraph.build: blocks of rows share dealt candidates, matrix products
+  hardneg              ProximityGraph.build: rows of a block share their candidates, matrix products
   hardneg independent  the same with mode="independent": distinct candidates drawn for each row
-  per-row gather       M draws with replacement for each row, gathered, multiplied, topk: the published way
-  faiss exact          the exact kNN graph, where faiss is installed: K nearest of all N, another graph at another price
-Walks, one batch at a time, generator and all:
+  per-row gather       M draws with replacement for each row, gathered, multiplied, topk: the published implementation
+  faiss exact          the exact kNN graph, where faiss is installed: K nearest of all N, which is another graph
+Walks, one batch at a time, including the generator:
   hardneg              the walk of ProximityBatchSampler
-  plain Python         the same law with random.random and random.choice on rows of a numpy array
+  plain Python         the same distribution with random.random and random.choice on rows of a numpy array
 
 On a GPU also, in the same run:
   keep                 the K largest of M + 1 scores in each row, by sort (what hardneg does there) and by topk
   step                 a step of SimCLR on CIFAR-10's shapes (ResNet-18, B = 256, bfloat16, channels last, fused Adam),
-                       whole and the device's part alone, against what ProximityBatchSampler adds to it: drawing a
-                       batch, and its share of a refresh every 100 steps (M = 500, K = 100, the graph brought back)
+                       in total and on the device alone, compared with the cost of ProximityBatchSampler: drawing a
+                       batch, and its share of a refresh every 100 steps (M = 500, K = 100, graph copied to the host)
 
-Times are medians over interleaved repetitions, so that a slow moment of the machine hits all peers alike.
+Times are medians over interleaved repetitions, so that a slow phase of the machine affects all peers.
 """
 
 import argparse
@@ -54,7 +54,7 @@ IMAGENET = 1_281_167
 
 
 def vectors(size: int, device: torch.device) -> Tensor:
-    """Unit vectors around 100 centres, so that neighbours share neighbours as in trained embeddings."""
+    """Unit vectors around 100 centers, so that neighbors share neighbors as in trained embeddings."""
     draws = generator(device, 0, size)
     centres = torch.randn(100, DIM, generator=draws, device=device)
     near = centres[torch.randint(100, (size,), generator=draws, device=device)]
@@ -62,7 +62,7 @@ def vectors(size: int, device: torch.device) -> Tensor:
 
 
 def gathered(embeddings: Tensor, candidates: int, neighbors: int, rows: int = 512) -> Tensor:
-    """The per-row way."""
+    """Candidates gathered for each row."""
     found = []
     for start in range(0, len(embeddings), rows):
         anchors = embeddings[start : start + rows]
@@ -73,7 +73,7 @@ def gathered(embeddings: Tensor, candidates: int, neighbors: int, rows: int = 51
 
 
 def faiss_exact(neighbors: int) -> Callable[[Tensor], object] | None:
-    """The exact graph by faiss, or None where it is not installed."""
+    """The exact graph by faiss, or None if it is not installed."""
     try:
         import faiss  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
@@ -88,7 +88,7 @@ def faiss_exact(neighbors: int) -> Callable[[Tensor], object] | None:
 
 
 def plain_walk(rows: NDArray[np.int32], length: int, restart: float, draws: random.Random) -> list[int]:
-    """The definition, move by move."""
+    """The definition of a walk, one move at a time."""
     start = node = draws.randrange(len(rows))
     met: dict[int, None] = {}
     while len(met) < length:
@@ -98,7 +98,7 @@ def plain_walk(rows: NDArray[np.int32], length: int, restart: float, draws: rand
 
 
 def interleaved(peers: dict[str, Callable[[int], object]], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each peer's repetitions, after one that does not count."""
+    """Seconds of each peer's repetitions, after a warm-up."""
     found: dict[str, list[float]] = {name: [] for name in peers}
     for repetition in range(-1, repetitions):
         for name, peer in peers.items():
@@ -112,7 +112,7 @@ def interleaved(peers: dict[str, Callable[[int], object]], repetitions: int) -> 
 
 
 def report(kind: str, settings: dict[str, Any], measured: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """One row per peer, printed too."""
+    """One row per peer, which is also printed."""
     rows = []
     base = statistics.median(measured["hardneg"])
     print(f"{kind}: " + ", ".join(f"{name} = {given}" for name, given in settings.items()), flush=True)
@@ -136,7 +136,7 @@ def report(kind: str, settings: dict[str, Any], measured: dict[str, list[float]]
 
 
 def graphs(size: int, candidates: int, neighbors: int, device: torch.device, repetitions: int) -> list[dict[str, Any]]:
-    """Graph building by every way that takes a bearable time."""
+    """Graph building by every implementation that is fast enough for the size."""
     embeddings = vectors(size, device)
     peers: dict[str, Callable[[int], object]] = {
         "hardneg": lambda seed: ProximityGraph.build(embeddings, candidates, neighbors, seed, memory=1 << 30)
@@ -163,7 +163,7 @@ def graphs(size: int, candidates: int, neighbors: int, device: torch.device, rep
 
 
 def room_taken(embeddings: Tensor, candidates: int, neighbors: int, memory: int) -> dict[str, float]:
-    """MiB of the GPU that building takes beside embeddings and graph, and the budget it was given."""
+    """MiB of GPU memory for building, without embeddings and graph, and the budget."""
     watch = Stopwatch(embeddings.device)
     before = watch.used_bytes()
     graph = ProximityGraph.build(embeddings, candidates, neighbors, memory=memory)
@@ -174,7 +174,7 @@ def room_taken(embeddings: Tensor, candidates: int, neighbors: int, memory: int)
 
 
 def keep(device: torch.device) -> list[dict[str, Any]]:
-    """The K largest of each row by sorting and by selecting."""
+    """The K largest of each row by sort and by topk."""
     scores = torch.randn(40_000, 1001, generator=generator(device, 3), device=device)
     peers: dict[str, Callable[[int], object]] = {
         "hardneg": lambda turn: scores.sort(dim=1, descending=True),
@@ -184,13 +184,13 @@ def keep(device: torch.device) -> list[dict[str, Any]]:
 
 
 def training(size: int, device: torch.device, batch: int) -> list[dict[str, Any]]:
-    """A step of SimCLR, and what the sampler adds to it."""
+    """A step of SimCLR, and the cost of the sampler."""
     every, settings = 100, {"N": size, "B": batch, "M": 500, "K": 100, "device": device.type}
     sampler = ProximityBatchSampler(size, batch, candidates=500, neighbors=100, restart=0.2)
     measured = simclr_step.seconds(sampler, vectors(size, device), batch)
     median = {name: statistics.median(taken) for name, taken in measured.items()}
     bare = median["sampling"] + median["refresh"] / every  # the sampler alone, embeddings given
-    added = bare + median["encoding"] / every  # all that a user waits for
+    added = bare + median["encoding"] / every  # the whole cost of the sampler
     rows = report("step", settings | {"t": every}, {"hardneg": [added], "without encoding": [bare], **measured})
     for row in rows:
         if row["peer"].startswith("step"):
@@ -227,7 +227,7 @@ def epoch(size: int, embeddings: Tensor, coverage: str) -> list[dict[str, Any]]:
 
 
 def parts(quick: bool, device: torch.device) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """The parts of the benchmark, to be run in turn."""
+    """The parts of the benchmark in order."""
     gpu, small = device.type == "cuda", 5_000 if quick else 50_000
     yield lambda: graphs(small, 500, 100, device, 1 if quick else 3)
     if gpu:
@@ -278,10 +278,10 @@ def main() -> None:
     for part in parts(options.quick, device):
         try:
             rows += part()
-        except Exception as error:  # the other parts are still to be measured
+        except Exception as error:  # measure the other parts
             rows.append({"error": f"{type(error).__name__}: {error}"})
             print(rows[-1]["error"], flush=True)
-        if not options.quick:  # now, so that what happens later loses nothing
+        if not options.quick:  # after each part, so that an interruption loses nothing
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print("" if options.quick else f"written to {path}")

@@ -1,4 +1,4 @@
-"""What a run of `fused.py` measures with, and where it keeps what it found."""
+"""Measurements of a run of `fused.py`, and the file of their results."""
 
 import argparse
 import gc
@@ -26,15 +26,15 @@ from hardneg.randomness import generator
 OURS = "hardneg"
 QUEUE = 65_536
 
-Make = Callable[[], Run]  # made when its turn comes: what cannot be made fails alone
+Make = Callable[[], Run]  # called when it is measured, so that one that fails does not affect the others
 
 
 class Poisoned(Exception):
-    """The device answers no more: only a fresh process can go on."""
+    """The device failed: only a new process can continue."""
 
 
 class Bench:
-    """Where and how to measure, and what was found so far in this section."""
+    """Device and options of the measurements, and the results of this section so far."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.device, self.backend, self.quick = torch.device(options.device), options.backend, options.quick
@@ -74,7 +74,7 @@ class Bench:
         print(f"\n{name}", flush=True)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep a row, on disk too."""
+        """Store a row, also on disk."""
         self.rows.append(row)
         self.section["seconds"] = time.perf_counter() - self.opened
         if self.out is not None:
@@ -85,10 +85,10 @@ class Bench:
         print(clock, ", ".join(f"{name} {given}" for name, given in shown.items()), flush=True)
 
     def cell(self, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A row with what ``measure`` finds, or with why it failed."""
+        """A row with the results of ``measure``, or with its error."""
         try:
             row = settings | measure()
-        except Exception as error:  # whatever a peer dies of, the others are still to be measured
+        except Exception as error:  # an error of one peer must not stop the others
             row = settings | {"error": f"{type(error).__name__}: {str(error).strip()[:300]}"}
         self.add(row)
         if "error" in row:
@@ -96,7 +96,7 @@ class Bench:
         return row
 
     def tidy(self) -> None:
-        """Give back what a failure or a large peer left."""
+        """Free the memory that a failure or a large peer left."""
         gc.collect()
         if self.watch.on_gpu:
             try:
@@ -108,7 +108,7 @@ class Bench:
     def contest(
         self, settings: dict[str, Any], contestants: dict[str, Make], turns: int, timer: Callable[[Run], float]
     ) -> None:
-        """Contestants take turns, each time in another order, because a chip is slower after a hard one.
+        """Peers are interleaved, each time in another order, because a chip is slower after a long kernel.
 
         Ratios to the first are medians of the ratios within each turn.
         """
@@ -135,7 +135,7 @@ class Bench:
             self.add(settings | {"peer": name, **summary(taken), "ratio": ratio})
 
     def views(self, batch: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-        """Two noisy views (B, d) of the same points, rounded to bfloat16 unless a dtype is told apart."""
+        """Two noisy views (B, d) of the same points, rounded to bfloat16 unless a dtype is given."""
         draws = generator(self.device, 0, batch, dim)
         z1 = torch.randn(batch, dim, generator=draws, device=self.device)
         z2 = z1 + torch.randn(batch, dim, generator=draws, device=self.device)
@@ -153,7 +153,7 @@ class Bench:
     def measured(self, make: Make, leaves: tuple[Tensor, ...]) -> dict[str, Any]:
         """First run, time and extra memory of a step."""
         first = self.watch.wall(make())  # compiles, tunes, warms up
-        run = make()  # anew, because a loss remembers its last call, and that memory counts
+        run = make()  # again, because a loss keeps its last call, and that memory counts
         for leaf in leaves:
             leaf.grad = None
         before = self.watch.used_bytes()
@@ -162,7 +162,7 @@ class Bench:
         gradients = sum(leaf.grad.nbytes for leaf in leaves if leaf.grad is not None)
         extra = None if peak is None else (peak - before - gradients) / 2**20
         if once[0] < 100:
-            # The first one waits for the host: it does not count.
+            # The first one waits for the host, and is not counted.
             once = self.watch.each(run, min(max(int(300 / once[0]), 5), 20) + 1)[1:]
         elif once[0] < 1500:
             once += self.watch.each(run, 2)
@@ -170,7 +170,7 @@ class Bench:
 
 
 def versions() -> dict[str, str | None]:
-    """Of everything that matters for speed."""
+    """Versions of everything that affects speed."""
     try:
         import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
@@ -185,7 +185,7 @@ def versions() -> dict[str, str | None]:
 
 
 def step(loss: Callable[..., Tensor], *leaves: Tensor, **given: Any) -> Run:
-    """Forward and backward, gradients made anew."""
+    """Forward and backward, with new gradients."""
 
     def run() -> None:
         for leaf in leaves:

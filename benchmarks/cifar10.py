@@ -1,4 +1,4 @@
-"""Train on CIFAR-10 and judge the encoders: weighted kNN and linear readout, several seeds of each objective.
+"""Train on CIFAR-10 and evaluate the encoders: weighted kNN and linear probe, several seeds of each loss.
 
 python benchmarks/cifar10.py data/cifar10.npz --presets simclr hcl --seeds 0 1 --epochs 60 --out results/cifar10.json
 """

@@ -1,13 +1,13 @@
-"""Run the cells of a table of evidence that are still missing, as many as fit; or print the table.
+"""Run the missing cells of a table of results within a time limit, or print the table.
 
     python benchmarks/evidence.py proximity --minutes 9 --data DIR --out DIR
     python benchmarks/evidence.py proximity --table --out DIR
 
 A table is a file `benchmarks/evidence/NAME.yaml`: cells, each a recipe with overrides and seeds, in the order in which
 they are run. All runs of a call share one process, so that a network is compiled once. A finished run is one line of
-`OUT/NAME.jsonl`; lines in `results/evidence/NAME.jsonl` count as finished, too. When the minutes are nearly over, the
-run under way stops at the end of an epoch and leaves its folder in `OUT/runs`: the next call goes on with it, if the
-source of hardneg is the same to the byte. kNN on the test set is for reporting: nothing is chosen by it.
+`OUT/NAME.jsonl`; lines in `results/evidence/NAME.jsonl` count as finished, too. Shortly before the time limit, the
+current run stops at the end of an epoch and leaves its folder in `OUT/runs`. The next call resumes it if the source of
+hardneg is the same to the byte. kNN on the test set is only reported; nothing is selected by it.
 """
 
 import argparse
@@ -57,7 +57,7 @@ START = 60.0  # seconds before the first step of a process: data, compilation
 
 @cache
 def source_hash() -> str:
-    """Of the library and these scripts: a run is never resumed with others."""
+    """Hash of the library and these scripts: a run is resumed only with the same."""
     digest = hashlib.sha256()
     root = Path(hn.__file__).parent
     for file in [*sorted(root.rglob("*.py")), *sorted(root.rglob("*.yaml")), *sorted(HERE.glob("evidence*.py"))]:
@@ -66,7 +66,7 @@ def source_hash() -> str:
 
 
 def commit(given: str) -> str:
-    """The commit that was given, as of a copy of a checkout; else that of this checkout."""
+    """The commit that was given (for a copy of a checkout), else that of this checkout."""
     if given:
         return given
     asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -78,7 +78,7 @@ def commit(given: str) -> str:
 
 
 def data_source(table: Table, folder: Path | None) -> str:
-    """What `data.source` names: a file in the folder, unpacked there if need be."""
+    """What `data.source` names: a file in the folder, unpacked there if needed."""
     if table.data == "digits":
         return "digits"
     if folder is None:
@@ -95,17 +95,17 @@ def data_source(table: Table, folder: Path | None) -> str:
 
 
 def expected(cell: Cell, table: Table, done: list[dict[str, Any]]) -> float:
-    """Seconds of a run by those before it: of the same name, else of all; else by the table's word."""
+    """Estimated seconds of a run: from earlier runs of the same name, else from all, else from the table."""
     alike = [line for line in done if line["name"] == cell.name] or done
     same = [line["seconds_per_epoch"]["all"] for line in alike]
     return cell.epochs * (max(same) if same else table.pace) + 2 * len(cell.knn_at)
 
 
 def run_cell(cell: Cell, source: str, folder: Path, deadline: float) -> dict[str, Any]:
-    """Train one cell, from the start or from where it stopped; what was measured."""
+    """Train one cell, from the start or resumed; returns the measurements."""
     stamp, trained = folder / "evidence.json", folder / "run"
     kept: dict[str, Any] = json.loads(stamp.read_text(encoding="utf-8")) if stamp.exists() else {}
-    # The checkpoint may be one epoch ahead of what was written down, if the process was killed.
+    # The checkpoint may be one epoch ahead of the record if the process was killed.
     resume = kept.get("source") == source_hash() and len(kept["epochs"]) == len(lines(trained / "metrics.jsonl"))
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
@@ -136,12 +136,12 @@ def run_cell(cell: Cell, source: str, folder: Path, deadline: float) -> dict[str
 
 
 def measured(cell: Cell, watch: Watch, metrics: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a finished run showed."""
-    steady = watch.epochs[2:] or watch.epochs  # in the first all is compiled
+    """The record of a finished run."""
+    steady = watch.epochs[2:] or watch.epochs  # the first epochs compile
     parts = [line["seconds"] for line in metrics][2:] or [line["seconds"] for line in metrics]
     shown = {*cell.knn_at, cell.epochs}
 
-    def mean(name: str) -> float:  # refreshes do not fall evenly on epochs
+    def mean(name: str) -> float:  # refreshes are not spread evenly over epochs
         return round(statistics.fmean(row[name] for row in steady), 4)
 
     training = [sum(spent for name, spent in part.items() if name != "graph") for part in parts]
@@ -171,7 +171,7 @@ def measured(cell: Cell, watch: Watch, metrics: list[dict[str, Any]]) -> dict[st
 
 
 def machine() -> dict[str, Any]:
-    """Where this runs."""
+    """Machine and versions."""
     return {
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else record.processor(),
         "versions": {
@@ -184,13 +184,13 @@ def machine() -> dict[str, Any]:
 
 
 def work(table: Table, options: argparse.Namespace) -> None:
-    """Run what is missing until the minutes are over."""
+    """Run missing cells until the time limit."""
     deadline = time.monotonic() + 60 * options.minutes
     source = data_source(table, options.data)
     options.out.mkdir(parents=True, exist_ok=True)
     known = {"commit": commit(options.commit), "source": source_hash(), **machine()}
     command = "python " + " ".join(["benchmarks/evidence.py", *sys.argv[1:]])
-    done: list[dict[str, Any]] = []  # of this call: the pace of another machine says little
+    done: list[dict[str, Any]] = []  # of this call, because another machine may be slower
     failures = 0
     for cell in pending(table, options.out):
         folder = options.out / "runs" / hashlib.sha256(cell.key.encode()).hexdigest()[:12]
@@ -204,9 +204,9 @@ def work(table: Table, options: argparse.Namespace) -> None:
         try:
             found = run_cell(cell, source, folder, deadline)
         except OutOfTimeError:
-            print(f"  stopped at an epoch's end; the next call goes on in {folder}")
+            print(f"  stopped at the end of an epoch; the next call resumes {folder}")
             break
-        except Exception as error:  # another cell may do better
+        except Exception as error:  # other cells may succeed
             traceback.print_exc()
             told = {"key": cell.key, "name": cell.name, "error": repr(error)[:2000]}
             append(options.out / f"{table.name}.errors.jsonl", told)

@@ -1,4 +1,4 @@
-"""Tables of evidence: their cells, the lines recorded for them, and the markdown made of both."""
+"""Tables of results: their cells, the recorded runs, and the Markdown of both."""
 
 import json
 import statistics
@@ -19,7 +19,7 @@ RAW = "raw inner products"
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a table. variant: "" or "raw inner products", what no recipe can say · knn_at: epochs"""
+    """One run of a table. variant: "" or "raw inner products", which no recipe can set · knn_at: epochs"""
 
     name: str
     recipe: str
@@ -32,7 +32,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What makes it another run, whatever it is called."""
+        """The settings that identify the run, without its name."""
         return json.dumps([self.recipe, sorted(self.overrides), self.seed, self.epochs, self.variant])
 
     def settings(self, source: str) -> Recipe:
@@ -43,7 +43,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """name · about: what it asks · data: a set's name · pace: seconds an epoch, until some are measured · cells"""
+    """name · about: its settings · data: name of a set · pace: seconds per epoch until some are measured · cells"""
 
     name: str
     about: str
@@ -70,7 +70,7 @@ def load_table(name: str) -> Table:
         for row in content["cells"]
         for seed in row["seeds"]
     ]
-    for cell in cells:  # bad settings are refused before the first run
+    for cell in cells:  # invalid settings raise before the first run
         cell.settings("digits")
         if cell.variant not in ("", RAW):
             raise ValueError(f"variant={cell.variant!r} is not known: use {RAW!r}, or leave it out")
@@ -80,14 +80,14 @@ def load_table(name: str) -> Table:
 
 
 def _overrides(content: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
-    """Of all cells, of the sets that the row is made with, and its own; the last word on a key counts."""
+    """Overrides of all cells, of the sets of the row, and its own; the last value of a key is used."""
     groups = [content.get("overrides", []), *(content["sets"][name] for name in row.get("with", []))]
     words = [override for group in [*groups, row.get("overrides", [])] for override in group]
     return tuple({override.partition("=")[0]: override for override in words}.values())
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    """The records of a file; one that a kill cut off is left out."""
+    """The records of a file; an incomplete last line is left out."""
     found = []
     for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         try:
@@ -98,7 +98,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def append(file: Path, line: dict[str, Any]) -> None:
-    """Add a record, on a line of its own also after one that a kill cut off."""
+    """Add a record on a new line, also after an incomplete one."""
     with file.open("a+b") as out:
         if out.tell() > 0:
             out.seek(-1, 2)
@@ -117,7 +117,7 @@ def recorded(table: Table, out: Path) -> dict[str, dict[str, Any]]:
 
 
 def pending(table: Table, out: Path) -> Iterator[Cell]:
-    """The cells that no line has, in order."""
+    """The cells without a record, in order."""
     for cell in table.cells:
         if cell.key not in recorded(table, out):
             yield cell

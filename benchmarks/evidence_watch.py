@@ -1,4 +1,4 @@
-"""What a run of evidence measures while it trains."""
+"""The measurements of a run for `evidence.py`."""
 
 import time
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from hardneg.images.features import extract_all, extract_set
 from hardneg.methods.method import Method
 from hardneg.training.callbacks.sampler_refresh import Refresh
 
-SAFETY = 1.25  # an epoch may take so much longer than those before
+SAFETY = 1.25  # an epoch may take this much longer than earlier ones
 
 
 class OutOfTimeError(Exception):
-    """The minutes are over."""
+    """The time limit is reached."""
 
 
 class Watch(L.Callback):
@@ -61,7 +61,7 @@ class Watch(L.Callback):
             self._check_time()
             wait()
             self.began = time.perf_counter()
-            pl_module.clock.restart()  # what was done here is no part of a step
+            pl_module.clock.restart()  # the evaluation is not part of a step
         index = batch if isinstance(batch, Tensor) else batch[0]
         self.visits.index_add_(0, index, torch.ones_like(index, dtype=self.visits.dtype))
 
@@ -70,8 +70,8 @@ class Watch(L.Callback):
         self._end(trainer, pl_module)
 
     def _end(self, trainer: L.Trainer, module: Method) -> None:
-        """Book the epoch that is over, and evaluate."""
-        if self.began is None:  # none was begun by this process
+        """Record the finished epoch, and evaluate."""
+        if self.began is None:  # this process has started none
             return
         wait()
         assert self.visits is not None
@@ -100,7 +100,7 @@ class Watch(L.Callback):
             raise OutOfTimeError
 
     def _raw(self, module: Method) -> Callable[[], Tensor]:
-        """Embeddings as the head gives them, of any length."""
+        """Embeddings of the head, not normalized."""
 
         def encode() -> Tensor:
             with module.trainer.precision_plugin.forward_context():

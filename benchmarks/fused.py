@@ -1,33 +1,33 @@
-"""The fused kernel against the limit of the machine and against other ways to write the loss, in one run on one GPU.
+"""The fused kernel compared with the limit of the machine and with other implementations, in one run on one GPU.
 
     python benchmarks/fused.py [--only limit small …] [--seconds 240] [--out results/fused.json]
     python benchmarks/fused.py --table                                 the stored results as Markdown, and the claims
-    python benchmarks/fused.py --quick --device cpu --backend tiled    tiny sizes on a CPU: does the script run?
+    python benchmarks/fused.py --quick --device cpu --backend tiled    tiny sizes on a CPU, to test the script
 
 limit       HCL (β = 1, τ⁺ = 0.1, t = 0.5), forward and backward, from 1,024 rows (two views of 512) to 1,048,576;
             two towers; a queue. T*/T is the share of the time that the matrix products alone would take, at the
             rate of an 8192³ product in bfloat16 measured right after: T* = g·2·rows·candidates·d / rate, with
             g = 2 (one tower: scores, and (W + Wᵀ)Z), 3 (two towers) or 2 (queue without gradient). What a kernel
             computes twice does not count. Two towers in both directions share their scores: rows is B, not 2B.
-generality  what tilts, labels and bands cost over plain InfoNCE in the same kernel
-small       small batches, host and all: mean time of a step over a loop of 200
+generality  the cost of tilts, labels and bands relative to plain InfoNCE in the same kernel
+small       small batches, including the host: mean time of a step over a loop of 200
 ring        bands of ranks over a queue: the loss with and without, and finding the band against sorting
 accuracy    gradients against the published formula in float64
 grid        the other sizes at the other dimensions
 
-Everybody gets the same embeddings, rounded to bfloat16. The fused kernel gets them as bfloat16. The peers get them as
-float32 under bfloat16 autocast, which is how they are used: products in bfloat16, exponentials and sums in float32.
-Peers: the published HCL formula (`loss.py`), it compiled, plain cross-entropy NT-Xent, and those of `peers.py`. A peer
-is left out where its matrices would not fit or a step would take more than 3 s. Times are medians of CUDA events;
-memory is the peak beyond inputs and their gradients, from an allocator whose segments can grow. Results are written
-after every cell; sections not run are kept.
+All get the same embeddings, rounded to bfloat16. The fused kernel gets them as bfloat16. The peers get them as float32
+under bfloat16 autocast, which is how they are used: products in bfloat16, exponentials and sums in float32. Peers: the
+published HCL formula (`loss.py`), the same compiled, plain cross-entropy NT-Xent, and those of `peers.py`. A peer is
+left out if its matrices would not fit or a step would take more than 3 s. Times are medians of CUDA events; memory is
+the peak beyond inputs and their gradients, from an allocator whose segments can grow. Results are written after every
+cell; sections not run are kept.
 """
 
 import argparse
 import json
 import os
 
-# Otherwise what is free lies in pieces, and the published formula does not fit at 65,536 rows.
+# Otherwise free memory is fragmented, and the published formula does not fit at 65,536 rows.
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import statistics
@@ -78,7 +78,7 @@ def generality(bench: Bench) -> None:
 
 
 def small(bench: Bench) -> None:
-    """Small batches: what counts is how many things the host has to start."""
+    """Small batches: bound by the number of launches."""
     steps, turns = (3, 2) if bench.quick else (200, 3)
     for batch in (16,) if bench.quick else (64, 256, 1024):
         leaves = bench.views(batch, 128)
@@ -96,7 +96,7 @@ def small(bench: Bench) -> None:
 
 
 def make_step(make: Callable[[], Loss], leaves: tuple[Tensor, Tensor]) -> Run:
-    """A step with a loss made now."""
+    """A step with a new loss."""
     return step(make(), *leaves)
 
 
@@ -123,7 +123,7 @@ def ring(bench: Bench) -> None:
         whole = {"task": "loss, host and all", "rows": batch, **settings}
         bench.contest(whole, steps(batch), turns, lambda run: bench.watch.loop(run, 20))
 
-    # Our band comes with the sums over it: the whole forward pass stands for finding it, in two precisions.
+    # Our kernel computes the band with its sums, so the whole forward pass is measured, in two precisions.
     queries, positives = (view.detach() for view in bench.views(few, dim))
     floats, float_keys = normalize(queries.float(), dim=1), keys.float()
 
@@ -156,7 +156,7 @@ def accuracy(bench: Bench) -> None:
     sizes: tuple[tuple[int, int, tuple[torch.dtype, ...]], ...] = (
         ((24, 128, every),)
         if bench.quick
-        # The last takes the ways of many wide rows; in float64 the published formula would not fit as it is.
+        # The last uses the code for many wide rows; the published formula would not fit in float64.
         else ((512, 128, every), (2048, 128, every), (16_384, 768, every[:1]))
     )
     for batch, dim, dtypes in sizes:
@@ -182,7 +182,7 @@ def accuracy(bench: Bench) -> None:
 
 
 def twice(make: Callable[[], Loss], leaves: tuple[Tensor, Tensor], truth: Tensor | None) -> dict[str, Any]:
-    """The error of a gradient, where the truth is known, and whether a second run gives the same bits."""
+    """The error of a gradient if the reference is known, and whether a second run is bitwise equal."""
     loss = make()
     one, other = (gradient(loss, *(leaf.detach() for leaf in leaves)) for _ in range(2))
     error = None if truth is None else float((one.double() - truth).norm() / truth.norm())
@@ -190,7 +190,7 @@ def twice(make: Callable[[], Loss], leaves: tuple[Tensor, Tensor], truth: Tensor
 
 
 def gradient(loss: Loss, z1: Tensor, z2: Tensor) -> Tensor:
-    """Of the sum over anchors: the mean's would drown in float16's smallest numbers."""
+    """Gradient of the sum over anchors: that of the mean would underflow in float16."""
     leaves = (z1.clone().requires_grad_(), z2.clone().requires_grad_())
     torch.autograd.backward(loss(*leaves) * (2 * len(z1)))
     return torch.cat([leaf.grad for leaf in leaves if leaf.grad is not None])
@@ -223,7 +223,7 @@ def main() -> None:
             bench.add({"error": f"the device answers no more: {error}"})
             rest = options.only[position + 1 :]
             if rest:
-                print("starting afresh for", *rest, flush=True)
+                print("restarting for", *rest, flush=True)
                 os.execv(sys.executable, [sys.executable, __file__, *arguments(options), "--only", *rest])
         except Exception as error:
             bench.add({"error": f"{type(error).__name__}: {error}"})

@@ -27,7 +27,7 @@ Past = dict[tuple[str, int], tuple[int, float]]  # rows and ms of a peer (name, 
 
 
 def limit(bench: Bench) -> None:
-    """The sizes and dimensions that are claimed first, then how far it goes, towers, queues and compiled peers."""
+    """The documented sizes first, then the largest sizes, towers, queues and compiled peers."""
     large = 512 if bench.quick else LARGE
     past: Past = {}
     for rows in (128, large) if bench.quick else (1024, 4096, 16_384, large):
@@ -45,7 +45,7 @@ def limit(bench: Bench) -> None:
 
 
 def grid(bench: Bench) -> None:
-    """The other sizes at the other dimensions, ours alone, as long as there is time."""
+    """The other sizes at the other dimensions, hardneg only, while time remains."""
     for rows in (128, 256) if bench.quick else (1024, 16_384, 4 * LARGE, 16 * LARGE):
         for dim in (64, 256, 768):
             least = 2 * 2 * rows**2 * dim / bench.rate  # T*, s
@@ -57,7 +57,7 @@ def grid(bench: Bench) -> None:
 
 
 def steps_of_a_cell(bench: Bench, rows: int) -> float:
-    """How many steps' time a cell may take: the first run tries several tiles, as it did in `limit` at d = 128."""
+    """Steps whose time a cell may take: the first run measures several tile sizes, as it did in `limit` at d = 128."""
     for row in bench.found["sections"].get("limit", {"rows": []})["rows"]:
         if row.get("rows") == rows and row.get("peer") == OURS and "first_s" in row:
             return 2 + 1000 * float(row["first_s"]) / float(row["ms"])
@@ -65,7 +65,7 @@ def steps_of_a_cell(bench: Bench, rows: int) -> float:
 
 
 def share(bench: Bench, products: int, rows: int, candidates: int, dim: int, row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its T*/T and the bound on its memory; the rate is measured now, when the chip is as warm."""
+    """The row with its T*/T and the bound on its memory; the rate is measured now, at the same chip temperature."""
     rate = bench.product_rate()
     least = 1000 * products * 2 * rows * candidates * dim / rate  # ms
     bound = (8 * rows * dim + 64 * rows) / 2**20 + 64
@@ -73,7 +73,7 @@ def share(bench: Bench, products: int, rows: int, candidates: int, dim: int, row
 
 
 def one_tower(bench: Bench, rows: int, dim: int, peers: dict[str, Loss], past: Past) -> None:
-    """HCL over both views, and the peers where they fit; ``past`` tells how long they took before."""
+    """HCL over both views, and the peers where they fit; ``past`` has their earlier times."""
     settings = {"case": "one tower", "rows": rows, "candidates": rows, "dim": dim}
     leaves = bench.views(rows // 2, dim)
 
@@ -97,7 +97,7 @@ def one_tower(bench: Bench, rows: int, dim: int, peers: dict[str, Loss], past: P
 
 
 def fits(bench: Bench, rows: int) -> bool:
-    """Whether six float32 matrices of scores fit, as many as the published formula holds at once."""
+    """Whether six float32 matrices of scores fit, as many as the published formula needs at once."""
     if not bench.watch.on_gpu:
         return rows <= 4096
     bench.tidy()
@@ -107,7 +107,7 @@ def fits(bench: Bench, rows: int) -> bool:
 def against(
     bench: Bench, settings: dict[str, Any], loss: Loss, leaves: tuple[Tensor, Tensor], ours: dict[str, Any]
 ) -> None:
-    """A peer's row, with how many times longer than ours it takes."""
+    """A peer's row, with its time relative to hardneg."""
 
     def measure() -> dict[str, Any]:
         row = bench.measured(lambda: step(loss, *leaves), leaves)
@@ -120,7 +120,7 @@ def against(
 
 
 def narrow(bench: Bench, rows: int, dim: int) -> None:
-    """The published formula in bfloat16 throughout: it needs half the memory, and is a third as exact as autocast."""
+    """The published formula in bfloat16 throughout: half the memory, and three times the error of autocast."""
     settings = {"case": "one tower", "rows": rows, "candidates": rows, "dim": dim}
     ours = next((row for row in bench.rows if row.items() >= (settings | {"peer": OURS}).items()), {})
     against(bench, settings | {"peer": "published HCL bfloat16"}, published_hcl, bench.views(rows // 2, dim), ours)

@@ -1,4 +1,4 @@
-"""What `fused.py` measured, as Markdown tables, and what it says of each claim."""
+"""The results of `fused.py` as Markdown tables, and the measured value of each claim."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -42,7 +42,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def table(name: str, rows: list[Row]) -> str:
-    """A section's rows; what failed or was left out says why in the place of its time."""
+    """The rows of a section; a row that failed or was left out has the reason instead of a time."""
     columns = COLUMNS[name]
     lines = [
         "| " + " | ".join(TITLES.get(column, column) for column in columns) + " |",
@@ -71,7 +71,7 @@ def shown(row: Row, column: str) -> str:
 
 
 def claims(sections: dict[str, Any]) -> list[tuple[str, str]]:
-    """Every claim of the kernel with what was measured."""
+    """Every claim about the kernel with its measured value."""
 
     def rows(name: str, **wanted: Any) -> list[Row]:
         section = sections.get(name, {"rows": []})["rows"]
@@ -138,14 +138,14 @@ def errors(rows: Callable[..., list[Row]], peer: str) -> list[float]:
 
 
 def at_least(found: list[float], limit: float) -> str:
-    """Whether the smallest one is large enough; not a number is not."""
+    """Whether the smallest value is large enough; NaN is not."""
     if not found:
         return "not measured"
     return f"{'met' if all(one >= limit for one in found) else 'NOT MET'} ({min(found):.3g})"
 
 
 def at_most(found: list[float], limit: float) -> str:
-    """Whether the largest one is small enough."""
+    """Whether the largest value is small enough."""
     if not found:
         return "not measured"
     return f"{'met' if all(one <= limit for one in found) else 'NOT MET'} ({max(found):.3g})"

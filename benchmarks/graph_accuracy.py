@@ -3,16 +3,16 @@
     HARDNEG_DATA=… python benchmarks/graph_accuracy.py [--sets MUTAG] [--runs infograph graphcl] [--seeds 5]
 
 InfoGraph (HCL, appendix D.2): GIN of 3 layers of 32, batch 128, Adam 1e-3, weight decay 1e-6, 200 epochs, β ∈ {0, 1, 2,
-  10}, nodes described by their labels, or by their degree where a set has none. H-SCL's baseline: the same at 1e-2
+  10}, node features are labels, or degrees if a set has none. H-SCL's baseline: the same at 1e-2
 GraphCL (its authors' code, and ProSampler's appendix E.2): the same encoder, Adam 1e-2, temperature 0.2, the graph
-  itself against one of the four augmentations, nodes described by their labels or by a constant; uniform batches and
-  the proximity sampler, with the paper's settings where it names the set
+  itself against one of the four augmentations, node features are labels or a constant; uniform batches and
+  the proximity sampler, with the paper's settings for the sets it reports
 Evaluation: RBF SVM on the encoder's output, as it is, C chosen by 5-fold CV in each training part, stratified 10-fold.
-  The last epoch is what counts: no epoch is chosen by its accuracy. How much choosing one would add is measured beside
-  it, on InfoGraph at β = 0 (``by_epoch``).
-Two more runs look for the reason of a gap: five layers, InfoGraph's default, and a training judged by other machines.
+  The last epoch is reported: no epoch is selected by its accuracy. The gain from selecting one is measured separately,
+  on InfoGraph at β = 0 (``by_epoch``).
+Two further runs examine differences to the papers: five layers (InfoGraph's default), and evaluation by other SVMs.
 Accuracies are means over seeds of (network, batches, views, folds); ``std`` is the deviation over seeds, n − 1 below.
-Every seed is written down at once; a run goes on with the seeds that its row lacks. Remove a row to run it anew.
+Every seed is written at once; a run continues with the missing seeds of its row. Remove a row to run it again.
 """
 
 import argparse
@@ -46,19 +46,19 @@ from hardneg.training.callbacks.sampler_refresh import Refresh
 
 BETAS = (0.0, 1.0, 2.0, 10.0)
 UNLABELLED = ("IMDB-BINARY", "IMDB-MULTI", "COLLAB", "REDDIT-BINARY")
-STOPS = (1, 5, 10, 20, 50, 100)  # epochs at which a baseline is looked at on the way
+STOPS = (1, 5, 10, 20, 50, 100)  # epochs at which a baseline is evaluated
 MACHINES: dict[str, dict[str, Any]] = {
     "γ = 1/d": {"gamma": "auto"},
     "standardised": {"standardize": True},
     "standardised, linear": {"standardize": True, "kernel": "linear"},
 }
-# Batch, epochs, steps between graphs, candidates, neighbours: ProSampler's Table 8, and GraphCL's 20 epochs elsewhere.
+# Batch, epochs, steps between graphs, candidates, neighbors: ProSampler's Table 8, and GraphCL's 20 epochs elsewhere.
 PROSAMPLER = {
     "IMDB-BINARY": (256, 100, 25, 300, 100),
     "IMDB-MULTI": (128, 50, 25, 300, 100),
     "COLLAB": (128, 20, 50, 1000, 100),
     "REDDIT-BINARY": (128, 50, 50, 500, 100),
-    "MUTAG": (32, 20, 6, 100, 20),  # a batch of 128 would be two thirds of the set, whoever draws it
+    "MUTAG": (32, 20, 6, 100, 20),  # a batch of 128 would be two thirds of the set for any sampler
     "PTC_MR": (64, 20, 6, 100, 30),
 }
 ELSEWHERE = (128, 20, 10, 300, 100)
@@ -78,7 +78,7 @@ PUBLISHED: dict[str, dict[str, str]] = {
 
 
 class Look(L.Callback):
-    """Judges the embeddings after some epochs of a run whose batches come as one epoch."""
+    """Evaluates the embeddings after some epochs of a run whose batches form one epoch."""
 
     def __init__(self, graphs: GraphSet, seed: int, steps: dict[int, int]) -> None:
         self.graphs, self.seed, self.steps = graphs, seed, steps  # the epoch that ends with a step
@@ -97,7 +97,7 @@ def adam(lr: float, weight_decay: float = 0.0) -> Callable[[nn.Module], torch.op
 
 
 def method(plan: dict[str, Any], graphs: GraphSet, seed: int) -> Method:
-    """What the plan names, with fresh weights."""
+    """The module of a run with fresh weights."""
     torch.manual_seed(seed)
     encoder = GIN(graphs.node_features, layers=plan.get("layers", 3))
     if plan["method"] == "graphcl":
@@ -130,13 +130,13 @@ def fit(module: Method, graphs: GraphSet, sampler: UniformBatchSampler, epochs: 
 
 
 def judged(module: Method, graphs: GraphSet, seed: int, **options: Any) -> tuple[float, float]:
-    """Accuracy and its deviation among folds, in per cent."""
+    """Accuracy and its standard deviation over folds, in percent."""
     result = svm_accuracy(extract_graphs(module.encoder, graphs), graphs.labels, seed=seed, jobs=1, **options)
     return 100 * result.mean, 100 * result.std_of_folds
 
 
 def planned(name: str, chosen: list[str], epochs: int | None) -> list[dict[str, Any]]:
-    """The runs of one set, as the rows of the results will name them."""
+    """The runs of one set, by the names of their rows in the results."""
     size, long, every, candidates, neighbors = PROSAMPLER.get(name, ELSEWHERE)
     info = {"method": "infograph", "epochs": epochs or 200, "batch": 128, "lr": 1e-3}
     both = {"method": "graphcl", "epochs": epochs or long, "batch": size, "lr": 1e-2}
@@ -154,7 +154,7 @@ def planned(name: str, chosen: list[str], epochs: int | None) -> list[dict[str, 
 
 
 def run(plan: dict[str, Any], graphs: GraphSet, seed: int) -> dict[str, Any]:
-    """What one seed gives."""
+    """The results of one seed."""
     common: dict[str, Any] = {"size": len(graphs), "batch_size": min(plan["batch"], len(graphs))}
     common |= {"seed": seed, "drop_last": False}
     sampler = UniformBatchSampler(**common)

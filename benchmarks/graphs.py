@@ -1,15 +1,15 @@
-"""The time of an epoch of InfoGraph on REDDIT-BINARY, against the plain way with its loop over nodes.
+"""The time of an epoch of InfoGraph on REDDIT-BINARY, compared with the plain implementation that loops over nodes.
 
     HARDNEG_DATA=… python benchmarks/graphs.py [--steps 16] [--threads 1]
 
-Both ways train the same network (GIN of 3 layers of 32, two discriminators, Adam) on the same batches of 128 graphs,
-turn by turn within each step, so that whatever else the machine does meets both.
+All implementations train the same network (GIN of 3 layers of 32, two discriminators, Adam) on the same batches of 128
+graphs, interleaved within each step, so that other load of the machine affects all.
 
-loop over nodes: the way of InfoGraph's published code. PyG's loader collates graphs that lie in memory, two masks over
-  all pairs of nodes and graphs are filled node by node, all scores are made at once
-hardneg: as `hardneg train` does it. A batch is cut out of the set's tensors, of nodes that message passing cannot tell
-  apart one stands for all in discriminator and loss, scores are made a tile at a time
-hardneg, every node: the same, but each node for itself
+loop over nodes: InfoGraph's published code. PyG's loader collates graphs that lie in memory, two masks over
+  all pairs of nodes and graphs are filled node by node, all scores are computed at once
+hardneg: as `hardneg train` does it. A batch is indexed from the set's tensors, equivalent nodes are compared once, and
+  scores are computed tile by tile
+hardneg, every node: the same without merging equivalent nodes
 
 Accuracies are measured by benchmarks/graph_accuracy.py, which writes to the same file.
 """
@@ -43,7 +43,7 @@ NOTE = "Other work shared the machine: seconds are upper bounds. Untrained GIN i
 
 
 def loop_loss(nodes: Tensor, graphs: Tensor, batch: Tensor) -> Tensor:
-    """The plain way: two masks over all pairs, filled node by node."""
+    """The plain implementation: two masks over all pairs, filled node by node."""
     own, other = torch.zeros(len(nodes), len(graphs)), torch.ones(len(nodes), len(graphs))
     for node, graph in enumerate(batch):
         own[node][graph] = 1.0
@@ -65,7 +65,7 @@ def loss(module: InfoGraph, batch: Any) -> Tensor:
 
 
 def epoch(graphs: GraphSet, steps: int) -> dict[str, dict[str, float]]:
-    """Seconds of each way: all of them, and those until the batch is there; and the first loss."""
+    """Seconds of each implementation in total and for making the batch, and the first loss."""
     listed = [graphs[number] for number in range(len(graphs))]
     collate = required("torch_geometric.loader.dataloader", "graph").Collater(listed)  # what PyG's loader calls
     started = time.perf_counter()
@@ -97,7 +97,7 @@ def epoch(graphs: GraphSet, steps: int) -> dict[str, dict[str, float]]:
             optimisers[way].step()
             results[way]["seconds"] += time.perf_counter() - began
             results[way]["loading"] += loaded - began
-            results[way].setdefault("first_loss", cost.item())  # later, rounding has led the networks apart
+            results[way].setdefault("first_loss", cost.item())  # later losses differ by rounding
     results["hardneg"]["finding_twins_once"] = found
     return results
 
@@ -108,13 +108,13 @@ def rows() -> list[dict[str, Any]]:
 
 
 def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two rows tell of one run."""
+    """Whether two rows are of the same run."""
     names = ("kind", "set", "method", "beta", "lr", "layers", "sampler", "epochs", "batch", "way", "threads")
     return all(one.get(name) == other.get(name) for name in names)
 
 
 def record(row: dict[str, Any], command: str) -> None:
-    """Add a row to the results, with how it came about; it takes the place of an earlier one."""
+    """Add a row to the results with its command; it replaces an earlier row of the same run."""
     row = row | {"command": command, "load_average": round(os.getloadavg()[0], 1)}
     others = [old for old in rows() if not same_run(old, row)]
     results = {
@@ -128,7 +128,7 @@ def record(row: dict[str, Any], command: str) -> None:
         "note": NOTE,
         "rows": sorted([*others, row], key=lambda each: (each["kind"], each["set"])),
     }
-    # An interruption between two writes leaves one of them whole.
+    # An interruption leaves a complete file.
     part = RESULTS.with_suffix(".part")
     part.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     part.replace(RESULTS)

@@ -1,17 +1,17 @@
-"""Time and peak memory of one forward and backward pass of the loss, against others in the same run.
+"""Time and peak memory of a forward and backward pass of the loss, compared with other implementations.
 
     python benchmarks/loss.py [--quick]
     python benchmarks/loss.py --table      the last results as Markdown, for docs/kernels.md
 
-Peers, all given the same unnormalised embeddings and all normalising them:
+Peers, all given the same unnormalized embeddings, which they normalize:
   hardneg tiled      hn.hcl(), the default here
   hardneg reference  the same through plain autograd
-  published HCL      the formula as the authors of HCL published it: exponentials, masked_select, clamp
+  published HCL      the formula of HCL's published code: exponentials, masked_select, clamp
   cross-entropy      NT-Xent as cross-entropy over the full matrix of logits: no hardening, no debiasing
   metric-learning    pytorch-metric-learning's NTXentLoss, up to B = 256 (it would need 34 GB at 1,024)
 
-Times are medians over interleaved repetitions, so that a slow moment of the machine hits all peers alike. Memory is
-the rise of the process's peak resident size in a fresh process, beyond inputs and their gradients.
+Times are medians over interleaved repetitions, so that a slow phase of the machine affects all peers. Memory is
+the rise of the process's peak resident size in a new process, beyond inputs and their gradients.
 """
 
 import argparse
@@ -40,7 +40,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "loss.json"
 
 
 def published_hcl(z1: Tensor, z2: Tensor) -> Tensor:
-    """HCL's objective written the way it was published."""
+    """HCL's loss as in its published code."""
     batch = len(z1)
     z = torch.cat([normalize(z1, dim=1), normalize(z2, dim=1)])
     exponentials = torch.exp(z @ z.T / TEMPERATURE)
@@ -110,7 +110,7 @@ def times(batch: int, dim: int, names: list[str], seconds: float) -> dict[str, l
 
 
 def peak_memory(name: str, batch: int, dim: int) -> float:
-    """MiB by which one step raises the peak resident size of a fresh process."""
+    """MiB by which one step raises the peak resident size of a new process."""
     command = [sys.executable, __file__, "--memory", name, str(batch), str(dim)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout)
 
@@ -120,8 +120,8 @@ def print_peak_memory(name: str, batch: int, dim: int) -> None:
     small = inputs(8, dim)
     step(peer(name), *small)  # libraries loaded, threads started
     z1, z2 = inputs(batch, dim)
-    z1.grad, z2.grad = torch.ones_like(z1), torch.ones_like(z2)  # paid for before counting
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew here
+    z1.grad, z2.grad = torch.ones_like(z1), torch.ones_like(z2)  # allocated before counting
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset the peak
 
     def resident(kind: str) -> float:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
@@ -157,7 +157,7 @@ def main() -> None:
         names = [name for name in PEERS if name == "hardneg tiled" or whole < 600]
         measured = times(batch, dim, names, seconds=1.0 if options.quick else 6.0)
         if batch <= 256:
-            # Hundreds of times slower, it would leave the others cold caches: it runs by itself.
+            # It is hundreds of times slower and would evict the caches of the others, so it runs separately.
             measured |= times(batch, dim, ["metric-learning"], seconds=1.0)
         base = statistics.median(measured["hardneg tiled"])
         for name in measured:

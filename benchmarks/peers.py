@@ -1,10 +1,10 @@
-"""Other ways to write the loss, which `fused.py` runs beside ours; the published formula itself is in `loss.py`.
+"""Other implementations of the loss, for `fused.py`; the published formula itself is in `loss.py`.
 
 filled     HCL's published formula with the anchor's own entries filled instead of selected away: the same numbers,
            without the index that masked_select builds, and without a break in a compiled graph
 chunked    the same, a block of rows at a time under torch.utils.checkpoint
-tiled      plain InfoNCE in the manner of Inf-CL: square tiles, online log-sum-exp, tiles made again in backward;
-           neither hardening nor debiasing, and none of Inf-CL's communication
+tiled      plain InfoNCE in the manner of Inf-CL: square tiles, online log-sum-exp, tiles recomputed in the
+           backward pass; neither hardening nor debiasing, and none of Inf-CL's communication
 """
 
 import math
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 # Scores in a block of `chunked` (1 GiB in float32) and rows of a tile of `tiled`: large enough to fill a GPU.
 CHUNK, TILE = 1 << 28, 8192
-# What the anchor's own entries are filled with: no more than a rounding error in any sum, and its logarithm is finite.
+# Fill value of the anchor's own entries: at most a rounding error in any sum, with a finite logarithm.
 NOTHING = 1e-30
 
 
@@ -29,7 +29,7 @@ def filled_hcl(z1: Tensor, z2: Tensor) -> Tensor:
 
 
 def chunked_hcl(z1: Tensor, z2: Tensor) -> Tensor:
-    """HCL by blocks of rows, each made again in the backward pass."""
+    """HCL by blocks of rows, each recomputed in the backward pass."""
     z = torch.cat([normalize(z1, dim=1), normalize(z2, dim=1)])
     height = max(1, CHUNK // len(z))
     parts = [

@@ -1,4 +1,4 @@
-"""What every benchmark writes beside its numbers."""
+"""Information that every benchmark writes with its results."""
 
 import json
 import platform
@@ -15,7 +15,7 @@ def processor() -> str:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """Write a record as JSON and say where."""
+    """Write a record as JSON and print its path."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"\nwritten to {path.parent.name}/{path.name}")

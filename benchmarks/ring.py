@@ -1,4 +1,4 @@
-"""Time to find the exact band of ranks of each anchor among a queue of keys, against sorting, in the same run.
+"""Time to find the exact band of ranks of each anchor among a queue of keys, compared with sorting in the same run.
 
     python benchmarks/ring.py [--quick]
     python benchmarks/ring.py --table      the last results as Markdown
@@ -7,15 +7,16 @@ Finding the band, from embeddings to a strip of scores where all but the band is
   hardneg          the tiled kernel: product, selection, mask
   sort by strips   the same product in the same strips, then torch.sort of each; the band not yet cut out
   sort             one product, one torch.sort of the whole matrix; the band not yet cut out
-  product          one product alone: what nobody can avoid
+  product          one product alone: the lower limit
 
 The whole loss, forward and backward, over the same keys:
-  ring_nce         the tiled kernel as it is
+  ring_nce         the tiled kernel
   by sorting       the tiled kernel with its bands found by a stable sort
-  moco             no band at all
+  moco             no band
 
-Contestants take turns, so that a slow moment of the machine hits all alike. Times are medians; ratios are medians of
-the ratios within each turn. Before timing, every band is compared with that of a stable sort, index by index.
+Repetitions are interleaved, so that a slow phase of the machine affects all peers. Times are medians; ratios are
+medians of the ratios within each repetition. Before timing, every band is compared with that of a stable sort, index by
+index.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def inputs(keys: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def strips_of_bands(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -> Any:
-    """Rows and scores, strip by strip, −inf outside the band; as the tiled kernel makes them."""
+    """Rows and scores, strip by strip, −inf outside the band; as in the tiled kernel."""
     rule = Rule(rings=(ring,))
     for rows, scores in tiled.strips(anchors, [queue], torch.tensor(1 / TEMPERATURE)):
         Eligibility(len(queue)).mask_(scores, rows, -torch.inf)
@@ -62,7 +63,7 @@ def strips_of_bands(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -
 
 
 def finding(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -> Contestants:
-    """The ways to find a band."""
+    """The implementations that find a band."""
 
     def selecting() -> None:
         for _ in strips_of_bands(anchors, queue, ring):
@@ -104,7 +105,7 @@ def losses(anchors: Tensor, positives: Tensor, queue: Tensor, progress: float) -
 
 
 def is_exact(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -> bool:
-    """Is every band the one of a stable sort, index by index?"""
+    """Whether every band equals that of a stable sort, index by index."""
     start = int(ring[0] * len(queue) + 1e-9)
     end = max(int(ring[1] * len(queue) + 1e-9), start + 1)
     plain = tiled.strips(anchors, [queue], torch.tensor(1 / TEMPERATURE))
@@ -118,7 +119,7 @@ def is_exact(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -> bool:
 
 
 def times(contestants: Contestants, turns: int) -> dict[str, list[float]]:
-    """Milliseconds of each contestant in each turn."""
+    """Milliseconds of each peer in each repetition."""
     for run in contestants.values():
         run()
     found: dict[str, list[float]] = {name: [] for name in contestants}
@@ -131,7 +132,7 @@ def times(contestants: Contestants, turns: int) -> dict[str, list[float]]:
 
 
 def rows_of(task: str, ring: tuple[float, float], keys: int, measured: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """A row of results for each contestant, printed on the way; the first one is what the others are compared with."""
+    """A row of results per peer, also printed; ratios are relative to the first."""
     rows = []
     ours = next(iter(measured.values()))
     for name, taken in measured.items():

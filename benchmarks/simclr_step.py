@@ -1,4 +1,4 @@
-"""Seconds of a step of SimCLR on CIFAR-10's shapes, and of what a batch sampler adds to it. For `batches.py`."""
+"""Seconds of a step of SimCLR on CIFAR-10's shapes, and of a batch sampler. For `batches.py`."""
 
 import time
 
@@ -43,7 +43,7 @@ def seconds(sampler: ProximityBatchSampler, embeddings: Tensor, batch: int) -> d
 
 
 def simclr(device: torch.device, batch: int) -> tuple[nn.Module, Run]:
-    """ResNet-18 with its head, and its forward, backward and optimiser on two views (B, 3, 32, 32) on the device."""
+    """ResNet-18 with its head, and its forward, backward and optimizer on two views (B, 3, 32, 32) on the device."""
     torch.manual_seed(0)
     encoder = nn.Sequential(resnet18(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 128)).to(device)
     encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Time and memory of something that runs on a device whose work is queued."""
+"""Time and memory of work on a device that runs asynchronously."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ def summary(ms: list[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Measures on one device; on a CPU every way to measure is the plain one."""
+    """Measures on one device; on a CPU all methods measure wall time."""
 
     device: torch.device
 
@@ -29,12 +29,12 @@ class Stopwatch:
         return self.device.type == "cuda"
 
     def wait(self) -> None:
-        """Until all that was queued is done."""
+        """Wait until all queued work is done."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
     def wall(self, run: Run) -> float:
-        """Milliseconds of one run and of waiting for it."""
+        """Milliseconds of one run, including the wait for the device."""
         self.wait()
         begin = time.perf_counter()
         run()
@@ -47,7 +47,7 @@ class Stopwatch:
         return self._timed(run, repetitions)
 
     def queued(self, run: Run, repetitions: int = 5) -> float:
-        """Mean milliseconds of the device alone: the host queues the runs while the device is kept busy."""
+        """Mean milliseconds of the device alone: the host queues the runs while the device is busy."""
         self.wait()
         if self.on_gpu:
             torch.cuda._sleep(80_000_000)  # type: ignore[no-untyped-call]  # cycles, about 40 ms: several times what queueing takes
@@ -65,7 +65,7 @@ class Stopwatch:
         return [begin.elapsed_time(end) for begin, end in pairwise(events)]
 
     def loop(self, run: Run, steps: int) -> float:
-        """Mean milliseconds of a step over a loop of them, host and all."""
+        """Mean milliseconds of a step over a loop of steps, including the host."""
 
         def many() -> None:
             for _ in range(steps):
@@ -74,7 +74,7 @@ class Stopwatch:
         return self.wall(many) / steps
 
     def used_bytes(self) -> int:
-        """Memory in use now; the peak starts anew here."""
+        """Memory in use now; resets the peak."""
         if not self.on_gpu:
             return 0
         self.wait()
@@ -82,7 +82,7 @@ class Stopwatch:
         return torch.cuda.memory_allocated(self.device)
 
     def peak_bytes(self) -> int | None:
-        """The most memory in use since `used_bytes`; None where nobody counts."""
+        """The peak of the memory in use since `used_bytes`; None on a device without this counter."""
         return torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None
 
     def product_rate(self, size: int) -> float:

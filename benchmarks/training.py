@@ -1,12 +1,12 @@
-"""What training costs beyond the network itself: an epoch of the engine against the bare forward, backward and step.
+"""Overhead of training: an epoch of the engine compared with forward, backward and optimizer step of the network alone.
 
     python benchmarks/training.py [--data data/cifar10.npz] [--epochs 3] [--out results/training.json] [key=value …]
 
-Both run ResNet-18 with the 32-pixel stem on the same number of pictures per step, in bfloat16, channels last, with
-fused Adam and the same compile mode. The engine adds data, two augmented views, the loss (HCL) and logging; what its
-checkpoint takes at the end of an epoch is told apart. The network is measured before and after the engine, as machines
-change their minds. Without ``--data``, random pictures stand in for CIFAR-10's: the time is the same, and nothing is
-learnt. Further settings of the recipe may follow, such as ``encoder.name=resnet50``.
+Both run ResNet-18 with the 32-pixel stem on the same number of images per step, in bfloat16, channels last, with fused
+Adam and the same compile mode. The engine adds data, two augmented views, the loss (HCL) and logging; the checkpoint at
+the end of an epoch is measured separately. The network is measured before and after the engine, because the speed of a
+machine varies. Without ``--data``, random images of CIFAR-10's shape are used: the time is the same, and nothing is
+learned. Further settings of the recipe may follow, such as ``encoder.name=resnet50``.
 """
 
 import argparse
@@ -33,12 +33,12 @@ from hardneg.training import build, recipe, run
 ENGINE = Path(hn.__file__).parent / "recipes" / "cifar10-simclr.yaml"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WATCH = Stopwatch(DEVICE)
-WARM = 2  # epochs that are not timed: in the first all is compiled, in the second the host is
+WARM = 2  # epochs that are not timed: the first compiles, the second warms up the host
 STEPS = 20  # of the network alone, for the time of the host
 
 
 class Network:
-    """Forward, backward and step on views that are there already.
+    """Forward, backward and optimizer step on given views.
 
     settings: the recipe · train_set: what it trains on · after `prepare`, `epoch` gives seconds
     """
@@ -67,7 +67,7 @@ class Network:
             self.step()
         found = []
         for _ in range(STEPS):
-            WATCH.wait()  # else the queue may be full, and the host waits for the device
+            WATCH.wait()  # otherwise the queue may be full, and the host would wait for the device
             began = time.perf_counter()
             self.step()
             found.append(1000 * (time.perf_counter() - began))
@@ -113,7 +113,7 @@ class Epochs(L.Callback):
 
 
 def engine(settings: recipe.Recipe, steps: int) -> tuple[Epochs, dict[str, float]]:
-    """The epochs of the whole, and the median seconds of the timed ones' parts: data, augmentation, network."""
+    """The times of all epochs, and the median seconds of the parts of the timed ones: data, augmentation, network."""
     epochs = Epochs(steps)
     with tempfile.TemporaryDirectory() as folder:
         run.train(settings, Path(folder) / "run", callbacks=[epochs])
@@ -124,7 +124,7 @@ def engine(settings: recipe.Recipe, steps: int) -> tuple[Epochs, dict[str, float
 
 def compared(settings: recipe.Recipe, train_set: ImageSet) -> dict[str, Any]:
     """One row of the table."""
-    torch.compiler.reset()  # or a second batch size would be compiled for sizes of any number
+    torch.compiler.reset()  # otherwise a second batch size would be compiled with dynamic shapes
     network = Network(settings, train_set)
     host = network.prepare()
     before = [network.epoch() for _ in range(2)]
@@ -165,7 +165,7 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def random_pictures(folder: str, number: int) -> str:
-    """The path of a file of pictures in the shape of CIFAR-10's."""
+    """The path of a file of images with CIFAR-10's shape."""
     chance = np.random.default_rng(0)
     path = Path(folder) / "random.npz"
     parts = {"train": number, "test": 100}
@@ -209,7 +209,7 @@ def main() -> None:
                 print(shown(found["rows"][-1]), flush=True)
                 options.out.write_text(
                     json.dumps(found, indent=1) + "\n", encoding="utf-8"
-                )  # now, in case that time runs out
+                )  # after each row, in case the time limit is reached
                 gc.collect()
     record.write(options.out, found)
 

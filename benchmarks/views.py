@@ -1,17 +1,17 @@
-"""Time of random views of a batch, against kornia in the same run: one of each image on a CPU, two on a GPU.
+"""Time of random views of a batch, compared with kornia in the same run: one of each image on a CPU, two on a GPU.
 
     python benchmarks/views.py [--quick] [--threads 1]
-    python benchmarks/views.py --device cuda     first asserts that fused views are those of the tensor operations;
-                                                 also counts launches, and times the host with waiting forbidden
+    python benchmarks/views.py --device cuda     first asserts that fused views equal those of the tensor operations;
+                                                 also counts launches, and times the host without synchronization
 
-Peers, all given the same batch of uint8 images, all drawing for each sample a resized crop, a flip, colour jitter and
-greyscale with the same settings, and returning floats in [0, 1]:
+Peers, all given the same batch of uint8 images, all drawing for each sample a resized crop, a flip, color jitter and
+grayscale with the same settings, and returning floats in [0, 1]:
   hardneg            ImageViews; on a GPU in one Triton kernel
   hardneg unfused    on a GPU: the same by tensor operations
-  kornia             kornia.augmentation as it comes: it cuts each crop out in a loop
+  kornia             kornia.augmentation with its defaults: it crops in a loop
   kornia resample    the same with cropping_mode="resample": crops by one grid_sample
 
-Times are medians over interleaved repetitions, so that a slow moment of the machine hits all peers alike.
+Times are medians over interleaved repetitions, so that a slow phase of the machine affects all peers.
 """
 
 import argparse
@@ -36,19 +36,19 @@ from hardneg.randomness import generator
 Peer = Callable[[Tensor], Tensor]
 SCALE, RATIO, JITTER = (0.2, 1.0), (3 / 4, 4 / 3), (0.4, 0.4, 0.4, 0.1)
 FLIP, JITTERED, GREY = 0.5, 0.8, 0.2
-KORNIA = {"": "slice", " resample": "resample"}  # ways of cropping
+KORNIA = {"": "slice", " resample": "resample"}  # cropping modes
 RESULTS = Path(__file__).parents[1] / "results"
 
 
 def ours(size: int, device: torch.device, copies: int) -> Peer:
-    """The library's views; the generator is made anew at each step, as in training."""
+    """The library's views; with a new generator in each step, as in training."""
     views = ImageViews(size, SCALE, RATIO, FLIP, JITTER, JITTERED, GREY)
     steps = iter(range(1 << 62))
     return lambda images: views(images, generator(device, 0, next(steps)), copies, channels_last=images.is_cuda)
 
 
 def unfused(size: int, device: torch.device, copies: int) -> Peer:
-    """The library's views by tensor operations, wherever the images are."""
+    """The library's views by tensor operations, on any device."""
     views = ImageViews(size, SCALE, RATIO, FLIP, JITTER, JITTERED, GREY)
     steps = iter(range(1 << 62))
 
@@ -61,7 +61,7 @@ def unfused(size: int, device: torch.device, copies: int) -> Peer:
 
 
 def check_fused() -> None:
-    """Fused views of a GPU must be those of the tensor operations, or this benchmark compares different things."""
+    """Raise unless fused views on a GPU equal those of the tensor operations."""
     standard: dict[str, Any] = {"mean": (0.49, 0.48, 0.45), "std": (0.25, 0.24, 0.26)}
     cases = [
         (simclr_views(32, **standard), (256, 3, 32, 32)),
@@ -107,7 +107,7 @@ def kornia(size: int, cropping_mode: str, copies: int) -> Peer:
 
 
 def peers(size: int, device: torch.device, copies: int) -> dict[str, Peer]:
-    """All peers, without kornia where it is not installed."""
+    """All peers, without kornia if it is not installed."""
     found = {"hardneg": ours(size, device, copies)}
     if device.type == "cuda":
         found["hardneg unfused"] = unfused(size, device, copies)
@@ -141,7 +141,7 @@ def times(given: dict[str, Peer], images: Tensor, seconds: float) -> dict[str, l
 
 
 def launch_time(views: Peer, images: Tensor, repetitions: int = 50) -> float:
-    """Median milliseconds of the host alone; raises if anything makes it wait for the GPU."""
+    """Median milliseconds of the host alone; raises if anything synchronizes with the GPU."""
     found = []
     torch.cuda.set_sync_debug_mode("error")
     for _ in range(repetitions):
@@ -153,7 +153,7 @@ def launch_time(views: Peer, images: Tensor, repetitions: int = 50) -> float:
 
 
 def launches(views: Peer, images: Tensor) -> int:
-    """Kernels and copies that the GPU does for one batch."""
+    """Kernels and copies on the GPU for one batch."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         views(images)

@@ -3,9 +3,9 @@
     python scripts/lowest.py                   # the tests in QUICK
     python scripts/lowest.py tests/memory -x   # other tests or options of pytest
 
-Makes a virtual environment in a temporary folder and removes it afterwards. What constraints.txt pins (torch and
-triton) is installed as pinned: another torch may pull gigabytes of CUDA packages. Dependencies of dependencies are the
-newest that fit, as pip chooses them.
+Makes a virtual environment in a temporary folder and removes it afterwards. Packages that constraints.txt pins (torch
+and triton) are installed as pinned: another torch may install gigabytes of CUDA packages. Indirect dependencies are the
+newest that fit.
 """
 
 import os
@@ -37,7 +37,7 @@ _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?:\[[^]]*])?>=(?P<version>
 
 
 def lowest(root: Path = ROOT) -> list[str]:
-    """The lowest allowed version of each dependency, as ``name==version``; what is pinned is left to the pin."""
+    """The lowest allowed version of each dependency, as ``name==version``; pinned packages are left out."""
     pins = [line for line in (root / "constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line]
     pinned = {line.split("==")[0] for line in pins}
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -72,7 +72,7 @@ def main() -> int:
         print("\n".join(wanted), flush=True)
         subprocess.run([*install, *wanted], check=True)
         subprocess.run([*install, "--no-deps", "--editable", str(ROOT)], check=True)
-        # Warnings of old versions are not ours to fix.
+        # Old versions issue warnings that are not our concern.
         command = [str(python), "-m", "pytest", "-q", "-W", "default", *chosen]
         return subprocess.run(command, cwd=ROOT).returncode
 

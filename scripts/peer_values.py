@@ -1,10 +1,10 @@
-"""Run the losses of other libraries on the cases of tests/peers and write what they give, value and gradient.
+"""Run the losses of other libraries on the cases of tests/peers, and write their values and gradients.
 
 In an environment of its own, with torch, numpy, lightly, pytorch-metric-learning, sentence-transformers and solo-learn:
 
     python scripts/peer_values.py tests/peers/values.json
 
-Everything runs in float64. solo-learn's package imports more than its losses need, so its loss files are loaded alone;
+Everything runs in float64. solo-learn's package imports more than its losses need, so only its loss files are loaded;
 its MoCo v3 loss, which the published package lacks, is computed by its formula, 2t times a cross entropy.
 """
 
@@ -32,7 +32,7 @@ CLOSED_FORM = "MoCo v3 of solo-learn by its formula"
 
 
 def declare_torchvision() -> None:
-    """Import torchvision where its binary does not fit torch: declare the operators it misses. No loss needs them."""
+    """Import torchvision if its binary does not fit torch: declare the missing operators. No loss needs them."""
     library = torch.library.Library("torchvision", "DEF")
     while True:
         try:
@@ -45,7 +45,7 @@ def declare_torchvision() -> None:
             for name in [name for name in sys.modules if name.startswith("torchvision")]:
                 del sys.modules[name]
         else:
-            globals()["_torchvision_library"] = library  # operators live as long as it does
+            globals()["_torchvision_library"] = library  # operators exist as long as it does
             return
 
 
@@ -126,7 +126,7 @@ def metric_learning() -> dict[str, Run]:
         classes, dim = inputs["proxies"].shape
         more = {"distance": DotProductSimilarity(normalize_embeddings=False)} if name == "W" else {}
         loss = (losses.NormalizedSoftmaxLoss if name == "W" else losses.ProxyNCALoss)(classes, dim, **settings, **more)
-        loss.cast_types = lambda *_: None  # it would detach the parameter that takes the place of its own
+        loss.cast_types = lambda *_: None  # it would detach the parameter that replaces its own
         del loss._parameters[name]
         setattr(loss, name, inputs["proxies"].T if name == "W" else inputs["proxies"])
         value: Tensor = loss(inputs["z"], inputs["labels"])
@@ -152,7 +152,7 @@ def metric_learning() -> dict[str, Run]:
 
 
 def sentence_transformers() -> dict[str, Run]:
-    """The losses of sentence-transformers, from embeddings on."""
+    """The losses of sentence-transformers, computed from embeddings."""
     from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss, MultipleNegativesRankingLoss
 
     def columns(inputs: Inputs) -> list[Tensor]:
@@ -167,7 +167,7 @@ def sentence_transformers() -> dict[str, Run]:
         return value * settings.get("scaler", 1.0)
 
     def gist(settings: dict[str, Any], inputs: Inputs) -> Tensor:
-        loss = CachedGISTEmbedLoss.__new__(CachedGISTEmbedLoss)  # its constructor wants models with tokenizers
+        loss = CachedGISTEmbedLoss.__new__(CachedGISTEmbedLoss)  # its constructor needs models with tokenizers
         torch.nn.Module.__init__(loss)
         loss.similarity_fct = torch.nn.CosineSimilarity(dim=-1)
         loss.cross_entropy_loss = torch.nn.CrossEntropyLoss()
@@ -212,7 +212,7 @@ def solo_learn() -> dict[str, Run]:
 
 
 def expected(case: Case, run: Run) -> dict[str, Any]:
-    """The loss, or the losses of a descent, and the gradient at first by each input that has one."""
+    """The loss, or the losses of several optimizer steps, and the first gradient with respect to each input."""
     inputs = case.tensors()
     leaves = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
     found: dict[str, Any] = {"values": [], "gradients": {}}

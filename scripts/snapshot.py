@@ -2,9 +2,13 @@
 
     python scripts/snapshot.py write before.npz
     python scripts/snapshot.py compare before.npz
+    python scripts/snapshot.py compare before.npz losses    # without the runs
+    python scripts/snapshot.py compare before.npz graphs    # with the runs on graphs, which need the TU sets
 
-Only the public API and the command line are used, so that the same file serves two versions of the package. Losses are
-compared to 1e-6 of their size (kernels may sum in another order), weights of runs bit by bit.
+Only the public API and the command line are used, so that the script runs with two versions of the package. Losses,
+gradients and diagnostics are compared with a tolerance of 2e-5 in float32 and 1e-9 in float64, relative and absolute,
+because kernels may sum in another order; weights of runs are compared bitwise. Everything runs on the CPU. A file that
+was written with ``graphs`` must be compared with ``graphs``: other runs are reported as missing.
 """
 
 import itertools

@@ -1,8 +1,8 @@
 """Unpack the packed image sets of $HARDNEG_DATA into plain .npz files: ``python scripts/unpack_data.py SOURCE TARGET``.
 
-A packed set is made of .npz parts that hold image files of many pictures each, one under the other. An unpacked one is
+A packed set has .npz parts, each with image files of many images stacked vertically. An unpacked one is
 ``TARGET/<name>.npz`` with ``train_images``, ``train_labels``, ``test_images``, ``test_labels`` and ``classes``, which
-``load_images`` reads. A set that is already there is left alone.
+``load_images`` reads. A set that exists is not unpacked again.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PACKED: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def read_packed(path: Path) -> tuple[Pixels, Labels, tuple[str, ...]]:
-    """The pictures (N, H, W, C), labels (N,) and class names of one packed part."""
+    """The images (N, H, W, C), labels (N,) and class names of one packed part."""
     image_module = required("PIL.Image", "train")
     with np.load(path, allow_pickle=False) as packed:
         if missing := {"blob", "offsets", "labels", "shape", "classes"} - set(packed.files):
@@ -44,7 +44,7 @@ def read_packed(path: Path) -> tuple[Pixels, Labels, tuple[str, ...]]:
     done = 0
     for part in progress(range(len(offsets) - 1), f"unpacking {path.parent.name}/{path.name}"):
         with image_module.open(io.BytesIO(blob[offsets[part] : offsets[part + 1]])) as image:
-            # A strip of many pictures, one under the other: (n · H, W, 3).
+            # Many images stacked vertically: (n · H, W, 3).
             strip = np.asarray(image.convert("RGB")).reshape(-1, height, width, 3)[..., :channels]
         pixels[done : done + len(strip)] = strip[: count - done]
         done += len(strip)
@@ -99,13 +99,13 @@ def _save(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
     try:
         with part.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        part.replace(path)  # whole or not at all
+        part.replace(path)  # atomic
     finally:
         part.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, unpack, and say what lies where."""
+    """Read the command line, unpack, and print the paths."""
     parser = argparse.ArgumentParser(prog="python scripts/unpack_data.py", description=__doc__)
     parser.add_argument("source", type=Path, help="the folder of packed sets, such as $HARDNEG_DATA")
     parser.add_argument("target", type=Path, help="where <name>.npz files go, such as data/")

@@ -63,7 +63,8 @@ class ImageViews:
         grey: probability of conversion to grayscale.
         blur: probability of a Gaussian blur, reflected at the borders, over about a tenth of the side.
         blur_sigma: smallest and largest standard deviation of that blur, in pixels of the view.
-        mean, std: per channel, for the standardization at the end; None leaves views in [0, 1].
+        mean: per channel, subtracted at the end; None leaves views in [0, 1].
+        std: per channel, by which the difference is divided.
 
     Called with images (B, C, H, W), C = 1 or 3, uint8 or floats in [0, 1], and a generator on their device (see
     `hardneg.randomness.generator`), it returns float32 (B, C, size, size) without gradient. One channel skips
