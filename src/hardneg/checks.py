@@ -146,6 +146,15 @@ def whole(name: str, given: object, at_least: int = 1) -> int:
     return found
 
 
+def _python_number(name: str, given: object) -> int | float | None:
+    """A number, a numpy scalar or a tensor without dimensions as a Python number; None for anything else."""
+    if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0:
+        if isinstance(given, Tensor) and given.requires_grad:
+            raise ValueError(f"{name} requires a gradient, which a setting cannot have: pass {name}.detach()")
+        given = given.item()
+    return given if isinstance(given, int | float) and not isinstance(given, bool) else None
+
+
 def boolean(name: str, given: object) -> bool:
     """Raise unless ``given`` is True or False, also as a numpy bool or a bool tensor without dimensions; return it.
 
@@ -158,15 +167,6 @@ def boolean(name: str, given: object) -> bool:
     if not isinstance(given, bool):
         raise ValueError(f"{name} must be True or False, got {given!r}")
     return given
-
-
-def _python_number(name: str, given: object) -> int | float | None:
-    """A number, a numpy scalar or a tensor without dimensions as a Python number; None for anything else."""
-    if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0:
-        if isinstance(given, Tensor) and given.requires_grad:
-            raise ValueError(f"{name} requires a gradient, which a setting cannot have: pass {name}.detach()")
-        given = given.item()
-    return given if isinstance(given, int | float) and not isinstance(given, bool) else None
 
 
 def choice(name: str, given: object, options: Sequence[str]) -> None:
