@@ -18,9 +18,9 @@ TensorLike = Tensor | NDArray[Any] | Sequence[Any]  # what `as_tensor` converts
 
 
 class Fixed:
-    """A class whose constructor's arguments, kept as attributes, cannot be assigned later.
+    """A class whose constructor arguments, stored as attributes, cannot be assigned later.
 
-    Buffers, graphs and batches are made from them, and would not follow.
+    Tensors, graphs and batches were built from them, and would not change.
     """
 
     _arguments: ClassVar[frozenset[str]] = frozenset()
@@ -155,20 +155,6 @@ def _python_number(name: str, given: object) -> int | float | None:
     return given if isinstance(given, int | float) and not isinstance(given, bool) else None
 
 
-def boolean(name: str, given: object) -> bool:
-    """Raise unless ``given`` is True or False, also as a numpy bool or a bool tensor without dimensions; return it.
-
-    Examples:
-        >>> boolean("normalize", np.bool_(True))
-        True
-    """
-    if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0:
-        given = given.item()
-    if not isinstance(given, bool):
-        raise ValueError(f"{name} must be True or False, got {given!r}")
-    return given
-
-
 def choice(name: str, given: object, options: Sequence[str]) -> None:
     """Raise unless ``given`` is one of the ``options``; suggest the nearest one."""
     if given in options:
@@ -198,12 +184,26 @@ def integers(name: str, tensor: object, shape: tuple[int, ...], meaning: str) ->
     return tensor.long()
 
 
+def boolean(name: str, given: object) -> bool:
+    """Raise unless ``given`` is True or False, also as a numpy bool or a bool tensor without dimensions; return it.
+
+    Examples:
+        >>> boolean("normalize", np.bool_(True))
+        True
+    """
+    if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0:
+        given = given.item()
+    if not isinstance(given, bool):
+        raise ValueError(f"{name} must be True or False, got {given!r}")
+    return given
+
+
 class NonFiniteError(ValueError):
     """A tensor holds NaN or inf."""
 
 
 def finite(name: str, tensor: Tensor) -> None:
-    """Raise on NaN or inf: at once on the CPU, as an asynchronous assertion on an accelerator."""
+    """Raise on NaN or inf: immediately on the CPU, as an asynchronous assertion on an accelerator."""
     if tensor.numel() == 0:
         return
     lowest, highest = torch.aminmax(tensor.detach())  # one pass, no temporary; NaN propagates
@@ -228,7 +228,7 @@ def in_range(name: str, indices: Tensor, size: int) -> None:
 def values(condition: Tensor, message: str, error: type[ValueError] = ValueError) -> None:
     """Raise unless the condition holds throughout."""
     condition = condition.all()
-    # Reading a value would make the host wait for an accelerator, and would break a compiled graph.
+    # Reading a value would synchronize with an accelerator, and break a compiled graph.
     if condition.device.type == "cpu" and not torch.compiler.is_compiling():
         if not bool(condition):
             raise error(message)
@@ -237,7 +237,7 @@ def values(condition: Tensor, message: str, error: type[ValueError] = ValueError
 
 
 def flag(good: Tensor, message: str) -> None:
-    """Raise unless the one number of ``good`` is not 0; as `values`, without an operation of its own."""
+    """Raise if the one number of ``good`` is 0; as `values`, without a further operation on the device."""
     if good.device.type == "cpu":
         values(good > 0, message)
     else:
@@ -245,7 +245,7 @@ def flag(good: Tensor, message: str) -> None:
 
 
 def regular_file(path: Path) -> Path:
-    """The path, if it leads to a regular file: a FIFO would never answer, and a device may never end."""
+    """Return the path of a regular file; raise for others: reading a FIFO would block, a device may be endless."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is no regular file: remove it, or put a file there")
     return path
