@@ -332,10 +332,9 @@ def _resolve(given: dict[str, Any], progress: float) -> Settings:
         temperature = checks.number("temperature", temperature.at(progress), above=0, below=math.inf)
     if isinstance(prior, Schedule):
         prior = checks.number("class_prior", prior.at(progress), at_least=0, below=1)
-    hardening, weighting, bands, needs_positive = [], None, [], False
+    weighting, bands, needs_positive = None, [], False
     for setting in given["hardening"]:
         part = setting.at(progress).in_scores(temperature)
-        hardening.append(part)
         weighting = part if part.has_weights else weighting
         if part.has_band:
             bands.append(part)
@@ -348,7 +347,6 @@ def _resolve(given: dict[str, Any], progress: float) -> Settings:
         unchanged[name] = given[name]
     return Settings(
         temperature=temperature,
-        hardening=tuple(hardening),
         weighting=weighting,
         bands=tuple(bands),
         needs_positive=needs_positive,
