@@ -323,6 +323,7 @@ def test_ctrl_c_leaves_a_run_that_resumes_exactly(finished: Path, tmp_path: Path
     assert (tmp_path / "run" / "encoder.safetensors").read_bytes() == (finished / "encoder.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_two_processes_share_one_run_and_only_the_first_prints(tmp_path: Path) -> None:
     both = process("train", "digits-simclr", "trainer.epochs=1", "trainer.devices=2", "--json", cwd=tmp_path)
     out, err = both.communicate(timeout=300)
@@ -485,6 +486,7 @@ COMPARE = ["compare", "digits-simclr", "trainer.epochs=2", "trainer.knn_every=0"
            "--over", "objective.preset=simclr,hcl", "--run", "runs/grid", "--json"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_resumes_without_repeating_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

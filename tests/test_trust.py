@@ -293,13 +293,13 @@ def test_classes_functions_partials_and_decorated_functions_make_encoders(
         "    @classmethod\n"
         "    def made(cls): return cls()\n"
         "def plain(): return Net()\n"
-        "def told() -> 'nn.Module': return Net()\n"
-        "def lost() -> 'NotImported': return Net()\n"
+        "def annotated() -> 'nn.Module': return Net()\n"
+        "def unresolved() -> 'NotImported': return Net()\n"
         "part = functools.partial(Net, start_dim=1)\n"
         "made = Net.made\n"
         "cached = functools.lru_cache(plain)\n"
     )
-    for name in ("Net", "plain", "told", "lost", "part", "made", "cached"):
+    for name in ("Net", "plain", "annotated", "unresolved", "part", "made", "cached"):
         assert isinstance(encoders.build(f"networks_of_all_kinds:{name}"), nn.Flatten)
 
 

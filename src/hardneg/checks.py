@@ -146,20 +146,6 @@ def whole(name: str, given: object, at_least: int = 1) -> int:
     return found
 
 
-def boolean(name: str, given: object) -> bool:
-    """Raise unless ``given`` is True or False, also as a numpy bool or a bool tensor without dimensions; return it.
-
-    Examples:
-        >>> boolean("normalize", np.bool_(True))
-        True
-    """
-    if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0:
-        given = given.item()
-    if not isinstance(given, bool):
-        raise ValueError(f"{name} must be True or False, got {given!r}")
-    return given
-
-
 def _python_number(name: str, given: object) -> int | float | None:
     """A number, a numpy scalar or a tensor without dimensions as a Python number; None for anything else."""
     if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0:
@@ -196,6 +182,20 @@ def integers(name: str, tensor: object, shape: tuple[int, ...], meaning: str) ->
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} must have shape {shape} ({meaning}), got {tuple(tensor.shape)}")
     return tensor.long()
+
+
+def boolean(name: str, given: object) -> bool:
+    """Raise unless ``given`` is True or False, also as a numpy bool or a bool tensor without dimensions; return it.
+
+    Examples:
+        >>> boolean("normalize", np.bool_(True))
+        True
+    """
+    if isinstance(given, Tensor | np.ndarray | np.generic) and given.ndim == 0:
+        given = given.item()
+    if not isinstance(given, bool):
+        raise ValueError(f"{name} must be True or False, got {given!r}")
+    return given
 
 
 class NonFiniteError(ValueError):

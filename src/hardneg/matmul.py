@@ -33,19 +33,24 @@ def where_precise(tensor: Tensor) -> Tensor:
 
 
 def largest_columns(scores: Tensor, k: int) -> Tensor:
-    """Columns of the k largest of each row of scores (R, N), in no order; of equal ones, those that come first."""
+    """Columns of the k largest scores of each row (R, N), in any order; of equal scores, the first columns.
+
+    Examples:
+        >>> largest_columns(torch.tensor([[0.1, 0.7, 0.3, 0.7]]), 1)
+        tensor([[1]])
+    """
     if k == scores.shape[1]:
         return torch.arange(k, device=scores.device).expand(len(scores), k)
     largest, columns = scores.topk(k + 1, dim=1)
     columns = columns[:, :k].contiguous()
-    # topk picks freely among equals, which matters only where the last one in equals the first one out.
-    torn = (largest[:, k - 1] == largest[:, k]).nonzero()[:, 0]
-    if len(torn):
-        scores, edge = scores[torn], largest[torn, k - 1, None]
-        inside, tied = scores > edge, scores == edge
-        room = k - inside.sum(dim=1, keepdim=True)
-        inside |= tied & (tied.cumsum(dim=1, dtype=torch.int32) <= room)
-        columns[torn] = inside.nonzero()[:, 1].view(-1, k)
+    # The order of topk among equal values is undefined. It matters only if the k-th and the next value are equal.
+    tied_rows = (largest[:, k - 1] == largest[:, k]).nonzero()[:, 0]
+    if len(tied_rows):
+        scores, bound = scores[tied_rows], largest[tied_rows, k - 1, None]
+        inside, tied = scores > bound, scores == bound
+        free = k - inside.sum(dim=1, keepdim=True)
+        inside |= tied & (tied.cumsum(dim=1, dtype=torch.int32) <= free)
+        columns[tied_rows] = inside.nonzero()[:, 1].view(-1, k)
     return columns
 
 

@@ -1,4 +1,4 @@
-"""A batch cut from a set is the one PyG collates, and every graph keeps its number; TU files are read as they lie."""
+"""A batch of a set is the one that PyG collates, with the index of each graph; TU files are read without PyG."""
 
 import os
 import pickle
@@ -60,7 +60,7 @@ def test_a_batch_is_what_pyg_collates(sizes: list[int], chosen: list[int]) -> No
     assert batch.num_graphs == len(index)
 
 
-def test_a_batch_can_be_taken_apart() -> None:
+def test_a_batch_is_split_into_its_graphs() -> None:
     graphs = GraphSet.of(drawn([3, 0, 5, 1]))
     for graph in graphs.batch(torch.tensor([2, 1, 0])).to_data_list():
         original = graphs[int(graph.index)]
@@ -77,7 +77,7 @@ def with_attributes() -> list[Data]:
     return graphs
 
 
-def test_attributes_of_nodes_and_edges_come_along() -> None:
+def test_batches_keep_attributes_of_nodes_and_edges() -> None:
     graphs = with_attributes()
     made = GraphSet.of(graphs)
     index = torch.tensor([2, 1, 0, 3, 2])
@@ -95,7 +95,7 @@ def test_nodes_that_differ_in_an_attribute_are_not_equivalent() -> None:
     assert GraphSet.of([star]).equivalent_nodes(2).tolist() == [0, 1, 2]
 
 
-def test_what_a_set_cannot_hold_is_named() -> None:
+def test_attributes_that_a_set_cannot_hold_are_named() -> None:
     graphs = with_attributes()
     for graph in graphs:
         graph.smiles, graph.face = "C", torch.zeros(3, 1, dtype=torch.int64)
@@ -125,7 +125,7 @@ def test_the_proximity_sampler_composes_the_batches_of_a_loader(workers: int) ->
     assert seen == expected
 
 
-def test_a_graph_survives_the_way_to_another_process() -> None:
+def test_graphs_can_be_sent_to_another_process() -> None:
     graph = pickle.loads(pickle.dumps(GraphSet.of(drawn([4]))[0]))
     assert type(graph) is data.IndexedGraph
     assert graph.index.item() == 0
@@ -145,7 +145,7 @@ def test_features_are_degrees_or_a_constant_where_there_are_none() -> None:
     assert float(x.std()) == pytest.approx(1, rel=1e-3)
 
 
-def test_graphs_without_labels_are_unknown() -> None:
+def test_graphs_without_labels_get_the_unknown_label() -> None:
     graphs = GraphSet.of([Data(edge_index=torch.zeros(2, 0, dtype=torch.int64), num_nodes=2)], features="constant")
     assert graphs.labels.tolist() == [-1]
 
@@ -166,7 +166,7 @@ def check_triangle(graphs: GraphSet) -> None:
     assert sorted(graphs.edge_index.T.tolist()) == [[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]]
 
 
-def test_raw_files_and_a_zip_of_them_are_one_set(tmp_path: Path) -> None:
+def test_raw_files_and_a_zip_of_them_give_the_same_set(tmp_path: Path) -> None:
     written(tmp_path / "source", "TOY")
     (tmp_path / "zipped").mkdir()
     with zipfile.ZipFile(tmp_path / "zipped" / "TOY.zip", "w") as archive:
@@ -203,7 +203,7 @@ def test_a_pickle_beside_the_raw_files_is_never_loaded(zipped: bool, tmp_path: P
     assert (tmp_path / "ran").exists()  # the pickle does run code where it is loaded
 
 
-def test_a_zip_as_the_collection_offers_it_has_no_folder_raw(tmp_path: Path) -> None:
+def test_a_zip_of_the_tu_collection_is_read_without_a_folder_raw(tmp_path: Path) -> None:
     written(tmp_path / "source", "TOY")
     with zipfile.ZipFile(tmp_path / "TOY.zip", "w") as archive:
         for path in (tmp_path / "source").rglob("*.txt"):
@@ -211,7 +211,7 @@ def test_a_zip_as_the_collection_offers_it_has_no_folder_raw(tmp_path: Path) -> 
     check_triangle(load_graphs("TOY", tmp_path))
 
 
-def test_targets_that_are_no_classes_are_not_cut_to_classes(tmp_path: Path) -> None:
+def test_fractional_targets_are_not_truncated_to_classes(tmp_path: Path) -> None:
     written(tmp_path, "TOY")
     (tmp_path / "TOY" / "raw" / "TOY_graph_attributes.txt").write_text("0.2\n0.9\n")
     with pytest.warns(UserWarning, match="TOY has targets that are no classes of graphs: it is read without labels"):
@@ -279,7 +279,7 @@ def test_malformed_text_of_a_set_is_refused(part: str, text: str, tmp_path: Path
         load_graphs("TOY", tmp_path)
 
 
-def test_a_set_that_is_not_there_says_what_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_set_is_refused_with_those_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, "TOY")
     with pytest.raises(FileNotFoundError, match=r"which has TOY: check the name"):
         load_graphs("MUTAG", tmp_path)
@@ -288,7 +288,7 @@ def test_a_set_that_is_not_there_says_what_is(tmp_path: Path, monkeypatch: pytes
         load_graphs("MUTAG")
 
 
-def test_nothing_is_imported_before_it_is_used() -> None:
+def test_pyg_is_imported_at_first_use() -> None:
     modules = "hardneg.graphs.data, hardneg.graphs.views, hardneg.graphs.gin, hardneg.evaluation.svm"
     check = f"import sys, {modules}, hardneg.losses.jsd; print({{'torch_geometric', 'sklearn'}} & set(sys.modules))"
     done = children.run([sys.executable, "-c", check], check=True)
@@ -313,7 +313,7 @@ def test_a_missing_package_names_the_extra() -> None:
         ({"node_attributes": {"pos": torch.ones(2, 3)}}, "pos must have 3 rows"),
     ],
 )
-def test_bad_parts_name_the_argument(parts: dict[str, Any], message: str) -> None:
+def test_malformed_tensors_are_refused_by_argument(parts: dict[str, Any], message: str) -> None:
     good = {"x": torch.ones(3, 1), "edge_index": torch.tensor([[0], [1]]), "ptr": torch.tensor([0, 2, 3])}
     with pytest.raises(ValueError, match=message):
         GraphSet(**{**good, **parts})
@@ -324,7 +324,7 @@ def test_bad_parts_name_the_argument(parts: dict[str, Any], message: str) -> Non
     ("name", "count", "classes", "features"),
     [("MUTAG", 188, [63, 125], 7), ("PTC_MR", 344, [192, 152], 18), ("IMDB-BINARY", 1000, [500, 500], 136)],
 )
-def test_real_sets_have_their_known_counts(name: str, count: int, classes: list[int], features: int) -> None:
+def test_tu_sets_have_the_published_counts(name: str, count: int, classes: list[int], features: int) -> None:
     graphs = load_graphs(name)
     assert len(graphs) == count
     assert graphs.labels.bincount().tolist() == classes

@@ -1,4 +1,4 @@
-"""Twins are the nodes of a graph that colour refinement with tuples does not tell apart, and GIN embeds them alike."""
+"""Equivalent nodes are those that color refinement with tuples does not distinguish, and GIN embeds them alike."""
 
 import pytest
 import torch
@@ -27,16 +27,16 @@ def random_set(sizes: list[int], density: float, seed: int, directed: bool = Fal
 
 
 def refined(graphs: GraphSet, hops: int) -> list[int]:
-    """The first node of each node's colour within its graph, colours being nested tuples."""
+    """The first node of each node's color within its graph, colors being nested tuples."""
     owner = [graph for graph, size in enumerate(graphs.ptr.diff().tolist()) for _ in range(size)]
-    colours: list[object] = [tuple(row) for row in graphs.x.tolist()]
+    colors: list[object] = [tuple(row) for row in graphs.x.tolist()]
     for _ in range(hops):
-        heard: list[list[object]] = [[] for _ in colours]
+        messages: list[list[object]] = [[] for _ in colors]
         for source, target in graphs.edge_index.T.tolist():
-            heard[target].append(colours[source])
-        colours = [(own, tuple(sorted(some, key=repr))) for own, some in zip(colours, heard, strict=True)]
+            messages[target].append(colors[source])
+        colors = [(own, tuple(sorted(some, key=repr))) for own, some in zip(colors, messages, strict=True)]
     seen: dict[tuple[int, object], int] = {}
-    return [seen.setdefault(pair, node) for node, pair in enumerate(zip(owner, colours, strict=True))]
+    return [seen.setdefault(pair, node) for node, pair in enumerate(zip(owner, colors, strict=True))]
 
 
 @given(
@@ -46,7 +46,7 @@ def refined(graphs: GraphSet, hops: int) -> list[int]:
     directed=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_equivalent_nodes_are_those_of_refinement_by_tuples(
+def test_equivalent_nodes_agree_with_refinement_by_tuples(
     sizes: list[int], density: float, hops: int, directed: bool, seed: int
 ) -> None:
     graphs = random_set(sizes, density, seed, directed)
@@ -64,7 +64,7 @@ def test_gin_embeds_equivalent_nodes_alike() -> None:
     assert bool((batch.equivalent_index < torch.arange(len(nodes))).any())
 
 
-def test_a_batch_numbers_equivalent_nodes_anew_and_can_be_taken_apart() -> None:
+def test_a_batch_renumbers_equivalent_nodes_and_is_split_into_its_graphs() -> None:
     graphs = random_set([4, 0, 5, 3], 0.5, seed=1)
     index = torch.tensor([3, 1, 0, 3])
     batch = graphs.batch(index, hops=2)
@@ -81,7 +81,7 @@ def test_features_are_compared_as_numbers() -> None:
     assert equivalent_nodes(x, nothing, torch.tensor([0, 0, 0, 0, 1]), hops=1).tolist() == [0, 0, 2, 3, 4]
 
 
-def test_inner_nodes_of_a_long_path_are_equivalent_nodes_as_far_as_hops_see() -> None:
+def test_inner_nodes_of_a_long_path_are_equivalent_within_the_hops() -> None:
     """A node of a path is known by its distance to the nearer end, and that as far as hops see."""
     count = 1 << 17
     nodes = torch.arange(count)

@@ -1,4 +1,4 @@
-"""GIN is the sum over neighbours that its paper writes; graphs do not see each other, and order of nodes is nothing."""
+"""GIN computes the sums over neighbors of its paper, graph by graph and for any order of nodes."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def trained(inputs: int = 3) -> GIN:
 
 
 def loop(encoder: GIN, batch: Any) -> Tensor:
-    """One node at a time: h' = norm(relu(mlp(h + Σ neighbours))), summed per graph and layer."""
+    """One node at a time: h' = norm(relu(mlp(h + Σ neighbors))), summed per graph and layer."""
     edges, x = batch.edge_index.T.tolist(), list(batch.x)
     found = [torch.zeros(0)] * batch.num_graphs
     for layer in encoder.layers:
@@ -52,7 +52,7 @@ def loop(encoder: GIN, batch: Any) -> Tensor:
 
 
 @torch.no_grad()
-def test_embeddings_are_those_of_the_loop() -> None:
+def test_embeddings_agree_with_a_loop_over_nodes() -> None:
     encoder, batch = trained(), two().batch(torch.tensor([1, 0, 1]))
     assert_close(encoder(batch), loop(encoder, batch))
     assert_close(encoder.pool(encoder.nodes(batch), batch), encoder(batch))
@@ -67,7 +67,7 @@ def test_the_default_is_three_layers_of_32() -> None:
 
 
 @torch.no_grad()
-def test_a_graph_is_embedded_the_same_in_any_company() -> None:
+def test_the_embedding_of_a_graph_does_not_depend_on_the_batch() -> None:
     encoder, graphs = trained(), two()
     together = encoder(graphs.batch(torch.tensor([0, 1])))
     alone = torch.cat([encoder(graphs.batch(torch.tensor([number]))) for number in range(2)])
@@ -75,7 +75,7 @@ def test_a_graph_is_embedded_the_same_in_any_company() -> None:
 
 
 @torch.no_grad()
-def test_the_order_of_nodes_does_not_matter() -> None:
+def test_embeddings_do_not_depend_on_the_order_of_nodes() -> None:
     encoder, graphs = trained(), two()
     order = torch.tensor([2, 0, 3, 1, 5, 4])
     moved = GraphSet(graphs.x[order], order.argsort()[graphs.edge_index], graphs.ptr)
@@ -83,7 +83,7 @@ def test_the_order_of_nodes_does_not_matter() -> None:
 
 
 @torch.no_grad()
-def test_a_graph_without_nodes_is_zero_and_one_without_edges_is_itself() -> None:
+def test_a_graph_without_nodes_is_embedded_as_zeros_and_edges_are_optional() -> None:
     encoder = trained()
     graphs = GraphSet(torch.ones(1, 3), torch.zeros(2, 0, dtype=torch.int64), torch.tensor([0, 0, 1]))
     embedded = encoder(graphs.batch(torch.arange(2)))
@@ -91,7 +91,7 @@ def test_a_graph_without_nodes_is_zero_and_one_without_edges_is_itself() -> None
     assert_close(embedded, loop(encoder, graphs.batch(torch.arange(2))))
 
 
-def test_a_single_node_cannot_be_trained_on_and_says_so() -> None:
+def test_training_on_a_single_node_is_refused() -> None:
     batch = GraphSet(torch.ones(1, 3), torch.zeros(2, 0, dtype=torch.int64), torch.tensor([0, 1])).batch(
         torch.arange(1)
     )

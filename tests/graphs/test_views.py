@@ -1,4 +1,4 @@
-"""Views of graphs change what they say they change, as much as they say, and reproducibly; growth has GraphCL's law."""
+"""Views of graphs change the stated share of nodes or edges, reproducibly; subgraphs have GraphCL's distribution."""
 
 import itertools
 from collections import Counter
@@ -53,7 +53,7 @@ def test_a_ratio_of_zero_changes_no_connected_graph(kind: str) -> None:
         assert edges(view) == edges(original)
 
 
-def test_first_views_come_first_and_carry_their_index() -> None:
+def test_first_views_come_first_with_their_index() -> None:
     batch = graphs(SIZES).batch(torch.tensor([3, 1, 4]))
     views = GraphViews("identity", "drop_nodes")(batch, generator("cpu", 0))
     assert views.num_graphs == 6
@@ -146,7 +146,7 @@ def test_every_attribute_follows_its_node_or_edge(kind: str) -> None:
             assert bool(same.all())
 
 
-def test_attributes_are_told_apart_where_nodes_and_edges_are_as_many() -> None:
+def test_attributes_of_nodes_and_edges_are_distinguished_if_their_numbers_agree() -> None:
     ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
     graph = Data(x=torch.ones(4, 1), edge_index=ring, z=torch.arange(4), edge_weight=torch.arange(4.0))
     views = GraphViews("identity", "drop_nodes", 0.25)(Batch.from_data_list([graph]), generator("cpu", 0))
@@ -164,7 +164,7 @@ def test_attributes_are_told_apart_where_nodes_and_edges_are_as_many() -> None:
         ("note", "a string", r"batch.note is a str.*del batch.note"),
     ],
 )
-def test_what_cannot_follow_is_refused(name: str, value: object, message: str) -> None:
+def test_attributes_that_views_cannot_carry_are_refused(name: str, value: object, message: str) -> None:
     pair = torch.tensor([[0, 1], [1, 0]])
     batch = Batch.from_data_list([Data(x=torch.ones(n, 1), edge_index=pair) for n in (2, 3)])
     setattr(batch, name, value)
@@ -172,7 +172,7 @@ def test_what_cannot_follow_is_refused(name: str, value: object, message: str) -
         GraphViews()(batch, generator("cpu", 0))
 
 
-def test_loops_stay_where_they_are() -> None:
+def test_self_loops_are_kept() -> None:
     loop = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1, 2, 1], [0, 2, 1, 1]]))
     batch = GraphSet.of([loop]).batch(torch.tensor([0]))
     for seed in range(20):
@@ -190,37 +190,37 @@ def test_new_ends_are_uniform_among_pairs() -> None:
     assert all(abs(count - 500) < 5 * (3000 * (1 / 6) * (5 / 6)) ** 0.5 for count in counts.values())
 
 
-def grown_law(neighbours: dict[int, set[int]], keep: int) -> dict[frozenset[int], float]:
+def subgraph_distribution(neighbors: dict[int, set[int]], keep: int) -> dict[frozenset[int], float]:
     """The published growth: a uniform start, then a uniform member of the frontier, over and over."""
-    law: dict[frozenset[int], float] = {frozenset([start]): 1 / len(neighbours) for start in neighbours}
+    distribution: dict[frozenset[int], float] = {frozenset([start]): 1 / len(neighbors) for start in neighbors}
     for _ in range(keep - 1):
         after: dict[frozenset[int], float] = {}
-        for there, chance in law.items():
-            frontier = set().union(*(neighbours[node] for node in there)) - there
+        for there, chance in distribution.items():
+            frontier = set().union(*(neighbors[node] for node in there)) - there
             for node in frontier:
                 after[there | {node}] = after.get(there | {node}, 0.0) + chance / len(frontier)
             if not frontier:
                 after[there] = after.get(there, 0.0) + chance
-        law = after
-    return law
+        distribution = after
+    return distribution
 
 
-def test_growth_has_the_law_of_the_published_loop() -> None:
-    # A path of four with a triangle at its end, and a pair apart: few enough to know the law exactly.
+def test_subgraphs_have_the_distribution_of_the_published_loop() -> None:
+    # A path of four with a triangle at its end, and a pair apart: few enough to know the distribution exactly.
     pairs = [(0, 1), (1, 2), (2, 3), (3, 4), (2, 4), (5, 6)]
-    neighbours = {node: {b for a, b in pairs + [(b, a) for a, b in pairs] if a == node} for node in range(7)}
-    law = grown_law(neighbours, keep=4)  # 7 − ⌊0.5 · 7⌋
+    neighbors = {node: {b for a, b in pairs + [(b, a) for a, b in pairs] if a == node} for node in range(7)}
+    distribution = subgraph_distribution(neighbors, keep=4)  # 7 − ⌊0.5 · 7⌋
     index = torch.tensor(pairs).T
     graph = Data(x=torch.eye(7), edge_index=torch.cat([index, index.flip(0)], dim=1))
     draws = 8000
     batch = GraphSet.of([graph]).batch(torch.zeros(draws, dtype=torch.int64))
     found = Counter(frozenset(view.x.argmax(dim=1).tolist()) for view in seen("subgraph", batch, 0.5))
-    assert set(found) <= set(law)
-    for members, chance in law.items():
+    assert set(found) <= set(distribution)
+    for members, chance in distribution.items():
         assert abs(found[members] / draws - chance) < 5 * (chance * (1 - chance) / draws) ** 0.5, members
 
 
-def test_each_graph_draws_one_of_several() -> None:
+def test_each_graph_draws_one_of_several_augmentations() -> None:
     batch = graphs([20], density=0.5).batch(torch.zeros(400, dtype=torch.int64))
     kinds: Counter[str] = Counter()
     original = batch.to_data_list()[0]
@@ -236,7 +236,7 @@ def test_each_graph_draws_one_of_several() -> None:
 
 
 @pytest.mark.parametrize("pair", list(itertools.product(KINDS, KINDS)))
-def test_any_pair_is_reproducible(pair: tuple[str, str]) -> None:
+def test_views_are_reproducible(pair: tuple[str, str]) -> None:
     batch = graphs(SIZES).batch(torch.arange(len(SIZES)))
     one, other = (GraphViews(*pair)(batch, generator("cpu", 3, 1)) for _ in range(2))
     for name in ("x", "edge_index", "edge_attr", "batch", "ptr", "index"):
@@ -287,6 +287,6 @@ def test_bad_settings_name_the_argument(options: dict[str, Any], message: str) -
         GraphViews(**options)
 
 
-def test_what_is_no_batch_is_refused() -> None:
+def test_inputs_that_are_no_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="has no x"):
         GraphViews()(Data(edge_index=torch.zeros(2, 0, dtype=torch.int64)), generator("cpu", 0))

@@ -33,7 +33,7 @@ def test_resnet_names_are_torchvisions() -> None:
 
 @pytest.mark.parametrize(("stem", "side"), [("small", 32), ("imagenet", 64)])
 @pytest.mark.parametrize("make", [encoders.resnet18, encoders.resnet50])
-def test_resnets_shrink_pictures_as_they_should(make: object, stem: str, side: int) -> None:
+def test_resnets_reduce_images_by_their_stride(make: object, stem: str, side: int) -> None:
     network = make(stem).eval()  # type: ignore[operator]
     shapes = []
     network.layer4.register_forward_hook(lambda _module, _inputs, output: shapes.append(tuple(output.shape[2:])))
@@ -64,7 +64,7 @@ def test_encoders_are_found_by_name_or_by_import() -> None:
         encoders.ResNet(19)
 
 
-def test_feature_size_is_found_by_trying() -> None:
+def test_feature_size_is_found_by_a_forward_pass() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 7), nn.BatchNorm1d(7))
     assert encoders.feature_size(network, (3, 4, 4)) == 7
     assert network.training

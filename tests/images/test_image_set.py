@@ -37,7 +37,7 @@ class Files:
 
 
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:
-    """Smooth colour noise: like a photo, it survives JPEG and resizing."""
+    """Smooth color noise: like a photo, it survives JPEG and resizing."""
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -48,7 +48,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
     return file.getvalue()
 
 
-def colours(count: int) -> list[bytes]:
+def color_images(count: int) -> list[bytes]:
     """PNG files of 8x8 whose red is their number."""
     return [encoded(Image.new("RGB", (8, 8), (number % 256, 0, 0))) for number in range(count)]
 
@@ -140,7 +140,7 @@ def test_reduced_decoding_of_jpeg_agrees_with_decoding_it_whole() -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
-def test_a_photo_taken_on_its_side_is_turned_upright(kind: str) -> None:
+def test_exif_orientation_is_applied(kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90° clockwise
     image = Image.new("RGB", (20, 10), (255, 0, 0))
@@ -152,14 +152,14 @@ def test_a_photo_taken_on_its_side_is_turned_upright(kind: str) -> None:
     assert upright[0, 17, 5] > 200
 
 
-def test_sixteen_bits_are_scaled_not_cut() -> None:
+def test_sixteen_bits_are_scaled_to_eight() -> None:
     ramp = (np.arange(64, dtype=np.uint16) * 1024).reshape(8, 8)
     pixels = decode(io.BytesIO(encoded(Image.fromarray(ramp))), (1, 8, 8), None)
     assert_close(pixels[0], torch.from_numpy((ramp // 256).astype(np.uint8)))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
-def test_every_mode_becomes_rgb_or_grey(mode: str) -> None:
+def test_every_mode_becomes_rgb_or_gray(mode: str) -> None:
     kind = "TIFF" if mode == "CMYK" else "PNG"
     file = encoded(Image.new("RGB", (4, 4), (255, 255, 255)).convert(mode), kind)
     for channels in (1, 3):
@@ -176,14 +176,14 @@ def test_a_palette_with_transparency_decodes_without_a_warning() -> None:
 # --- the survey of headers ---
 
 
-def test_images_are_grey_only_if_all_are() -> None:
-    grey, colour = encoded(Image.new("L", (8, 8))), encoded(Image.new("RGB", (8, 8)))
-    assert survey(Files([grey] * 3), None, Broken(3, "test")) == (1, 8, 8)
-    assert survey(Files([grey, grey, colour]), None, Broken(3, "test")) == (3, 8, 8)
-    assert survey(Files([grey, grey, colour]), 5, Broken(3, "test")) == (3, 5, 5)
+def test_images_are_gray_only_if_all_are() -> None:
+    gray, color = encoded(Image.new("L", (8, 8))), encoded(Image.new("RGB", (8, 8)))
+    assert survey(Files([gray] * 3), None, Broken(3, "test")) == (1, 8, 8)
+    assert survey(Files([gray, gray, color]), None, Broken(3, "test")) == (3, 8, 8)
+    assert survey(Files([gray, gray, color]), 5, Broken(3, "test")) == (3, 5, 5)
 
 
-def test_with_a_size_the_survey_stops_at_the_first_coloured_image() -> None:
+def test_with_a_size_the_survey_stops_at_the_first_color_image() -> None:
     opened = []
 
     class Watched(Files):
@@ -191,7 +191,7 @@ def test_with_a_size_the_survey_stops_at_the_first_coloured_image() -> None:
             opened.append(index)
             return super().open(index)
 
-    survey(Watched(colours(50)), 8, Broken(50, "test"))
+    survey(Watched(color_images(50)), 8, Broken(50, "test"))
     assert opened == [0]
 
 
@@ -206,8 +206,8 @@ def test_images_of_different_sizes_need_a_size() -> None:
 # --- broken images ---
 
 
-def test_sound_images_keep_their_place_beside_broken_ones() -> None:
-    files = colours(200)
+def test_readable_images_keep_their_index_among_broken_ones() -> None:
+    files = color_images(200)
     files[5], files[120] = files[5][:-30], b"not an image"
     broken = Broken(200, "test")
     images, sound, _ = decode_all(Files(files), (3, 8, 8), None, broken)
@@ -217,16 +217,16 @@ def test_sound_images_keep_their_place_beside_broken_ones() -> None:
     assert str(broken).startswith("skipped 2 of 200 images of test that cannot be read: file 5 (")
 
 
-def test_more_than_one_percent_broken_stops() -> None:
-    files = colours(200)
+def test_more_than_one_percent_of_broken_images_is_an_error() -> None:
+    files = color_images(200)
     for number in (3, 4, 190):
         files[number] = b""
     with pytest.raises(ValueError, match=r"skipped 3 of 200 images of test.*More than 1 % are broken"):
         decode_all(Files(files), (3, 8, 8), None, Broken(200, "test"))
 
 
-def test_a_broken_image_in_a_stream_gives_way_to_the_next_with_its_own_index() -> None:
-    files = colours(200)
+def test_a_broken_image_in_a_stream_is_replaced_by_the_next_one_with_its_index() -> None:
+    files = color_images(200)
     files[7], files[199] = files[7][:-30], files[199][:-30]
     images = streamed(files)
     with pytest.warns(UserWarning, match=r"skipped 1 of 200 images of test that cannot be read: file 7 \("):
@@ -237,8 +237,8 @@ def test_a_broken_image_in_a_stream_gives_way_to_the_next_with_its_own_index() -
     assert (index, int(image[0, 0, 0])) == (0, 0)
 
 
-def test_a_stream_stops_at_more_than_one_percent_broken_images() -> None:
-    files = colours(200)
+def test_more_than_one_percent_of_broken_images_in_a_stream_is_an_error() -> None:
+    files = color_images(200)
     for number in range(3):
         files[number + 50] = files[number + 50][:-30]
     images = streamed(files)
@@ -246,7 +246,7 @@ def test_a_stream_stops_at_more_than_one_percent_broken_images() -> None:
         images[50]
 
 
-def test_nothing_readable_says_so() -> None:
+def test_a_set_without_readable_images_is_an_error() -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         survey(Files([b"no", b"no"]), None, Broken(2, "test"))
 
@@ -269,7 +269,7 @@ def test_a_stream_equals_the_set_in_memory() -> None:
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_count_broken_images_together(context: str, tmp_path: Path) -> None:
-    for number, file in enumerate(colours(200)):
+    for number, file in enumerate(color_images(200)):
         (tmp_path / f"{number:03}.png").write_bytes(file[:-30] if number in (10, 150) else file)
     # Files of the library, because a spawned process cannot import this test.
     files = FolderImages(tmp_path, sorted(path.name for path in tmp_path.iterdir()))
@@ -282,8 +282,8 @@ def test_workers_count_broken_images_together(context: str, tmp_path: Path) -> N
     assert len(images.broken) == 2
 
 
-def test_a_stream_survives_pickling() -> None:
-    images = pickle.loads(pickle.dumps(streamed(colours(3))))
+def test_a_stream_can_be_pickled() -> None:
+    images = pickle.loads(pickle.dumps(streamed(color_images(3))))
     assert int(images[2][1][0, 0, 0]) == 2
 
 

@@ -14,7 +14,7 @@ from hardneg.images import ImageSet, StreamedImages, load_images, load_split
 from hardneg.images.splits import Division, comparable
 
 
-def pictures(count: int) -> np.ndarray:
+def random_images(count: int) -> np.ndarray:
     return np.arange(count, dtype=np.uint8).repeat(64).reshape(count, 8, 8)
 
 
@@ -35,8 +35,8 @@ def photos(folder: Path, classes: dict[str, range]) -> Path:
     return folder
 
 
-def test_a_fifth_of_an_undivided_set_is_kept_for_testing_and_never_trained_on(tmp_path: Path) -> None:
-    np.savez(tmp_path / "all.npz", images=pictures(50), labels=np.arange(50) % 3)
+def test_a_fifth_of_an_undivided_set_is_held_out_of_training(tmp_path: Path) -> None:
+    np.savez(tmp_path / "all.npz", images=random_images(50), labels=np.arange(50) % 3)
     source = tmp_path / "all.npz"
     train, test, again = (tones(source, split) for split in ("train", "test", "train"))
     assert (len(train), len(test)) == (41, 9)  # a fifth of 17, 17 and 16
@@ -47,7 +47,7 @@ def test_a_fifth_of_an_undivided_set_is_kept_for_testing_and_never_trained_on(tm
     assert labels.tolist() == [number % 3 for number in test]
 
 
-def test_every_class_gives_its_fifth(tmp_path: Path) -> None:
+def test_a_fifth_of_every_class_is_held_out(tmp_path: Path) -> None:
     counts = {"a": 100, "b": 100, "c": 33, "d": 7, "e": 2, "f": 1}
     labels = np.repeat(np.arange(6), list(counts.values()))
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 8, 8), dtype=np.uint8)
@@ -58,7 +58,7 @@ def test_every_class_gives_its_fifth(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "npz"])
-def test_the_fifth_stays_when_images_come_and_go(kind: str, tmp_path: Path) -> None:
+def test_held_out_images_stay_when_images_are_added_or_removed(kind: str, tmp_path: Path) -> None:
     def parts(tones_: list[int]) -> tuple[set[int], set[int]]:
         if kind == "npz":
             source = tmp_path / "all.npz"
@@ -76,21 +76,21 @@ def test_the_fifth_stays_when_images_come_and_go(kind: str, tmp_path: Path) -> N
     assert parts([*range(99, -1, -1)]) == (train, test)  # order does not matter
 
 
-def test_the_fifth_does_not_depend_on_the_size_that_images_are_brought_to(tmp_path: Path) -> None:
+def test_held_out_images_do_not_depend_on_the_size_of_images(tmp_path: Path) -> None:
     source = photos(tmp_path / "all", {"a": range(40), "b": range(40, 80)})
     assert tones(source, "test", size=4) == tones(source, "test") == tones(source, "test", channels=3)
 
 
-def test_copies_of_an_image_are_on_one_side(tmp_path: Path) -> None:
-    images = np.concatenate([pictures(40)] * 3)
+def test_copies_of_an_image_are_in_one_part(tmp_path: Path) -> None:
+    images = np.concatenate([random_images(40)] * 3)
     np.savez(tmp_path / "all.npz", images=images, labels=np.concatenate([np.zeros(80, int), np.ones(40, int)]))
     train, test = (tones(tmp_path / "all.npz", split) for split in ("train", "test"))
     assert not set(train) & set(test)
     assert set(Counter(test).values()) == {3}
 
 
-def test_without_labels_training_gets_all_and_a_test_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "all.npz", images=pictures(50))
+def test_without_labels_all_images_are_trained_on_and_a_test_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "all.npz", images=random_images(50))
     assert len(load_split(str(tmp_path / "all.npz"), "train")) == 50
     with pytest.raises(ValueError, match="has no labels"):
         load_split(str(tmp_path / "all.npz"), "test")
@@ -98,8 +98,8 @@ def test_without_labels_training_gets_all_and_a_test_is_refused(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["test", "testing", "val", "valid", "validation", "dev", "eval"])
 def test_a_divided_set_keeps_its_parts(tmp_path: Path, name: str) -> None:
-    parts = {"train_images": pictures(6), "train_labels": np.zeros(6, int)}
-    parts |= {f"{name}_images": pictures(9)[6:], f"{name}_labels": np.zeros(3, int)}
+    parts = {"train_images": random_images(6), "train_labels": np.zeros(6, int)}
+    parts |= {f"{name}_images": random_images(9)[6:], f"{name}_labels": np.zeros(3, int)}
     np.savez(tmp_path / "two.npz", **parts)
     source = str(tmp_path / "two.npz")
     assert len(load_split(source, "train")) == 6
@@ -115,8 +115,12 @@ def test_a_labelled_validation_part_comes_before_an_unlabelled_test_part(unlabel
         photos(source, {"test": range(30, 33)})
     else:
         source = tmp_path / "three.npz"
-        parts = {"train_images": pictures(12), "train_labels": np.arange(12) % 2}
-        parts |= {"val_images": pictures(24)[20:], "val_labels": np.arange(4) % 2, "test_images": pictures(33)[30:]}
+        parts = {"train_images": random_images(12), "train_labels": np.arange(12) % 2}
+        parts |= {
+            "val_images": random_images(24)[20:],
+            "val_labels": np.arange(4) % 2,
+            "test_images": random_images(33)[30:],
+        }
         if unlabelled == "minus one":  # as public test sets of the hub
             parts["test_labels"] = np.full(3, -1)
         np.savez(source, **parts)
@@ -124,8 +128,12 @@ def test_a_labelled_validation_part_comes_before_an_unlabelled_test_part(unlabel
     assert len(tones(source, "train")) == 12
 
 
-def test_without_any_labelled_test_part_a_fifth_is_kept(tmp_path: Path) -> None:
-    parts = {"train_images": pictures(20), "train_labels": np.arange(20) % 2, "test_images": pictures(33)[30:]}
+def test_without_a_labelled_test_part_a_fifth_is_held_out(tmp_path: Path) -> None:
+    parts = {
+        "train_images": random_images(20),
+        "train_labels": np.arange(20) % 2,
+        "test_images": random_images(33)[30:],
+    }
     np.savez(tmp_path / "two.npz", **parts)
     train, test = (tones(tmp_path / "two.npz", split) for split in ("train", "test"))
     assert (len(train), len(test)) == (16, 4)
@@ -134,24 +142,24 @@ def test_without_any_labelled_test_part_a_fifth_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["test.npz", "my-test-val.npz", "train.npz"])
 def test_a_file_named_after_a_split_is_still_divided(tmp_path: Path, name: str) -> None:
-    np.savez(tmp_path / name, images=pictures(50), labels=np.arange(50) % 2)
+    np.savez(tmp_path / name, images=random_images(50), labels=np.arange(50) % 2)
     assert [len(load_split(str(tmp_path / name), split)) for split in ("train", "test")] == [40, 10]
 
 
 def test_a_set_with_a_training_part_only_is_divided(tmp_path: Path) -> None:
-    np.savez(tmp_path / "one.npz", train_images=pictures(20), train_labels=np.zeros(20, int))
+    np.savez(tmp_path / "one.npz", train_images=random_images(20), train_labels=np.zeros(20, int))
     assert [len(load_split(str(tmp_path / "one.npz"), split)) for split in ("train", "test")] == [16, 4]
 
 
-def test_only_labelled_pictures_are_kept_for_testing(tmp_path: Path) -> None:
+def test_only_labelled_images_are_held_out(tmp_path: Path) -> None:
     labels = np.where(np.arange(60) < 10, np.arange(60) % 2, -1)
-    np.savez(tmp_path / "few.npz", images=pictures(60), labels=labels)
+    np.savez(tmp_path / "few.npz", images=random_images(60), labels=labels)
     train, test = (load_split(str(tmp_path / "few.npz"), split) for split in ("train", "test"))
     assert (len(train), len(test)) == (58, 2)
     assert bool((test.labels >= 0).all())  # type: ignore[operator]
-    np.savez(tmp_path / "none.npz", images=pictures(60), labels=np.full(60, -1))
+    np.savez(tmp_path / "none.npz", images=random_images(60), labels=np.full(60, -1))
     assert len(load_split(str(tmp_path / "none.npz"), "train")) == 60
-    np.savez(tmp_path / "one.npz", images=pictures(1), labels=np.zeros(1, int))
+    np.savez(tmp_path / "one.npz", images=random_images(1), labels=np.zeros(1, int))
     assert len(load_split(str(tmp_path / "one.npz"), "train")) == 1
     with pytest.raises(ValueError, match="too small to be divided"):
         load_split(str(tmp_path / "one.npz"), "test")
@@ -166,7 +174,7 @@ def division(source: Path) -> Division:
     return Division(**asdict(found))
 
 
-def test_a_recorded_division_is_kept_when_images_come_and_go(tmp_path: Path) -> None:
+def test_a_recorded_division_is_kept_when_images_are_added_or_removed(tmp_path: Path) -> None:
     source = photos(tmp_path / "all", {"a": range(50), "b": range(50, 100)})
     train, test = set(tones(source, "train")), set(tones(source, "test"))
     recorded = division(source)
@@ -208,11 +216,11 @@ def test_a_source_without_what_was_held_out_is_refused(tmp_path: Path) -> None:
         load_split(str(photos(tmp_path / "other", {"a": range(60, 90)})), "test", division=recorded)
 
 
-def test_what_was_trained_on_as_a_whole_is_no_test_later(tmp_path: Path) -> None:
-    np.savez(tmp_path / "all.npz", images=pictures(50))
+def test_a_set_that_was_trained_on_as_a_whole_is_not_tested_on(tmp_path: Path) -> None:
+    np.savez(tmp_path / "all.npz", images=random_images(50))
     recorded = division(tmp_path / "all.npz")
     assert recorded.test == "none"
-    np.savez(tmp_path / "all.npz", images=pictures(50), labels=np.zeros(50, int))
+    np.savez(tmp_path / "all.npz", images=random_images(50), labels=np.zeros(50, int))
     with pytest.raises(ValueError, match=r"the run was trained on all images of .*all.npz, and none is left"):
         load_split(str(tmp_path / "all.npz"), "test", division=recorded)
 
@@ -269,7 +277,7 @@ def test_images_that_are_in_both_sets_are_counted() -> None:
         comparable(train, test)
 
 
-def test_one_class_is_nothing_to_evaluate_on() -> None:
+def test_a_single_class_cannot_be_evaluated() -> None:
     train, test = labelled(("ant", "bee"), [0, 0, -1], "ants"), labelled(("ant", "bee"), [0], "test", 7)
     with pytest.raises(ValueError, match=r"ants has images of one class, ant: .* needs at least two"):
         comparable(train, test)
@@ -278,13 +286,13 @@ def test_one_class_is_nothing_to_evaluate_on() -> None:
 # --- channels ---
 
 
-def test_pictures_are_brought_to_colour_or_grey(tmp_path: Path) -> None:
-    colours = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
-    np.savez(tmp_path / "rgb.npz", train_images=colours, train_labels=np.arange(5), test_images=colours,
+def test_images_are_converted_to_color_or_gray(tmp_path: Path) -> None:
+    color = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "rgb.npz", train_images=color, train_labels=np.arange(5), test_images=color,
              test_labels=np.arange(5))  # fmt: skip
-    grey = load_split(str(tmp_path / "rgb.npz"), "test", channels=1)
-    for mine, picture in zip(grey.images, colours, strict=True):  # type: ignore[union-attr]
-        theirs = np.asarray(Image.fromarray(picture).convert("L"), dtype=int)
+    gray = load_split(str(tmp_path / "rgb.npz"), "test", channels=1)
+    for mine, image in zip(gray.images, color, strict=True):  # type: ignore[union-attr]
+        theirs = np.asarray(Image.fromarray(image).convert("L"), dtype=int)
         assert abs(mine[0].numpy().astype(int) - theirs).max() <= 1
     again = load_split("digits", "test", channels=3)
     assert torch.equal(again.images[:, 2], load_split("digits", "test").images[:, 0])  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The encoder of two views splits pictures itself, and is an encoder like any other."""
+"""The encoder of two views splits images itself, and can be used as any other encoder."""
 
 from pathlib import Path
 
@@ -19,21 +19,21 @@ from hardneg.randomness import generator
 @given(height=st.integers(1, 7), width=st.integers(1, 7))
 @settings(max_examples=49, deadline=None)
 def test_coarse_and_detail_are_a_loop_over_squares(height: int, width: int) -> None:
-    picture = torch.rand(1, 1, height, width, generator=generator("cpu", height, width))
-    coarse, detail = detail_split(picture)
+    image = torch.rand(1, 1, height, width, generator=generator("cpu", height, width))
+    coarse, detail = detail_split(image)
     for row in range(height):
         for column in range(width):
             top, left = row // 2 * 2, column // 2 * 2
-            mean = picture[0, 0, top : top + 2, left : left + 2].mean()
+            mean = image[0, 0, top : top + 2, left : left + 2].mean()
             assert_close(coarse[0, 0, row, column], 2 * mean - 1)
-            assert_close(detail[0, 0, row, column], picture[0, 0, row, column] - mean)
+            assert_close(detail[0, 0, row, column], image[0, 0, row, column] - mean)
 
 
 def test_the_features_are_those_of_both_views_side_by_side() -> None:
     first, second = Tiny(1, 8, features=5).eval(), Tiny(2, 8, features=7).eval()
-    encoder, pictures = TwoViews(first, second, "lab").eval(), torch.rand(4, 3, 8, 8)
-    lightness, colours = lab_split(pictures)
-    assert_close(encoder(pictures), torch.cat([first(lightness), second(colours)], dim=1))
+    encoder, images = TwoViews(first, second, "lab").eval(), torch.rand(4, 3, 8, 8)
+    lightness, color = lab_split(images)
+    assert_close(encoder(images), torch.cat([first(lightness), second(color)], dim=1))
     assert feature_size(encoder, (3, 8, 8)) == encoder.features == 12
 
 
@@ -58,7 +58,7 @@ def test_other_channels_and_other_splits_are_refused() -> None:
 
 @pytest.mark.parametrize("format", ["safetensors", "torchscript", "torch_export"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_it_can_be_exported(format: str, channels: int, tmp_path: Path) -> None:
+def test_the_encoder_of_two_views_is_exported(format: str, channels: int, tmp_path: Path) -> None:
     split = split_of(channels)
     first, second = (Tiny(count, 8) for count in channels_of(split))
     example: Tensor = torch.rand(1, channels, 8, 8)

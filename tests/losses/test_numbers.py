@@ -126,6 +126,12 @@ def test_a_temperature_with_a_gradient_is_refused_and_learnable_named(make: Any,
     assert list(loss.parameters()) == []
 
 
+def test_a_parameter_as_initial_value_of_a_learnable_temperature_raises() -> None:
+    for make in (hn.Learnable, hn.clip):
+        with pytest.raises(ValueError, match=r"initial requires a gradient: pass hn\.Learnable\(0\.2\)"):
+            make(torch.nn.Parameter(torch.tensor(0.2)))
+
+
 def test_clip_takes_a_learnable_temperature_as_it_is() -> None:
     temperature = hn.Learnable(0.1, minimum=0.05)
     assert hn.clip(temperature=temperature).temperature is temperature

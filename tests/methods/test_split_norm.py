@@ -14,7 +14,7 @@ from hardneg.methods.split_norm import SplitBatchNorm, split_norms
 
 
 def by_loop(x: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What plain batch-norm gives each part by itself: outputs, and the averages of the running statistics."""
+    """Plain batch-norm of each part: outputs, and the averages of the running statistics."""
     result, means, variances = torch.empty_like(x), [], []
     for part in range(groups):
         own = copy.deepcopy(norm)
@@ -34,7 +34,7 @@ def by_loop(x: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d, groups: int) -> tu
     momentum=st.sampled_from([0.1, 1.0, None]),
 )
 @settings(max_examples=60, deadline=None)
-def test_it_is_a_loop_over_the_parts(
+def test_split_norm_agrees_with_a_loop_over_the_parts(
     groups: int, each: int, channels: int, side: int | None, momentum: float | None
 ) -> None:
     torch.manual_seed(groups)
@@ -53,7 +53,7 @@ def test_it_is_a_loop_over_the_parts(
     assert int(split.num_batches_tracked or 0) == 1
 
 
-def test_its_gradient_is_the_loops() -> None:
+def test_the_gradient_agrees_with_a_loop_over_the_parts() -> None:
     plain = nn.BatchNorm2d(3).double()
     x = torch.randn(8, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(8, 3, 2, 2, dtype=torch.float64)
@@ -64,26 +64,26 @@ def test_its_gradient_is_the_loops() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_changing_the_pictures_of_one_part_changes_only_its_outputs(layout: torch.memory_format) -> None:
+def test_changing_the_images_of_one_part_changes_only_its_outputs(layout: torch.memory_format) -> None:
     network = split_norms(resnet18(), 4).train()
-    pictures = torch.randn(8, 3, 16, 16).to(memory_format=layout)
-    other = pictures.clone()
+    images = torch.randn(8, 3, 16, 16).to(memory_format=layout)
+    other = images.clone()
     other[1::4] = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
-        moved = (network(pictures) - network(other)).abs().amax(dim=1)
+        moved = (network(images) - network(other)).abs().amax(dim=1)
     assert (moved[1::4] > 1e-3).all()
     assert moved.view(2, 4)[:, [0, 2, 3]].max() < 1e-5
 
 
-def test_in_evaluation_it_is_the_plain_one_and_so_is_its_state() -> None:
+def test_in_evaluation_mode_outputs_and_state_are_those_of_plain_batch_norm() -> None:
     plain = resnet18()
     split = split_norms(copy.deepcopy(plain), 4)
     assert list(split.state_dict()) == list(plain.state_dict())
-    pictures = torch.randn(3, 3, 16, 16)  # no multiple of 4
-    assert torch.equal(split.eval()(pictures), plain.eval()(pictures))
+    images = torch.randn(3, 3, 16, 16)  # no multiple of 4
+    assert torch.equal(split.eval()(images), plain.eval()(images))
 
 
-def test_without_affine_weights_and_running_statistics_it_works_too() -> None:
+def test_affine_weights_and_running_statistics_are_optional() -> None:
     plain = nn.BatchNorm1d(2, affine=False, track_running_stats=False)
     x = torch.randn(6, 2)
     expected = torch.empty_like(x)

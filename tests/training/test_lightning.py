@@ -118,7 +118,7 @@ def test_the_logger_of_a_recipe_gets_the_metrics_and_writes_nowhere_else(
     versions = [tmp_path / "run" / "logs" / f"version_{number}" for number in range(2)]
     assert all((version / "hparams.yaml").exists() for version in versions)
     logged = [row for version in versions for row in rows(version / "metrics.csv") if row["loss"]]
-    assert [(int(row["epoch"]), int(row["step"])) for row in logged] == [(0, 4), (1, 9), (2, 14)]
+    assert [(int(row["epoch"]), int(row["step"])) for row in logged] == [(0, 5), (1, 10), (2, 15)]
     for row, line in zip(logged, lines(tmp_path / "run"), strict=True):
         assert float(row["loss"]) == pytest.approx(line["loss"])
         assert float(row["objective/support"]) == pytest.approx(line["objective"]["support"])

@@ -95,13 +95,29 @@ run.train(recipe.load(settings, overrides), folder)
 """
 
 
-@pytest.mark.parametrize(("sampling", "moment"), [
-    ("uniform", "after step 1"), ("uniform", "after step 3"), ("uniform", "after step 5"), ("uniform", "after epoch 1"),
-    ("uniform", "after step 9"), ("uniform", "after epoch 3"), ("uniform", "while saving"),
-    ("proximity", "after step 7"), ("proximity", "after step 10"), ("proximity", "after epoch 2"),
-    ("each once, from the bank", "after step 7"), ("knn", "after step 9"),
-    ("accumulated", "after batch 6"), ("accumulated", "after batch 8"),
-])  # fmt: skip
+QUICK = [
+    ("uniform", "after step 3"),
+    ("uniform", "after epoch 1"),
+    ("uniform", "while saving"),
+    ("proximity", "after step 7"),
+    ("each once, from the bank", "after step 7"),
+    ("accumulated", "after batch 6"),
+]
+MORE = [
+    ("uniform", "after step 1"),
+    ("uniform", "after step 5"),
+    ("uniform", "after step 9"),
+    ("uniform", "after epoch 3"),
+    ("proximity", "after step 10"),
+    ("proximity", "after epoch 2"),
+    ("knn", "after step 9"),
+    ("accumulated", "after batch 8"),
+]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "moment"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)]
+)
 def test_a_killed_run_resumes_bit_by_bit(
     finished: Callable[[str], Path], tmp_path: Path, sampling: str, moment: str
 ) -> None:

@@ -98,11 +98,11 @@ def test_a_streamed_training_set_is_divided_as_one_in_memory(tmp_path: Path) -> 
     from PIL import Image
 
     for number in range(40):
-        folder = tmp_path / "pictures" / "train" / str(number % 2)
+        folder = tmp_path / "images" / "train" / str(number % 2)
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8), number).save(folder / f"{number}.png")
     settings = recipe.load(recipe.find("digits-ir"), ADAPTIVE)
-    source = tmp_path / "pictures"
+    source = tmp_path / "images"
     streamed, resident = (load_images(source, "train", labels=True, in_memory=most) for most in (0, 2**30))
     assert isinstance(streamed, StreamedImages)
     for stream, images in zip(
@@ -114,7 +114,7 @@ def test_a_streamed_training_set_is_divided_as_one_in_memory(tmp_path: Path) -> 
         assert torch.equal(stream.labels, images.labels)  # type: ignore[arg-type]
 
 
-UNHEARD = {
+TOO_FEW_READINGS = {
     "no online kNN": (["trainer.knn_every=0"], "trainer.knn_every=0"),
     "a single reading": (["trainer.knn_every=5"], "trainer.knn_every=5"),
     "readings after the last step": (["trainer.knn_every=3"], "trainer.knn_every=3"),
@@ -122,9 +122,9 @@ UNHEARD = {
 }
 
 
-@pytest.mark.parametrize("case", UNHEARD)
-def test_a_schedule_that_would_hear_nothing_is_refused_before_training(tmp_path: Path, case: str) -> None:
-    overrides, message = UNHEARD[case]
+@pytest.mark.parametrize("case", TOO_FEW_READINGS)
+def test_a_schedule_without_two_readings_is_refused_before_training(tmp_path: Path, case: str) -> None:
+    overrides, message = TOO_FEW_READINGS[case]
     settings = recipe.load(recipe.find("digits-ir"), [*ADAPTIVE, *overrides])
     with pytest.raises(ValueError, match=message) as refusal:
         run.train(settings, tmp_path / "run")
@@ -132,7 +132,7 @@ def test_a_schedule_that_would_hear_nothing_is_refused_before_training(tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_rarest_readings_that_move_the_schedule_are_accepted(tmp_path: Path) -> None:
+def test_two_readings_before_the_last_epoch_are_enough(tmp_path: Path) -> None:
     # Readings after epochs 2 and 4 move it for epoch 5; the one after epoch 5 comes too late.
     settings = recipe.load(recipe.find("digits-ir"), [*ADAPTIVE, "trainer.epochs=5", "trainer.knn_every=2"])
     with pytest.warns(UserWarning, match="can move 1x"):
@@ -142,7 +142,7 @@ def test_the_rarest_readings_that_move_the_schedule_are_accepted(tmp_path: Path)
 
 
 @pytest.mark.parametrize("labels", ["none", "one class", "one of each"])
-def test_data_that_cannot_validate_are_refused_before_training(tmp_path: Path, labels: str) -> None:
+def test_data_without_two_labelled_classes_are_refused_before_training(tmp_path: Path, labels: str) -> None:
     images = np.random.default_rng(0).integers(0, 255, (40, 8, 8)).astype(np.uint8)
     given = {"one class": np.zeros(40, np.int64), "one of each": np.arange(40)}
     arrays = {"train_images": images} | ({"train_labels": given[labels]} if labels in given else {})

@@ -1,4 +1,4 @@
-"""YAML from elsewhere: every key once, no aliases, bounded in size and depth, one line for whatever else is wrong."""
+"""YAML from elsewhere: every key once, no aliases, bounded in size and depth, one line for every other error."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ def test_a_bad_file_gives_one_short_line_at_once(tmp_path: Path, case: str) -> N
 
 
 @pytest.mark.parametrize("case", ["alias bomb"])
-def test_the_command_line_says_so_and_takes_little_memory(tmp_path: Path, case: str) -> None:
+def test_the_command_line_refuses_an_alias_bomb_with_little_memory(tmp_path: Path, case: str) -> None:
     (tmp_path / "bad.yaml").write_bytes(CASES[case][0])
     limited = (
         "import resource, sys\n"
@@ -90,7 +90,7 @@ def test_the_command_line_says_so_and_takes_little_memory(tmp_path: Path, case: 
         ("views.options={mean: {1: 2}}", "views.options.mean must have text for keys, got 1"),
     ],
 )
-def test_values_on_the_command_line_obey_the_same_rules(override: str, message: str) -> None:
+def test_values_on_the_command_line_follow_the_same_rules(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         recipe.load({}, [override])
     assert "\n" not in str(raised.value)
@@ -103,7 +103,7 @@ def test_text_of_every_language_and_a_byte_order_mark_are_read(tmp_path: Path) -
     assert recipe.load(tmp_path / "a.yaml").about == recipe.load(tmp_path / "b.yaml").about == about
 
 
-def test_what_is_written_is_read_back_though_lists_are_shared(tmp_path: Path) -> None:
+def test_a_recipe_with_shared_lists_is_written_and_read_back(tmp_path: Path) -> None:
     shared = [0.5, 0.5]
     settings = recipe.load({"views": {"options": {"mean": shared, "std": shared}}})
     (tmp_path / "recipe.yaml").write_text(recipe.dump(settings), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from hardneg import distributed, randomness
 from hardneg.losses.candidates import CandidateSet, candidate_sets, check_score_range
 from hardneg.losses.debiasing import log_expected_negative
 from hardneg.losses.diagnostics import CallRecord
+from hardneg.losses.hardening import Hardening
 from hardneg.losses.inputs import Inputs, prepare
 from hardneg.losses.kernels import REFERENCE, HalfCopies, Kernel, LogSums, Rule, tiled
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Bound, constant
@@ -75,7 +77,7 @@ def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, pre
     if weighting is not None:
         tilt = weighting.tilt()
         if weighting.has_general_weights:
-            log_weight = lambda scores: weighting.log_weight(scores * factor)  # noqa: E731
+            log_weight = partial(_rescaled_log_weight, weighting, factor)
     return Rule(
         tilt=tilt * factor if tilt > 0 else 0.0,
         log_weight=log_weight,
@@ -83,6 +85,10 @@ def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, pre
         max_abs_score=settings.max_abs_score,
         half_copies=HalfCopies(precision),
     )
+
+
+def _rescaled_log_weight(weighting: Hardening, factor: float | Tensor, scores: Tensor) -> Tensor:
+    return weighting.log_weight(scores * factor)
 
 
 def banded_rule(

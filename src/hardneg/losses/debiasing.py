@@ -11,16 +11,15 @@ from hardneg.losses.kernels.interface import LogSums
 
 @dataclass(frozen=True)
 class Prior:
-    """A class prior τ⁺ in (0, 1) with its logarithms, which are computed outside of compiled graphs."""
+    """The logarithms of a class prior τ⁺ in (0, 1), computed outside of compiled graphs."""
 
-    value: float
-    log: float
+    log: float  # log τ⁺
     log_rest: float  # log(1 − τ⁺)
 
     @classmethod
     def of(cls, value: float) -> "Prior":
         """The prior with this value."""
-        return cls(value, math.log(value), math.log1p(-value))
+        return cls(math.log(value), math.log1p(-value))
 
 
 def log_expected_negative(

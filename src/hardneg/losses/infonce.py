@@ -178,12 +178,12 @@ class InfoNCE(Adjustable):
                 loss, pairs, scale = fused_pairs.compute_loss(
                     settings, kernel.pair_loss, z1, z2, negatives, exclude, negative_mask
                 )
-                self._describe(lambda: [pair_record(pairs())], scale)
+                self._keep_records(lambda: [pair_record(pairs())], scale)
                 return loss
             inputs = prepare(*tensors, normalize=settings.normalize, kernel=kernel)
             scale = combine.inverse_temperature(settings, inputs.views, inputs.views.dtype)
             loss, records = combine.compute_loss(settings, inputs, scale, kernel, key)
-        self._describe(lambda: records, scale.detach())
+        self._keep_records(lambda: records, scale.detach())
         if loss.requires_grad and not compiling and not torch._C._are_functorch_transforms_active():
             plain = None if kernel is kernels.REFERENCE else partial(combine.plain_loss, settings, key)
             loss = GuardedLoss.apply(loss, plain, scale, *tensors)  # type: ignore[no-untyped-call]
@@ -257,7 +257,7 @@ class InfoNCE(Adjustable):
         self.draw_state[1] += 1
         return key
 
-    def _describe(self, records: Callable[[], list[CallRecord]], scale: Tensor) -> None:
+    def _keep_records(self, records: Callable[[], list[CallRecord]], scale: Tensor) -> None:
         """Keep the records of a call for the diagnostics, and warn if most anchors are floored."""
         # Directly: nn.Module's own assignment searches parameters, buffers and children first.
         self.__dict__["_last"] = lambda: Diagnostics(records(), scale)
@@ -332,10 +332,9 @@ def _resolve(given: dict[str, Any], progress: float) -> Settings:
         temperature = checks.number("temperature", temperature.at(progress), above=0, below=math.inf)
     if isinstance(prior, Schedule):
         prior = checks.number("class_prior", prior.at(progress), at_least=0, below=1)
-    hardening, weighting, bands, needs_positive = [], None, [], False
+    weighting, bands, needs_positive = None, [], False
     for setting in given["hardening"]:
         part = setting.at(progress).in_scores(temperature)
-        hardening.append(part)
         weighting = part if part.has_weights else weighting
         if part.has_band:
             bands.append(part)
@@ -348,7 +347,6 @@ def _resolve(given: dict[str, Any], progress: float) -> Settings:
         unchanged[name] = given[name]
     return Settings(
         temperature=temperature,
-        hardening=tuple(hardening),
         weighting=weighting,
         bands=tuple(bands),
         needs_positive=needs_positive,

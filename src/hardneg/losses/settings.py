@@ -33,13 +33,12 @@ class Settings:
 
     A loss keeps the settings of its call, so that a backward pass uses them even if the module's have changed.
 
-    hardening: in terms of scores · weighting: the one of them with a tilt or general weights · bands: those with a
-    range of scores or ranks · needs_positive: whether a band depends on the positive's score · prior: None for no
+    weighting: the hardening with a tilt or general weights · bands: those with a range of scores or ranks, in terms of
+    scores · needs_positive: whether a band depends on the positive's score · prior: None for no
     debiasing · max_abs_score: upper bound of |score|, if one is known without computing scores
     """
 
     temperature: float | Learnable
-    hardening: tuple[Hardening, ...]
     weighting: Hardening | None
     bands: tuple[Hardening, ...]
     needs_positive: bool

@@ -27,6 +27,9 @@ class Learnable(LenientState):
         for name, given in (("initial", initial), ("minimum", minimum)):
             if isinstance(given, Schedule):
                 raise ValueError(f"{name} must be a number: a learnable temperature takes no schedule, got {given!r}")
+            if isinstance(given, Tensor) and given.requires_grad:
+                number = float(given.detach())
+                raise ValueError(f"{name} requires a gradient: pass hn.Learnable({number:.4g}), which trains its own")
         self.minimum = checks.number("minimum", minimum, above=0, below=float("inf"))
         initial = checks.number("initial", initial, at_least=self.minimum, below=float("inf"))
         self.log_value = nn.Parameter(torch.tensor(math.log(initial)))
