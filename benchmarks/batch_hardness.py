@@ -26,12 +26,12 @@ def seen_in_training(
     network: nn.Module, images: Tensor, views: nn.Module | object, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Unit embeddings (N, d) of two augmented views of each image, with batch-norm statistics of random batches."""
-    chance = torch.Generator(images.device).manual_seed(seed)
+    generator = torch.Generator(images.device).manual_seed(seed)
     network.train()
     first, second = [], []
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     for part in torch.split(order, CHUNK):
-        z = normalized(network(views(images[part], chance, views=2)))  # type: ignore[operator]
+        z = normalized(network(views(images[part], generator, views=2)))  # type: ignore[operator]
         one, two = z.chunk(2)
         first.append(one)
         second.append(two)

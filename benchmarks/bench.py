@@ -106,14 +106,14 @@ class Bench:
                 raise Poisoned(str(error)) from error
 
     def contest(
-        self, settings: dict[str, Any], contestants: dict[str, Make], turns: int, timer: Callable[[Run], float]
+        self, settings: dict[str, Any], runs_by_name: dict[str, Make], turns: int, timer: Callable[[Run], float]
     ) -> None:
         """Peers are interleaved, each time in another order, because a chip is slower after a long kernel.
 
         Ratios to the first are medians of the ratios within each turn.
         """
         runs: dict[str, Run] = {}
-        for name, make in contestants.items():
+        for name, make in runs_by_name.items():
             print(f"{'':9}{name}", flush=True)
             try:
                 run = make()
@@ -129,7 +129,7 @@ class Bench:
             draws.shuffle(order)
             for name in order:
                 times[name].append(timer(runs[name]))
-        base = times.get(next(iter(contestants)))
+        base = times.get(next(iter(runs_by_name)))
         for name, taken in times.items():
             ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True)) if base else None
             self.add(settings | {"peer": name, **summary(taken), "ratio": ratio})

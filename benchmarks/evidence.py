@@ -69,9 +69,9 @@ def commit(given: str) -> str:
     """The commit that was given (for a copy of a checkout), else that of this checkout."""
     if given:
         return given
-    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        found = subprocess.run(asked, capture_output=True, encoding="utf-8", check=False)
+        found = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     except FileNotFoundError:
         return "unknown"
     return found.stdout.strip() if found.returncode == 0 else "unknown"
@@ -208,8 +208,8 @@ def work(table: Table, options: argparse.Namespace) -> None:
             break
         except Exception as error:  # other cells may succeed
             traceback.print_exc()
-            told = {"key": cell.key, "name": cell.name, "error": repr(error)[:2000]}
-            append(options.out / f"{table.name}.errors.jsonl", told)
+            failure = {"key": cell.key, "name": cell.name, "error": repr(error)[:2000]}
+            append(options.out / f"{table.name}.errors.jsonl", failure)
             shutil.rmtree(folder, ignore_errors=True)
             failures += 1
             if failures > 2:

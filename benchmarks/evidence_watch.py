@@ -84,8 +84,8 @@ class Watch(L.Callback):
         self.visits.zero_()
         epoch = trainer.global_step // self.steps
         if epoch in self.cell.knn_at or epoch == self.cell.epochs:
-            known, asked = self._features(trainer, module)
-            self.knn[str(epoch)] = knn_accuracy(*known, *asked)
+            train, test = self._features(trainer, module)
+            self.knn[str(epoch)] = knn_accuracy(*train, *test)
             print(f"    epoch {epoch}: kNN {100 * self.knn[str(epoch)]:.2f} %, {spent:.2f} s", flush=True)
         self.keep()
 

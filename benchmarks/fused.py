@@ -84,7 +84,7 @@ def small(bench: Bench) -> None:
         leaves = bench.views(batch, 128)
         floats = as_float(leaves)
         ours = partial(hn.hcl, BETA, PRIOR, TEMPERATURE, backend=bench.backend)
-        contestants: dict[str, Make] = {
+        runs_by_name: dict[str, Make] = {
             "hardneg bfloat16": partial(make_step, ours, leaves),
             "hardneg float32": partial(make_step, ours, floats),
             "published HCL float32": partial(step, published_hcl, *floats),
@@ -92,7 +92,7 @@ def small(bench: Bench) -> None:
             "cross-entropy float32": partial(step, cross_entropy_nt_xent, *floats),
         }
         settings = {"rows": 2 * batch, "batch": batch, "dim": 128}
-        bench.contest(settings, contestants, turns, lambda run: bench.watch.loop(run, steps))
+        bench.contest(settings, runs_by_name, turns, lambda run: bench.watch.loop(run, steps))
 
 
 def make_step(make: Callable[[], Loss], leaves: tuple[Tensor, Tensor]) -> Run:
@@ -139,7 +139,7 @@ def ring(bench: Bench) -> None:
     def product() -> Tensor:
         return (floats / RING_TEMPERATURE) @ float_keys.T
 
-    contestants: dict[str, Make] = {
+    runs_by_name: dict[str, Make] = {
         "ring, forward": lambda: forward(torch.bfloat16, RING),
         "ring, forward, float32": lambda: forward(torch.float32, RING),
         "without a band, forward": lambda: forward(torch.bfloat16),
@@ -147,7 +147,7 @@ def ring(bench: Bench) -> None:
         "product and topk": lambda: lambda: product().topk(len(keys) // 10, dim=1),
         "product": lambda: product,
     }
-    bench.contest({"task": "find", "rows": few, **settings}, contestants, turns, bench.watch.queued)
+    bench.contest({"task": "find", "rows": few, **settings}, runs_by_name, turns, bench.watch.queued)
 
 
 def accuracy(bench: Bench) -> None:

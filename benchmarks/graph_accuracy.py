@@ -88,7 +88,7 @@ class Look(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, module: Any, *_: Any) -> None:
         if (epoch := self.steps.get(trainer.global_step)) is not None:
             began = time.perf_counter()
-            self.found[epoch] = judged(module, self.graphs, self.seed)[0]
+            self.found[epoch] = evaluated(module, self.graphs, self.seed)[0]
             self.seconds += time.perf_counter() - began
 
 
@@ -129,7 +129,7 @@ def fit(module: Method, graphs: GraphSet, sampler: UniformBatchSampler, epochs: 
     return time.perf_counter() - began - look.seconds
 
 
-def judged(module: Method, graphs: GraphSet, seed: int, **options: Any) -> tuple[float, float]:
+def evaluated(module: Method, graphs: GraphSet, seed: int, **options: Any) -> tuple[float, float]:
     """Accuracy and its standard deviation over folds, in percent."""
     result = svm_accuracy(extract_graphs(module.encoder, graphs), graphs.labels, seed=seed, jobs=1, **options)
     return 100 * result.mean, 100 * result.std_of_folds
@@ -169,7 +169,7 @@ def run(plan: dict[str, Any], graphs: GraphSet, seed: int) -> dict[str, Any]:
     began = time.perf_counter()
     seconds = fit(module, graphs, sampler, plan["epochs"], look) if plan["epochs"] else 0.0
     middle = time.perf_counter()
-    accuracy, folds = judged(module, graphs, seed, **MACHINES.get(plan["method"].partition(", ")[2], {}))
+    accuracy, folds = evaluated(module, graphs, seed, **MACHINES.get(plan["method"].partition(", ")[2], {}))
     ended = time.perf_counter()
     return {
         "accuracy": accuracy,

@@ -43,7 +43,7 @@ ANCHORS, DIM, TEMPERATURE = 256, 128, 0.07
 RINGS = ((0.9, 0.99), (0.0, 0.9))
 RESULTS = Path(__file__).parents[1] / "results" / "ring.json"
 
-Contestants = dict[str, Callable[[], object]]
+Peers = dict[str, Callable[[], object]]
 
 
 def inputs(keys: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,7 +62,7 @@ def strips_of_bands(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -
         yield rows, scores.masked_fill_(percentiles.edges(scores, rule).outside(scores), -torch.inf)
 
 
-def finding(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -> Contestants:
+def finding(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -> Peers:
     """The implementations that find a band."""
 
     def selecting() -> None:
@@ -84,7 +84,7 @@ def finding(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -> Contes
     }
 
 
-def losses(anchors: Tensor, positives: Tensor, queue: Tensor, progress: float) -> Contestants:
+def losses(anchors: Tensor, positives: Tensor, queue: Tensor, progress: float) -> Peers:
     """The whole loss, forward and backward, with and without selection."""
     anchors = anchors.clone().requires_grad_()
     ring, plain = hn.ring_nce(temperature=TEMPERATURE, backend="tiled"), hn.moco(TEMPERATURE, backend="tiled")
@@ -118,13 +118,13 @@ def is_exact(anchors: Tensor, queue: Tensor, ring: tuple[float, float]) -> bool:
     return True
 
 
-def times(contestants: Contestants, turns: int) -> dict[str, list[float]]:
+def times(peers: Peers, turns: int) -> dict[str, list[float]]:
     """Milliseconds of each peer in each repetition."""
-    for run in contestants.values():
+    for run in peers.values():
         run()
-    found: dict[str, list[float]] = {name: [] for name in contestants}
+    found: dict[str, list[float]] = {name: [] for name in peers}
     for _ in range(turns):
-        for name, run in contestants.items():
+        for name, run in peers.items():
             begin = time.perf_counter()
             run()
             found[name].append(1000 * (time.perf_counter() - begin))

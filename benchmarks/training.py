@@ -164,15 +164,15 @@ def shown(row: dict[str, Any]) -> str:
     )
 
 
-def random_pictures(folder: str, number: int) -> str:
+def random_images(folder: str, number: int) -> str:
     """The path of a file of images with CIFAR-10's shape."""
-    chance = np.random.default_rng(0)
+    random = np.random.default_rng(0)
     path = Path(folder) / "random.npz"
     parts = {"train": number, "test": 100}
     arrays: dict[str, Any] = {}
     for part, size in parts.items():
-        arrays[f"{part}_images"] = chance.integers(0, 256, (size, 32, 32, 3), np.uint8)
-        arrays[f"{part}_labels"] = chance.integers(0, 10, size)
+        arrays[f"{part}_images"] = random.integers(0, 256, (size, 32, 32, 3), np.uint8)
+        arrays[f"{part}_labels"] = random.integers(0, 10, size)
     np.savez(path, **arrays)
     return str(path)
 
@@ -180,8 +180,8 @@ def random_pictures(folder: str, number: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="further settings of the recipe")
-    parser.add_argument("--data", help="CIFAR-10 as an .npz file; random pictures by default")
-    parser.add_argument("--pictures", type=int, default=50_000, help="how many random ones")
+    parser.add_argument("--data", help="CIFAR-10 as an .npz file; random images by default")
+    parser.add_argument("--pictures", type=int, default=50_000, help="number of random images")
     parser.add_argument("--epochs", type=int, default=3, help="that are timed, after two that are not")
     parser.add_argument("--batches", nargs="+", type=int, default=[256, 512])
     parser.add_argument("--modes", nargs="+", default=["reduce-overhead", "null"], help="of torch.compile")
@@ -196,7 +196,7 @@ def main() -> None:
         "rows": [],
     }
     with tempfile.TemporaryDirectory() as folder:
-        source = options.data or random_pictures(folder, options.pictures)
+        source = options.data or random_images(folder, options.pictures)
         train_set = load_images(source, "train")
         assert isinstance(train_set, ImageSet)
         print(HEAD)
