@@ -51,7 +51,7 @@ CROSS_CUTTING = {
     ".": {"children", "evidence", "layout", "locale", "package", "torchrun", "translations", "trust", "unpack_data",
           "without_float64"},
     "insight": {"page"},
-    "losses": {"degenerate", "errors", "limits", "numbers", "padded_positives", "second_derivatives"},
+    "losses": {"degenerate", "errors", "imports", "limits", "numbers", "padded_positives", "second_derivatives"},
     "losses/kernels": {"compiling", "fused", "fused_gpu", "kernels"},
     "memory": {"averaging", "processes"},
     "methods": {"graphs", "methods", "mistakes", "runs", "settings"},
