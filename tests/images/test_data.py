@@ -729,7 +729,7 @@ def test_an_empty_folder_and_an_unknown_file_are_refused(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"empty has no images: put .bmp, .*.webp files there"):
         load_images(tmp_path / "empty")
     (tmp_path / "set.tar").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"is a .tar file, which is not known: give 'digits'"):
+    with pytest.raises(ValueError, match=r"is a .tar file, which cannot be read: give 'digits'"):
         load_images(tmp_path / "set.tar")
 
 
@@ -742,10 +742,10 @@ def test_a_size_that_is_none_is_refused(size: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "kind", "remedy"),
     [
-        ("PIL", "folder", r'PIL is needed.*pip install "hardneg\[train\]"'),
-        ("pyarrow", "parquet", r'pyarrow is needed.*pip install "hardneg\[data\]"'),
-        ("datasets", "saved dataset", r'datasets is needed.*pip install "hardneg\[data\]"'),
-        ("sklearn", "digits", r'sklearn is needed.*pip install "hardneg\[train\]"'),
+        ("PIL", "folder", r'PIL is required.*pip install "hardneg\[train\]"'),
+        ("pyarrow", "parquet", r'pyarrow is required.*pip install "hardneg\[data\]"'),
+        ("datasets", "saved dataset", r'datasets is required.*pip install "hardneg\[data\]"'),
+        ("sklearn", "digits", r'sklearn is required.*pip install "hardneg\[train\]"'),
     ],
 )
 def test_a_missing_library_is_named_with_its_remedy(

@@ -238,3 +238,14 @@ def test_recipes_of_the_papers_train_on_color_images(name: str) -> None:
         assert math.isfinite(steps.step(module.train(), batch))
     made = settings.kind.views(settings.views, (3, 32, 32)).plain(images[:2])
     assert module.encoder.eval()(made).shape == (2, 256 if name == "cifar10-cmc" else 128)
+
+
+def test_views_without_optional_arguments_are_laid_out_channels_last_by_the_method() -> None:
+    def plain(images: Tensor, generator: torch.Generator, views: int = 2) -> Tensor:
+        return images.float().repeat(views, 1, 1, 1)
+
+    module = steps.made("simclr")
+    made = type(module)(module.encoder, module.head, module.objective, plain, lambda m: None, channels_last=True)
+    views = made.make_views(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), 4, torch.device("cpu"), 0)
+    assert views.shape == (8, 3, 8, 8)
+    assert views.is_contiguous(memory_format=torch.channels_last)

@@ -138,7 +138,7 @@ def test_the_positive_is_read_before_the_bank_is_updated(monkeypatch: pytest.Mon
 def test_cmc_compares_each_view_with_the_bank_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     module = steps.made("cmc", "memory.bank=0.0")
     assert isinstance(module, CMC)
-    first, second = (past.bank.rows.clone() for past in module._memories())
+    first, second = (memory.bank.rows.clone() for memory in module._memories())
     calls = recorded_calls(module, monkeypatch)
     steps.step(module, BATCHES[0])
     assert torch.equal(calls[0]["negatives"], second)

@@ -326,3 +326,9 @@ def test_the_json_schema_has_the_settings_of_each_method_and_no_others(schema: d
 def test_a_private_function_is_not_a_preset() -> None:
     with pytest.raises(ValueError, match=r"objective.preset='_with' is not known"):
         recipe.load({"objective": {"preset": "_with"}}).make_loss()
+
+
+def test_an_unknown_metric_is_an_error_before_training() -> None:
+    with pytest.raises(ValueError, match="metric='knm' is not known: did you mean 'knn'"):
+        recipe.load({}, ["evaluation.metrics=[knm]"])
+    assert recipe.load({}, ["evaluation.metrics=[knn, few_3]"]).evaluation.metrics == ("knn", "few_3")

@@ -55,7 +55,7 @@ def test_labels_of_the_test_set_change_no_weight_of_a_run_that_adapts(tmp_path: 
     supports = [line["objective"]["support"] for line in lines(tmp_path / "true")]
     assert supports[-1] < supports[0]
     assert readings == [line["validation_knn"] for line in lines(tmp_path / "true")][-5:]
-    assert true["past.bank.rows"].shape[0] == 1297 - 130
+    assert true["memory.bank.rows"].shape[0] == 1297 - 130
     stated = json.loads((tmp_path / "true" / "environment.json").read_text())["validation"]
     assert stated == {"samples": 130, "of": 1297, "seed": 3}
 
@@ -63,7 +63,7 @@ def test_labels_of_the_test_set_change_no_weight_of_a_run_that_adapts(tmp_path: 
 def test_a_run_that_adapts_to_nothing_keeps_the_full_training_set(tmp_path: Path) -> None:
     settings = recipe.load(recipe.find("digits-ir"), ["trainer.epochs=1"])
     run.train(settings, tmp_path / "run")
-    assert state(tmp_path / "run")["past.bank.rows"].shape[0] == 1297
+    assert state(tmp_path / "run")["memory.bank.rows"].shape[0] == 1297
     assert "validation" not in json.loads((tmp_path / "run" / "environment.json").read_text())
 
 
@@ -156,5 +156,5 @@ def test_data_without_two_labelled_classes_are_refused_before_training(tmp_path:
 def test_annealing_by_the_loss_needs_neither_kNN_nor_validation(tmp_path: Path) -> None:
     overrides = [*ADAPTIVE, "objective.anneal=loss", "trainer.knn_every=0", "trainer.epochs=3"]
     run.train(recipe.load(recipe.find("digits-ir"), overrides), tmp_path / "run")
-    assert state(tmp_path / "run")["past.bank.rows"].shape[0] == 1297
+    assert state(tmp_path / "run")["memory.bank.rows"].shape[0] == 1297
     assert float(state(tmp_path / "run")["objective._extra_state"][2]) < 1.0

@@ -1,5 +1,6 @@
 """The base of all methods: a LightningModule that makes views of a batch, computes its loss and updates its memory."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,6 +100,7 @@ class Method(L.LightningModule, ABC):
         super().__init__()
         self.encoder, self.head, self.objective = encoder, head, objective
         self.views, self.seed, self.channels_last = views, seed, channels_last
+        self._view_keywords = frozenset[str]() if views is None else _keywords(views)
         self._optimizer, self._rate = optimizer, rate
         self.clock = StepTimer()
         self.samples: ResidentSamples | None = None  # if the training set is held on the device
@@ -252,12 +254,19 @@ class Method(L.LightningModule, ABC):
         """Views of ``count`` samples as drawn at this step: all first views, then all second views."""
         if self.views is None:
             return samples
-        # Several processes take their part of the draws for the whole batch, so that their number changes nothing.
+        accepted = self._view_keywords
+        options: dict[str, Any] = {"channels_last": True} if self.channels_last and "channels_last" in accepted else {}
         processes = self.trainer.world_size if self._trainer is not None else 1
-        part = {} if processes == 1 else {"first": self.global_rank * count, "total": processes * count}
-        layout = {"channels_last": True} if self.channels_last else {}
-        generator = randomness.generator(device, self.seed, step)
-        return self.views(samples, generator, views=self.views_per_sample, **part, **layout)
+        counters = [self.seed, step]
+        if processes > 1 and "total" in accepted:
+            # Each process takes its part of the draws for the whole batch, so that their number changes nothing.
+            options |= {"first": self.global_rank * count, "total": processes * count}
+        elif processes > 1:
+            counters.append(self.global_rank)
+        views = self.views(samples, randomness.generator(device, *counters), views=self.views_per_sample, **options)
+        if self.channels_last and "channels_last" not in accepted:
+            views = views.contiguous(memory_format=torch.channels_last)
+        return views
 
     @torch.no_grad()
     def dry_run(self, samples: Any, index: Tensor, labels: Tensor | None) -> int:
@@ -295,3 +304,12 @@ class Method(L.LightningModule, ABC):
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
+
+
+def _keywords(views: Views) -> frozenset[str]:
+    """The optional arguments ``first``, ``total`` and ``channels_last`` that a function accepts."""
+    parameters = inspect.signature(views).parameters
+    optional = {"first", "total", "channels_last"}
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return frozenset(optional)
+    return frozenset(optional & parameters.keys())

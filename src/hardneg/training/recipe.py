@@ -15,6 +15,7 @@ from pydantic import Field, Tag, TypeAdapter, ValidationError, WithJsonSchema, c
 
 from hardneg import callables, checks, methods
 from hardneg import modality as modalities
+from hardneg.evaluation.metrics import get_metric
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.modality import DataSection, EncoderSection
@@ -196,6 +197,9 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
     except ValidationError as error:
         raise ValueError(explained(error, tree, (method, kind), models())) from error
     recipe.make_loss()  # a bad loss is an error now
+    for metric in recipe.evaluation.metrics or ():
+        if not callables.is_name(metric):
+            get_metric(metric)  # an unknown name is an error now
     return recipe
 
 
