@@ -18,7 +18,7 @@ class Division:
     Args:
         test: the source's name for its test part, or ``HELD_OUT``, ``NO_TEST`` (nothing has a label), ``FOLDS`` (tested
             by cross-validation over the whole set) or ``UNKNOWN``.
-        images: number of samples trained on.
+        samples: number of samples trained on.
         fingerprint: hash of these samples in their order, and of their labels.
         held_out: ids of the samples held out of the training part, ascending.
     """
@@ -29,7 +29,7 @@ class Division:
     UNKNOWN: ClassVar[str] = "unknown"
 
     test: str = UNKNOWN
-    images: int = 0
+    samples: int = 0
     fingerprint: str = ""
     held_out: tuple[int, ...] = ()
 
@@ -41,8 +41,8 @@ def read_division(file: Path) -> Division:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         read = Division(**{**found, "held_out": tuple(found["held_out"])})
-        names = (*TEST_PARTS, Division.HELD_OUT, Division.NO_TEST, Division.FOLDS)
-        valid = read.test in names and isinstance(read.images, int)
+        names = (*TEST_PARTS, Division.HELD_OUT, Division.NO_TEST, Division.FOLDS, Division.UNKNOWN)
+        valid = read.test in names and isinstance(read.samples, int)
         if not valid or not all(isinstance(number, int) and abs(number) <= 1 << 63 for number in read.held_out):
             raise ValueError("not the format that a run writes")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -54,9 +54,9 @@ def difference(recorded: Division, now: Division) -> str:
     """A description of the change between two divisions, as the end of a sentence; empty if they are equal."""
     if recorded.test == Division.UNKNOWN or recorded.fingerprint == now.fingerprint:
         return ""
-    change = f"{recorded.images} training samples then, {now.images} now"
-    if recorded.images == now.images:
-        change = f"{now.images} training samples as then, but other samples, another order or other labels"
+    change = f"{recorded.samples} training samples then, {now.samples} now"
+    if recorded.samples == now.samples:
+        change = f"{now.samples} training samples as then, but other samples, another order or other labels"
     return f"has changed since the run was trained ({change})"
 
 

@@ -105,8 +105,12 @@ def export_run(
 
     checks.choice("format", format, tuple(SUFFIXES))
     loaded = load_run(run, trust=trust)
-    if loaded.prepare is None:
-        raise ValueError(f"{run} trained a graph encoder, which no format here can hold: use its encoder.safetensors")
+    example = loaded.settings.kind.example(loaded.shape, loaded.views)
+    if example is None:
+        raise ValueError(
+            f"{run} trained an encoder of {loaded.settings.modality}, which no format here can hold: use its "
+            "encoder.safetensors"
+        )
     file = Path(run) / "exported" if to is None else Path(to)
     if file.resolve() == (Path(run) / run_folder.ENCODER).resolve():
         raise ValueError(f"to={str(file)!r} is the run's own file, which marks it as finished: choose another name")
@@ -116,7 +120,6 @@ def export_run(
         "mean": json.dumps(list(getattr(loaded.views, "mean", None) or [0.0] * channels)),
         "std": json.dumps(list(getattr(loaded.views, "std", None) or [1.0] * channels)),
     }
-    example = loaded.prepare(torch.zeros(1, *loaded.shape, dtype=torch.uint8))
     return _export(loaded.encoder, example, file, format, info, TOLERANCE)
 
 

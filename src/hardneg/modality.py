@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hardneg import callables
 from hardneg.division import Division
-from hardneg.section import Section
+from hardneg.recipe_section import Count, CountOrZero, Section
 
 if TYPE_CHECKING:
     from hardneg.evaluation import EvaluationResult, Metric
@@ -68,6 +68,17 @@ class EncoderSection(Section):
     """A name, or ``package.module:callable``, which returns a torch.nn.Module."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the encoder."""
+
+
+class ProjectedEncoderSection(EncoderSection):
+    """An encoder with a projection head, which most methods train."""
+
+    hidden: CountOrZero = 512
+    """Hidden units of the projection head; 0 makes it linear."""
+    outputs: Count = 128
+    """Dimension of the embeddings."""
+    norm: bool = True
+    """Batch-norm in the head."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +182,10 @@ class Modality(ABC):
     @abstractmethod
     def thumbnail(self, samples: Any, index: int) -> Tensor:
         """One sample as an image (C, H, W) uint8."""
+
+    def example(self, shape: tuple[int, ...], views: Any) -> Tensor | None:
+        """A batch of one sample as the encoder takes it, for export; None if it is no tensor."""
+        return None
 
     @abstractmethod
     def resident(self, samples: Any) -> ResidentSamples | None:

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from hardneg.division import Division
 from hardneg.images import ImageSet, StreamedImages, load_images, load_split
-from hardneg.images.sources import UndividedWarning, UnknownSplitError
+from hardneg.images.split_names import UndividedWarning, UnknownSplitError
 
 TRAIN = np.random.default_rng(0).integers(0, 256, (20, 6, 5), dtype=np.uint8)  # gray
 TEST = np.random.default_rng(1).integers(0, 256, (8, 6, 5), dtype=np.uint8)

@@ -55,7 +55,7 @@ def make_run(
                     "negative_score": 0.25 + 0.9 * fall + 0.02 * one,
                 },
                 "seconds": {"data": 0.004, "augmentation": 0.05 + 0.004 * abs(two), "network": 0.12 + 0.002 * kind},
-                "images_per_second": round(7000 + 100 * three, 1),
+                "samples_per_second": round(7000 + 100 * three, 1),
             }
             if epoch % 20 == 0:
                 line["knn"] = accuracy - 0.1 * fall + 0.004 * four

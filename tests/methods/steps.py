@@ -57,7 +57,7 @@ def step(module: Method, index: Tensor, rate: float = 0.1) -> float:
                 weight.sub_(rate * weight.grad)
     assert isinstance(module._trainer, FakeTrainer)
     module._trainer.global_step += 1
-    module.remember()
+    module.update_memory()
     return value.item()
 
 

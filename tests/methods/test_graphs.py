@@ -190,7 +190,7 @@ def test_embeddings_of_a_batch_are_kept_until_the_memory_update(kind: str) -> No
     assert module.noted[0].tolist() == [3, 1, 20]
     noted = module.noted[1]
     assert module.diagnostics()["support"] == 2
-    module.remember()
+    module.update_memory()
     assert_close(module.recent[index], nn.functional.normalize(noted))
 
 

@@ -65,7 +65,7 @@ def test_overwriting_the_queue_before_the_backward_pass_raises(backend: str) -> 
     for batch in BATCHES:
         steps.step(module, batch)
     loss = steps.loss(module, BATCHES[0])
-    module.remember()
+    module.update_memory()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -75,7 +75,7 @@ def test_overwriting_the_queue_before_the_backward_pass_raises(backend: str) -> 
 def test_overwriting_the_bank_before_the_backward_pass_raises(name: str, backend: str) -> None:
     module = steps.made(name, "memory.clusters=4", "memory.cluster_after=0", f"objective.backend={backend}")
     loss = steps.loss(module, BATCHES[0])
-    module.remember()
+    module.update_memory()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -94,7 +94,7 @@ def test_a_second_memory_update_of_one_batch_changes_nothing() -> None:
     module = moco()
     steps.step(module, BATCHES[0])
     queue, slow = module.queue.keys.clone(), [weight.clone() for weight in module.key_encoder.parameters()]
-    module.remember()
+    module.update_memory()
     assert torch.equal(module.queue.keys, queue)
     for before, weight in zip(slow, module.key_encoder.parameters(), strict=True):
         assert torch.equal(before, weight)

@@ -16,8 +16,9 @@ from hardneg.graphs.gin import GIN
 from hardneg.graphs.thumbnails import draw
 from hardneg.graphs.views import GraphViews
 from hardneg.modality import GIVEN, DataSection, EncoderSection, EvaluationRequest, Modality, ViewsSection
-from hardneg.section import Section
+from hardneg.recipe_section import Section
 
+ENCODERS: dict[str, Callable[..., nn.Module]] = {"gin": GIN}  # called with the number of node features
 TU = "tu:"  # prefix of the sets of the TU collection
 
 
@@ -104,9 +105,9 @@ class Graphs(Modality):
         return 0  # graphs differ in size
 
     def encoder(self, encoder: Any, shape: tuple[int, ...]) -> nn.Module:
-        checks.choice("encoder.name", encoder.name, ("gin",))
+        checks.choice("encoder.name", encoder.name, tuple(ENCODERS))
         try:
-            return GIN(shape[0], **encoder.options)
+            return ENCODERS[encoder.name](shape[0], **encoder.options)
         except TypeError as error:
             raise ValueError(f"encoder.options: {error}") from error
 

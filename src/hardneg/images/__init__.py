@@ -2,7 +2,7 @@
 
 from hardneg.images.data import load_images
 from hardneg.images.image_set import ImageSet, StreamedImages
-from hardneg.images.sources import UndividedWarning
+from hardneg.images.split_names import UndividedWarning
 from hardneg.images.splits import load_split
 
 __all__ = ["ImageSet", "StreamedImages", "UndividedWarning", "load_images", "load_split"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.extras import required
 from hardneg.images.image_set import ImageSet
-from hardneg.images.sources import called_name, number_names, unknown_split, warn_if_whole
+from hardneg.images.split_names import called_name, number_names, unknown_split, warn_if_whole
 
 
 def digits(split: str) -> ImageSet:

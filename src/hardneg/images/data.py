@@ -12,7 +12,7 @@ from hardneg import checks
 from hardneg.images import arrays, folders, tables
 from hardneg.images.image_set import Broken, ImageSet, StreamedImages, content_id, decode_all, fit, survey
 from hardneg.images.objects import from_object
-from hardneg.images.sources import Found, described, warn_if_whole
+from hardneg.images.split_names import Found, described, warn_if_whole
 
 _KINDS = (
     "'digits', 'hf:NAME', an .npz, .parquet or .arrow file, an image folder, a folder of parquet or a saved dataset"

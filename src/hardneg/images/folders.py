@@ -10,7 +10,7 @@ from typing import BinaryIO
 import torch
 
 from hardneg import checks
-from hardneg.images.sources import Found, called_name, is_split, unknown_split, warn_if_whole
+from hardneg.images.split_names import Found, called_name, is_split, unknown_split, warn_if_whole
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 

@@ -17,8 +17,8 @@ from hardneg.images.features import extract_all, labelled
 from hardneg.images.image_set import ImageSet, StreamedImages
 from hardneg.images.splits import comparable, load_split
 from hardneg.images.views import ImageViews, moco_views, simclr_views
-from hardneg.modality import GIVEN, DataSection, EncoderSection, EvaluationRequest, Modality, ViewsSection
-from hardneg.section import Count, CountOrZero, Section
+from hardneg.modality import GIVEN, DataSection, EvaluationRequest, Modality, ProjectedEncoderSection, ViewsSection
+from hardneg.recipe_section import Count, CountOrZero, Section
 
 ImageSamples = ImageSet | StreamedImages
 PRESETS: dict[str, Callable[..., ImageViews]] = {"simclr": simclr_views, "moco": moco_views}
@@ -42,17 +42,11 @@ class ImageViewsSection(ViewsSection):
     """``simclr``, ``moco``, or ``package.module:callable``, which is called with ``size`` and the options."""
 
 
-class ImageEncoder(EncoderSection):
+class ImageEncoder(ProjectedEncoderSection):
     """An image encoder and its projection head."""
 
     name: str = "tiny"
     """``tiny``, ``resnet18``, ``resnet34``, ``resnet50``, or ``package.module:callable``."""
-    hidden: CountOrZero = 512
-    """Hidden units of the projection head; 0 makes it linear."""
-    outputs: Count = 128
-    """Dimension of the embeddings."""
-    norm: bool = True
-    """Batch-norm in the head."""
 
 
 class ImageTrainerOptions(Section):
@@ -178,6 +172,12 @@ class Images(Modality):
     def thumbnail(self, samples: Any, index: int) -> Tensor:
         image: Tensor = samples[index][1]
         return image
+
+    def example(self, shape: tuple[int, ...], views: Any) -> Tensor | None:
+        prepare = getattr(views, "plain", None)
+        image = torch.zeros(1, *shape, dtype=torch.uint8)
+        found: Tensor | None = None if prepare is None else prepare(image)
+        return found
 
     def resident(self, samples: Any) -> ImageSet | None:
         return samples if isinstance(samples, ImageSet) else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.images.arrays import channels_first
 from hardneg.images.image_set import ImageSet, StreamedImages
-from hardneg.images.sources import Found, called_name, number_names, unknown_split, warn_if_whole
+from hardneg.images.split_names import Found, called_name, number_names, unknown_split, warn_if_whole
 from hardneg.images.tables import from_dataset
 
 KINDS = (

@@ -11,7 +11,7 @@ from torch import Tensor
 from hardneg.division import TEST_PARTS, Division, difference, fingerprint
 from hardneg.images.data import find, load_images
 from hardneg.images.image_set import ImageSet, StreamedImages
-from hardneg.images.sources import UndividedWarning, UnknownSplitError, described
+from hardneg.images.split_names import UndividedWarning, UnknownSplitError, described
 
 HELD_OUT = 0.2  # of each class of a source that has no labelled test part
 _NO_SPLIT = "?"  # a split that no source has

@@ -18,7 +18,7 @@ from hardneg import checks
 from hardneg.extras import required
 from hardneg.images.arrays import channels_first
 from hardneg.images.image_set import ImageSet
-from hardneg.images.sources import (
+from hardneg.images.split_names import (
     Found,
     UnknownSplitError,
     called_name,

@@ -79,7 +79,7 @@ class CMC(Method):
     def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         first_memory, second_memory = self._memories()
         first, second = self.head.both(*self.encoder.both(views))  # (B, d) each
-        self.note(index, first)
+        self.record_embeddings(index, first)
         self._second = second.detach()
         terms = self.label_arguments(labels, None if labels is None else self.known_labels())
         loss: Tensor = views.new_zeros(())
@@ -88,13 +88,13 @@ class CMC(Method):
             loss = loss + self.objective(z, **memory.loss_arguments(index, self.step), **terms)
         return loss
 
-    def remember(self) -> None:
+    def update_memory(self) -> None:
         if self.noted is not None and self._second is not None:
             first_memory, second_memory = self._memories()
             first_memory.bank.update(*self.noted)
             second_memory.bank.update(self.noted[0], self._second)
             self._second = None
-        super().remember()
+        super().update_memory()
 
     def networks(self) -> list[nn.Module]:
         return [self.encoder.first, self.encoder.second, self.head.first, self.head.second]

@@ -6,7 +6,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from hardneg.graphs.data import GraphSet
 from hardneg.graphs.gin import Discriminator
 from hardneg.losses.jsd import JSD
 from hardneg.methods.graphcl import GraphBatches
@@ -64,7 +63,7 @@ class InfoGraph(GraphBatches, Method):
         nodes = self.encoder.nodes(views)  # type: ignore[operator]  # (n, features)
         pooled = self.encoder.pool(nodes, views)  # type: ignore[operator]  # (B, features)
         graphs = self.head(pooled)
-        self.note(index, pooled)  # the representation that is evaluated; heads give no unit vectors either
+        self.record_embeddings(index, pooled)  # the representation that is evaluated; heads give no unit vectors either
         graph_of_node, counts = views.batch, None
         if (first_equivalent := getattr(views, "equivalent_index", None)) is not None:
             # Equivalent nodes have one embedding and one loss for all weights, so one of them stands for all.
@@ -76,8 +75,7 @@ class InfoGraph(GraphBatches, Method):
         return loss
 
     def look_up(self, index: Tensor) -> Any:
-        graphs = self.resident()
-        assert isinstance(graphs, GraphSet)
+        graphs: Any = self.resident()  # a GraphSet
         return graphs.batch(index, hops=getattr(self.encoder, "hops", None))
 
     def networks(self) -> list[nn.Module]:

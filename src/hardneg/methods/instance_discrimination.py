@@ -8,7 +8,7 @@ from hardneg import randomness
 from hardneg.memory import Clusters, MemoryBank
 from hardneg.memory.clustered_bank import ClusteredBank
 from hardneg.methods.method import Method, Plan
-from hardneg.section import Count, CountOrZero, Fraction, Section
+from hardneg.recipe_section import Count, CountOrZero, Fraction, Section
 
 
 class BankSettings(Section):
@@ -67,7 +67,7 @@ class InstanceDiscrimination(Method):
     def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         self.memory.refresh(self.step)
         z = self.head(self.encoder(views))  # (B, d)
-        self.note(index, z)
+        self.record_embeddings(index, z)
         return self.compared(z, index, labels)
 
     def compared(self, z: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
@@ -78,10 +78,10 @@ class InstanceDiscrimination(Method):
         )
         return loss
 
-    def remember(self) -> None:
+    def update_memory(self) -> None:
         if self.noted is not None:
             self.memory.bank.update(*self.noted)
-        super().remember()
+        super().update_memory()
 
 
 def make_bank(plan: Plan, view: int = 0) -> ClusteredBank:

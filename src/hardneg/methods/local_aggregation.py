@@ -9,7 +9,7 @@ from hardneg import distributed
 from hardneg.losses.local_aggregation import Form, LocalAggregation
 from hardneg.methods.instance_discrimination import BankSettings, InstanceDiscrimination, make_bank
 from hardneg.methods.method import Plan
-from hardneg.section import Count
+from hardneg.recipe_section import Count
 
 
 class LocalAggregationSettings(BankSettings):

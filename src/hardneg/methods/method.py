@@ -15,8 +15,8 @@ from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.memory import MemoryBank
 from hardneg.methods.step_timer import StepTimer
-from hardneg.modality import EncoderSection, Modality, ResidentSamples, make_encoder
-from hardneg.section import Section
+from hardneg.modality import EncoderSection, Modality, ProjectedEncoderSection, ResidentSamples, make_encoder
+from hardneg.recipe_section import Section
 
 # (samples, generator, views=2) → all first views, then all second views; with several processes also first= and total=,
 # and channels_last=True where the network wants that layout
@@ -52,6 +52,8 @@ class Plan:
 
     def make_head(self, encoder: nn.Module, shape: tuple[int, ...] | None = None) -> nn.Module:
         """The projection head that the encoder's section describes."""
+        if not isinstance(self.encoder, ProjectedEncoderSection):
+            raise ValueError(f"method needs a projection head, which encoders of {self.modality.name} do not have")
         width = self.modality.feature_size(encoder, self.shape if shape is None else shape)
         return heads.head(width, self.encoder.hidden, self.encoder.outputs, self.encoder.norm)
 
@@ -151,18 +153,18 @@ class Method(L.LightningModule, ABC):
         the training set · labels: (B,) if the objective uses them
         """
 
-    def note(self, index: Tensor, embeddings: Tensor) -> None:
+    def record_embeddings(self, index: Tensor, embeddings: Tensor) -> None:
         """Keep the embeddings (B, d) of a batch for the memory update and the metrics."""
         self.noted = (index, embeddings.detach())
 
-    def remember(self) -> None:
+    def update_memory(self) -> None:
         """Update the memory from the last batch. Called after its backward pass; a second call changes nothing."""
         if self.recent is not None and self.noted is not None:
             self.recent.update(*self.noted)
         self.noted = None
 
     def diagnostics(self) -> dict[str, float]:
-        """Diagnostics of the negatives of the last batch; called before `remember`."""
+        """Diagnostics of the negatives of the last batch; called before `update_memory`."""
         return self.objective.diagnostics()
 
     def networks(self) -> list[nn.Module]:
@@ -238,7 +240,7 @@ class Method(L.LightningModule, ABC):
         return self.samples
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.remember()
+        self.update_memory()
 
     @property
     def step(self) -> int:

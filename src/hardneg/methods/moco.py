@@ -10,7 +10,7 @@ from hardneg.memory import Queue
 from hardneg.methods.method import Method, Plan
 from hardneg.methods.momentum import follow, momentum_copy
 from hardneg.methods.split_norm import split_norms
-from hardneg.section import Count, Fraction, Section
+from hardneg.recipe_section import Count, Fraction, Section
 
 SHUFFLE = 1  # counter of the draws that shuffle keys
 
@@ -75,7 +75,7 @@ class MoCo(Method):
     def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         first, second = views.chunk(2)
         queries, keys = self.head(self.encoder(first)), self.keys(second)  # (B, d) each
-        self.note(index, queries)
+        self.record_embeddings(index, queries)
         self._new_keys = keys, index, labels
         loss: Tensor = self.objective(
             queries,
@@ -86,8 +86,8 @@ class MoCo(Method):
         )
         return loss
 
-    def remember(self) -> None:
-        super().remember()
+    def update_memory(self) -> None:
+        super().update_memory()
         if self._new_keys is not None:
             keys, index, labels = self._new_keys
             self._new_keys = None

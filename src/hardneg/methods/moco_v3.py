@@ -11,7 +11,7 @@ from hardneg.losses.schedules import value
 from hardneg.losses.temperature import Learnable
 from hardneg.methods.method import Method, Plan
 from hardneg.methods.momentum import follow, momentum_copy
-from hardneg.section import Fraction, Section
+from hardneg.recipe_section import Fraction, Section
 
 
 class MoCoV3Settings(Section):
@@ -61,17 +61,17 @@ class MoCoV3(Method):
         first, second = self.predictor(self.head(self.encoder(views))).chunk(2)  # (B, d) each
         with torch.no_grad():
             first_keys, second_keys = self.key_head(self.key_encoder(views)).chunk(2)
-        self.note(index, first)
+        self.record_embeddings(index, first)
         by_label = self.label_arguments(labels)
         loss: Tensor = self.objective(first, second_keys, **by_label) + self.objective(second, first_keys, **by_label)
         return 2 * self._temperature() * loss
 
-    def remember(self) -> None:
+    def update_memory(self) -> None:
         if self.noted is not None:
             momentum = annealed(self.momentum, self.progress)
             follow(self.key_encoder, self.encoder, momentum)
             follow(self.key_head, self.head, momentum)
-        super().remember()
+        super().update_memory()
 
     def networks(self) -> list[nn.Module]:
         return [*super().networks(), self.predictor, self.key_encoder, self.key_head]

@@ -19,7 +19,7 @@ from hardneg.evaluation.metrics import get_metric
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.modality import DataSection, EncoderSection
-from hardneg.section import Count, CountOrZero, Counts, Names, NotNegative, Positive, Section
+from hardneg.recipe_section import Count, CountOrZero, Counts, Names, NotNegative, Positive, Section
 from hardneg.training import objectives, yaml_files
 from hardneg.training.recipe_errors import explained, hint
 
@@ -89,7 +89,7 @@ class Evaluation(Section):
     """How the trained encoder is evaluated."""
 
     metrics: Names | None = None
-    """Names of metrics, or ``package.module:callable``; by default all that fit the modality."""
+    """Names of metrics, or ``package.module:callable``; by default those of the modality."""
 
 
 class NoSettings(Section):
@@ -229,7 +229,7 @@ def _method_and_modality(tree: Mapping[str, Any]) -> tuple[str, str]:
         fitting = [name for name in methods.METHODS if kind in methods.get(name).modalities]
         raise ValueError(
             f"method={method} trains on {' or '.join(allowed)}, and data.source={source} are {kind}: "
-            f"use one of {', '.join(fitting)}"
+            + (f"use one of {', '.join(fitting)}" if fitting else "no method trains on them")
         )
     return method, kind
 

@@ -19,7 +19,7 @@ from torch import nn
 from hardneg.division import Division, difference, read_division
 from hardneg.losses.infonce import InfoNCE
 from hardneg.methods.method import Method
-from hardneg.training import build, engine, recipe, run_folder, run_state, validation
+from hardneg.training import build, engine, recipe, run_folder, run_state, validation_split
 from hardneg.training.batches import Batches, sampler
 from hardneg.training.recipe import Recipe
 
@@ -91,7 +91,7 @@ def train(
     division = whole.division or Division()
     if resume:
         check_division(settings, folder, division)
-    train_set, held_out = validation.divide(settings, whole)
+    train_set, held_out = validation_split.divide(settings, whole)
     shape = settings.kind.shape(train_set)
     try:
         module = build.method(settings, train_set, trainer.world_size, given)
@@ -115,7 +115,7 @@ def train(
     loader = build.loader(batches, train_set, settings)
     if loader is batches:  # the workers of any other loader need indices on the CPU
         batches.device = trainer.strategy.root_device
-    stated = validation.stated(settings, train_set, held_out)
+    stated = validation_split.stated(settings, train_set, held_out)
     if resume:
         run_state.check_recorded(folder, stated)
         point = run_state.resume_point(folder, settings, module, ours.stateful, batches, epochs)

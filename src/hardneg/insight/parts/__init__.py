@@ -7,7 +7,7 @@ from hardneg.insight.parts.curves import curves
 from hardneg.insight.parts.gallery import gallery
 from hardneg.insight.parts.histograms import histograms
 from hardneg.insight.parts.metric_table import metric_table
-from hardneg.insight.parts.plane import projection
+from hardneg.insight.parts.projection import projection
 from hardneg.insight.parts.provenance import provenance
 from hardneg.insight.parts.step_time import step_time
 

@@ -81,5 +81,5 @@ def _run_step(run: Run) -> dict[str, float]:
 
 def _speed(group: Group) -> float | None:
     lines: list[dict[str, Any]] = [line for run in group.runs for line in run.metrics[1:] or run.metrics]
-    speeds = [line["images_per_second"] for line in lines if is_number(line.get("images_per_second"))]
+    speeds = [line["samples_per_second"] for line in lines if is_number(line.get("samples_per_second"))]
     return statistics.median(speeds) if speeds else None

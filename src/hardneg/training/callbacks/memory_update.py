@@ -17,4 +17,4 @@ class MemoryUpdate(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Method)
-        pl_module.remember()
+        pl_module.update_memory()

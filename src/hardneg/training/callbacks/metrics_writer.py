@@ -80,7 +80,7 @@ class MetricsWriter(L.Callback):
             "loss": float(self.losses) / self.batches,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
             "seconds": {name: round(spent, 6) for name, spent in seconds.items()},
-            "images_per_second": round(measured / max(sum(seconds.values()), 1e-9), 1),
+            "samples_per_second": round(measured / max(sum(seconds.values()), 1e-9), 1),
         }
         for source in self.sources:
             line |= source.epoch_metrics

@@ -79,4 +79,4 @@ class Bar(L.Callback):
             return ""
         self._knn = line.get("knn", self._knn)
         accuracy = [] if self._knn is None else [f"kNN {100 * self._knn:.1f} %"]
-        return " · ".join([f"loss {line['loss']:.3f}", *accuracy, f"{line['images_per_second']:,.0f} img/s"])
+        return " · ".join([f"loss {line['loss']:.3f}", *accuracy, f"{line['samples_per_second']:,.0f} samples/s"])

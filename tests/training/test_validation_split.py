@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg.images import ImageSet, StreamedImages, load_images
-from hardneg.training import build, recipe, run, validation
+from hardneg.training import build, recipe, run, validation_split
 
 RING = ["objective={preset: ring_nce, temperature: 0.2, lower: 0.5, upper: 0.9, anneal: accuracy}"]
 ADAPTIVE = [*RING, "trainer.epochs=6", "trainer.knn_every=1"]
@@ -72,7 +72,7 @@ def test_the_validation_part_is_a_tenth_of_every_class_and_follows_the_seed() ->
     train_set = build.data(settings)
     assert isinstance(train_set, ImageSet)
     assert train_set.labels is not None
-    rest, held = validation.divide(settings, train_set)
+    rest, held = validation_split.divide(settings, train_set)
     assert held is not None
     assert len(rest) + len(held) == len(train_set)
     shares = torch.bincount(held.labels) / torch.bincount(train_set.labels)
@@ -86,8 +86,8 @@ def test_the_validation_part_is_a_tenth_of_every_class_and_follows_the_seed() ->
     assert found == sorted(
         (int(label), image.numpy().tobytes()) for label, image in zip(train_set.labels, train_set.images, strict=True)
     )
-    again = validation.divide(settings, train_set)[1]
-    other = validation.divide(settings.model_copy(update={"seed": 1}), train_set)[1]
+    again = validation_split.divide(settings, train_set)[1]
+    other = validation_split.divide(settings.model_copy(update={"seed": 1}), train_set)[1]
     assert again is not None
     assert other is not None
     assert torch.equal(again.images, held.images)
@@ -106,7 +106,7 @@ def test_a_streamed_training_set_is_divided_as_one_in_memory(tmp_path: Path) -> 
     streamed, resident = (load_images(source, "train", labels=True, in_memory=most) for most in (0, 2**30))
     assert isinstance(streamed, StreamedImages)
     for stream, images in zip(
-        validation.divide(settings, streamed), validation.divide(settings, resident), strict=True
+        validation_split.divide(settings, streamed), validation_split.divide(settings, resident), strict=True
     ):
         assert isinstance(stream, StreamedImages)
         assert isinstance(images, ImageSet)
