@@ -78,17 +78,17 @@ class Compiled:
         or floats, and on the constants, which come last. None for any other argument.
         """
         signature = values.copy()
-        for place in range(self.constants):
-            value = values[place]
+        for position in range(self.constants):
+            value = values[position]
             if value is None or type(value) is int:
                 continue
             if isinstance(value, Tensor):
-                address = values[place] = value.data_ptr()
-                signature[place] = value.dtype if address % 16 == 0 else (value.dtype,)
+                address = values[position] = value.data_ptr()
+                signature[position] = value.dtype if address % 16 == 0 else (value.dtype,)
             elif type(value) is float:
-                signature[place] = float
+                signature[position] = float
             elif TensorDescriptor is not None and type(value) is TensorDescriptor:
-                signature[place] = (value.base.dtype, *value.block_shape)
+                signature[position] = (value.base.dtype, *value.block_shape)
             else:
                 return None
         return signature

@@ -1,5 +1,4 @@
-"""The whole loss of a paired batch, from embeddings to a number, in a few launches: small batches are bound by the
-host.
+"""The whole loss of a paired batch in a few launches, because small batches are bound by the host.
 
 It covers the most common cases: NT-Xent, DCL and HCL over both views of the batch of one process (six launches),
 between two towers in one direction or in both, or over a queue or bank, with bands, schedules and a learnable
@@ -92,7 +91,7 @@ class PairedLoss(torch.autograd.Function):
     """Loss of a paired batch as one autograd function: (), or (A,) if not reduced.
 
     z1, z2: (B, d). Candidates are both views of all other pairs, or only the other view (A = 2B); for anchors z1 alone
-    (A = B) all z2 but their own, or negatives (N, d).
+    (A = B) all z2 except their own, or negatives (N, d).
 
     plain: the same loss of z1, z2, negatives and scale by PyTorch operations, for second derivatives
 

@@ -1,6 +1,6 @@
 """Triton kernels that find the edges of percentile bands that `percentile_edges` did not find: collect, bisect.
 
-Both return at once if they are not needed. Atomics add integers only: counts, which do not depend on the order, and
+Both return immediately if they are not needed. Atomics add integers only: counts, which do not depend on the order, and
 positions in a list whose order no result depends on.
 """
 
@@ -41,7 +41,8 @@ def collect(
 ):  # fmt: skip
     """The same as `list_candidates` for anchors with a full list: one list for all parts, and ties separated by cuts.
 
-    Without such an anchor it returns at once. list_: (anchors − base, capacity) · for one part of ``span`` candidates
+    Returns immediately if there is no such anchor. list_: (anchors − base, capacity), for one part of ``span``
+    candidates
     """
     tl.static_assert(INNER_BLOCK <= CUT_MULTIPLE)
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
@@ -94,8 +95,8 @@ def bisect(
 ):  # fmt: skip
     """The edges that are not in the lists, by bisection of the scores and then of the indices, with one pass per step.
 
-    Fifty times the work of another kernel, for the rare anchor with an unrepresentative sample; without one it returns
-    at once.
+    Fifty times the work of another kernel, for the rare anchor with an unrepresentative sample; returns immediately if
+    there is none.
     """
     row, edge = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)

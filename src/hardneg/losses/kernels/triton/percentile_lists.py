@@ -129,7 +129,7 @@ def bracket(
     sample_, pivot_, cut_, counters, size, low_share, high_share, spread,
     STEP: tl.constexpr, SIZE: tl.constexpr, OPEN: tl.constexpr,
 ):  # fmt: skip
-    """The pivots of an anchor between which the edges of its band lie, from the ranks of a sample.
+    """The pivots of an anchor that enclose the edges of its band, from the ranks of a sample.
 
     Of pivots 0 … 3 the first two enclose the lower edge, the last two the upper one; a candidate is below a pivot if
     its score is lower than ``pivot``, or equal and its index lower than ``cut``. Cuts are multiples of CUT_MULTIPLE:
@@ -158,7 +158,7 @@ def bracket(
         # The binomial distribution of a sampled rank is skewed to the middle; spread²/6 corrects for it (Cornish,
         # Fisher).
         margin = spread * tl.sqrt(eligible * share * (1 - share)) + spread * spread / 6
-        # A pivot may lie a little further out if that saves rounds.
+        # A pivot may be a little further out if that saves rounds.
         slack = (margin / 8).to(tl.int32)
         lower = tl.floor(share * eligible - margin).to(tl.int32)
         upper = tl.ceil(share * eligible + margin).to(tl.int32)
@@ -238,7 +238,7 @@ def list_candidates(
     PRECISION: tl.constexpr, PARTS: tl.constexpr, COUNTED: tl.constexpr, SUMMED: tl.constexpr, KIND: tl.constexpr,
     OPEN: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """Lists the candidates of one part that lie between the pivots of an edge, and counts the others.
+    """Lists the candidates of one part that are between the pivots of an edge, and counts the others.
 
     Candidates are interleaved between the parts so that the lists have about equal length, also if similar candidates
     are adjacent. list_: (anchors − base, PARTS, capacity) int64, the bits of a score above its position in the part ·

@@ -1,7 +1,6 @@
-"""Row-wise operations around the fused sums, each in one launch: normalization of the embeddings, and the losses of
-anchors.
+"""Row-wise operations around the fused sums, each in one launch: normalization of embeddings, and losses of anchors.
 
-In small batches a GPU waits for the host, and with PyTorch operations these would be a hundred launches.
+Small batches are bound by the host, and with PyTorch operations these would be a hundred launches.
 """
 
 # Arguments of Triton kernels have no types that mypy knows.
@@ -99,7 +98,7 @@ def normalize_backward(
     first, inverse_norm, _ = unit_rows(z1, i, rows, width, stride1, smallest, WIDTH)
     grad = tl.load(for_out + place, mask=inside, other=0.0)
     if PAIRED:
-        second, shrink2, _ = unit_rows(z2, i, rows, width, stride2, smallest, WIDTH)
+        second, inverse_norm2, _ = unit_rows(z2, i, rows, width, stride2, smallest, WIDTH)
         grad2 = tl.zeros((ROWS, WIDTH), tl.float32)
         if SECOND:
             grad2 += tl.load(for_out + (tl.full((), 0, tl.int64) + rows) * width + place, mask=inside, other=0.0)
@@ -109,7 +108,7 @@ def normalize_backward(
                 coefficient += tl.load(for_similarity + rows + i, mask=i < rows, other=0.0)
             grad += coefficient[:, None] * rounded(second, ROUNDING)
             grad2 += coefficient[:, None] * rounded(first, ROUNDING)
-        grad2 = (grad2 - second * tl.sum(second * grad2, axis=1)[:, None]) * (shrink2 * gradient_scale)[:, None]
+        grad2 = (grad2 - second * tl.sum(second * grad2, axis=1)[:, None]) * (inverse_norm2 * gradient_scale)[:, None]
         tl.store(d2 + place, grad2.to(d2.dtype.element_ty), mask=inside)
     grad = (grad - first * tl.sum(first * grad, axis=1)[:, None]) * (inverse_norm * gradient_scale)[:, None]
     tl.store(d1 + place, grad.to(d1.dtype.element_ty), mask=inside)
