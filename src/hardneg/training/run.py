@@ -1,7 +1,7 @@
-"""Runs: a folder with a recipe, its metrics and checkpoints, that can be killed at any moment and goes on exactly.
+"""Runs: a folder with a recipe, its metrics and checkpoints; a run can be killed at any time and resumes exactly.
 
-Every draw is a function of (seed, step), so a checkpoint needs no random state: weights, optimiser and the number of
-steps done say it all.
+Every draw is a function of (seed, step), so a checkpoint needs no random state: it holds the weights, the optimizer
+state and the number of steps done.
 """
 
 import os
@@ -57,8 +57,8 @@ def train(
         resume: continue from the folder's last checkpoint
         callbacks: Lightning callbacks of your own
         loggers: Lightning loggers of your own; they get the numbers of ``metrics.jsonl``, once per epoch
-        epochs: when resuming, train to this many epochs instead of the recipe's; schedules and the learning rate follow
-            the new length from then on. A finished run continues
+        epochs: when resuming, the total number of epochs instead of the recipe's; schedules and the learning rate use
+            the new number from then on. A finished run continues
         trust: when resuming, allow code that the folder names as ``module:callable``; ``settings`` are trusted
         data: samples to train on instead of ``data.source``: a set, a mapping from split to set, or a function of the
             split
@@ -96,7 +96,7 @@ def train(
     try:
         module = build.method(settings, train_set, trainer.world_size, given)
     except (RuntimeError, MemoryError, OverflowError) as error:
-        raise ValueError(f"the networks and the memory of this recipe cannot be made: {error}") from error
+        raise ValueError(f"the networks and the memory of this recipe cannot be created: {error}") from error
     engine.check_method(settings, module, trainer.strategy.root_device)
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
     batches = Batches(chosen)
@@ -104,10 +104,10 @@ def train(
     dim = build.dry_run(settings, module, train_set)
     refresh = build.refresh(batches, module, train_set, settings, trainer.world_size, dim)
     build.compile_networks(settings, module)
-    # Weights and two moments of them, in the old checkpoint and in the new one; and room for the rest.
+    # Weights and two moments of them, in the old checkpoint and in the new one; and space for the rest.
     weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     run_folder.check_space(folder, 6 * weights + (16 << 20))
-    module._optimizer(module)  # bad settings are refused now
+    module._optimizer(module)  # bad settings raise here
     if isinstance(module.objective, InfoNCE):
         module.objective.check_device(trainer.strategy.root_device)
     ours = engine.create_callbacks(settings, folder, batches, train_set, refresh, held_out, data)
