@@ -2,7 +2,7 @@
 
 For each penalty λ, with x the standardized features of N samples and y their classes, minimize
 
-    F(W, b) = 1/N Σ_n −log softmax(W x_n + b)[y_n]  +  λ/2 · ‖W‖²            (the bias b is not penalised)
+    F(W, b) = 1/N Σ_n −log softmax(W x_n + b)[y_n]  +  λ/2 · ‖W‖²            (the bias b is not penalized)
 
 which is scikit-learn's ``LogisticRegression(C=1 / (N λ))`` divided by its C·N.
 """
