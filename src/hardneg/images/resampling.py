@@ -149,7 +149,7 @@ def gaussian_blur(images: Tensor, sigmas: Tensor, radius: int) -> Tensor:
         tensor([0.5481, 0.4519, 0.5481])
     """
     offsets = torch.arange(-radius, radius + 1, dtype=torch.int32, device=images.device)  # (taps,)
-    # A sigma this small has no weight beside the centre, exactly.
+    # With a sigma this small, all weights except the center are exactly 0.
     weights = (offsets / sigmas.clamp(min=1e-3)[:, None]).square_().mul_(-0.5).exp_()  # (B, taps)
     weights /= weights.sum(dim=1, keepdim=True)
     last = images.shape[2] - 1
