@@ -165,11 +165,11 @@ class _Replay:
         chunks.set_random_state(self.state)
         z = self.view.encoder(self.chunk)
         if z.numel():
-            # NaN and inf are no error here: a GradScaler expects them.
+            # NaN and inf are not an error here: a GradScaler expects them.
             difference = (z.detach().to(self.embeddings.dtype) - self.embeddings).abs().max().nan_to_num(0.0)
             checks.values(
                 difference <= MAX_DIFFERENCE * self.embeddings.abs().max().nan_to_num(torch.inf),
-                "encoder returned other embeddings for a chunk in the second pass, so the gradient would be wrong: "
+                "encoder returned different embeddings for a chunk in the second pass, so the gradient would be wrong: "
                 "draw random numbers from torch's default generators only, and keep no state between calls",
             )
         with torch.autocast(z.device.type, enabled=False):

@@ -56,7 +56,7 @@ def difference(recorded: Division, now: Division) -> str:
         return ""
     change = f"{recorded.images} training samples then, {now.images} now"
     if recorded.images == now.images:
-        change = f"{now.images} training samples as then, but other samples, another order or other labels"
+        change = f"{now.images} training samples as before, but other samples, another order or other labels"
     return f"has changed since the run was trained ({change})"
 
 

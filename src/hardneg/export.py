@@ -106,7 +106,7 @@ def export_run(
     checks.choice("format", format, tuple(SUFFIXES))
     loaded = load_run(run, trust=trust)
     if loaded.prepare is None:
-        raise ValueError(f"{run} trained a graph encoder, which no format here can hold: use its encoder.safetensors")
+        raise ValueError(f"{run} trained a graph encoder, which no format supports: use its encoder.safetensors")
     file = Path(run) / "exported" if to is None else Path(to)
     if file.resolve() == (Path(run) / run_folder.ENCODER).resolve():
         raise ValueError(f"to={str(file)!r} is the run's own file, which marks it as finished: choose another name")
@@ -157,7 +157,7 @@ def read_info(file: str | Path) -> dict[str, str]:
             member = next(name for name in archive.namelist() if name.endswith(f"/extra/{_METADATA}"))
             return dict(json.loads(archive.read(member)))
     except (zipfile.BadZipFile, StopIteration, ValueError) as error:
-        raise ValueError(f"{file} is no file that hardneg exported: its metadata is missing") from error
+        raise ValueError(f"{file} is not a file that hardneg exported: its metadata is missing") from error
 
 
 @dataclass(frozen=True)
