@@ -136,7 +136,7 @@ class _View:
     def _encode_chunk(self, index: int) -> Tensor:
         self.states.append(chunks.random_state())
         # With gradients enabled, although the graph is discarded: a compiled encoder then runs the same code in both
-        # passes, and z.requires_grad tells whether the encoder is trained.
+        # passes, and z.requires_grad is True if the encoder is trained.
         z = self.encoder(self.chunks[index])
         if not isinstance(z, Tensor) or not z.is_floating_point() or z.dim() == 0:
             what = f"a tensor of {z.dtype}, {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__

@@ -145,7 +145,7 @@ def _note(final: bool, candidates: Tensor, iterations: Tensor) -> str:
 def minimize(
     inputs: Tensor, targets: Tensor, penalties: Sequence[float], start: Tensor, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Minimize F for all penalties at once, by L-BFGS with one step length per penalty.
+    """Minimize F for all penalties together, by L-BFGS with one step length per penalty.
 
     inputs: (N, d) · targets: (N,) class indices · penalties: P numbers · start: (P, C, d + 1), the bias last · steps:
     maximum number of iterations · returns the solutions (P, C, d + 1), whether each has converged (P,) and its number

@@ -67,7 +67,7 @@ class GraphViews:
         """One or two views of each graph in one PyG batch.
 
         first, total: if the batch is shared between processes, the position of its first graph and the number of all;
-        every process then draws from a generator of its own.
+        every process then draws from its own generator.
         """
         if total is not None:
             generator = randomness.generator(generator.device, generator.initial_seed(), first)

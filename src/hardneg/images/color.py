@@ -12,7 +12,7 @@ LAB_CENTER, LAB_HALF_RANGE = (50.0, 6.025, -6.6895), (50.0, 92.208, 101.1675)  #
 
 
 def luma(images: Tensor) -> Tensor:
-    """Luma (B, 1, H, W) of images (B, 3, H, W), by ITU-R 601; a single channel is returned as it is.
+    """Luma (B, 1, H, W) of images (B, 3, H, W), by ITU-R 601; a single channel is returned unchanged.
 
     Examples:
         >>> luma(torch.tensor([1.0, 0.0, 1.0]).view(1, 3, 1, 1)).item()

@@ -21,7 +21,7 @@ from hardneg.division import Division
 from hardneg.extras import required
 from hardneg.progress import progress
 
-_CHUNK = 64  # images opened at once: well below the limit on open files
+_CHUNK = 64  # images opened at a time: well below the limit on open files
 _GRAY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 _ORIENTATION = 0x0112  # the EXIF tag
 

@@ -155,5 +155,5 @@ def gaussian_blur(images: Tensor, sigmas: Tensor, radius: int) -> Tensor:
     last = images.shape[2] - 1
     pixels = torch.arange(last + 1, dtype=torch.int32, device=images.device)[:, None] + offsets  # (S, taps)
     pixels = last - (last - pixels.abs_()).abs_()  # reflected at both ends
-    shape = (2, len(images), *pixels.shape)  # rows and columns alike
+    shape = (2, len(images), *pixels.shape)  # the same for rows and columns
     return resample(images, pixels.expand(shape), weights[:, None].expand(shape))

@@ -44,7 +44,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Part:
-    """A section of the page. key: its id · hint: HTML, one sentence that says how to read it · body: HTML."""
+    """A section of the page. key: its id · hint: HTML, one sentence that explains how to read it · body: HTML."""
 
     key: str
     title: str

@@ -196,7 +196,7 @@ class _GlobalBatch:
         total, anchors = layout.global_batch, layout.batch * layout.views
         instances = layout.instances(slice(0, anchors))  # (A,)
         assert self.labels is not None
-        unknown = -2 - torch.arange(total, device=layout.device)  # an unknown label is a group of its own
+        unknown = -2 - torch.arange(total, device=layout.device)  # each unknown label is a separate group
         groups = torch.where(self.labels >= 0, self.labels, unknown)
         own_row = None
         if set(anchor_views) <= set(pool_views):

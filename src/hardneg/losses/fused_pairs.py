@@ -1,7 +1,7 @@
 """The short path: the whole loss of pairs by one fused operator.
 
 Small batches are bound by the number of launches. A kernel may therefore compute the loss of a paired batch, or of
-pairs against a queue or bank, in one operator. `applies` tells whether a call has that form.
+pairs against a queue or bank, in one operator. `applies` returns whether a call has that form.
 """
 
 import math

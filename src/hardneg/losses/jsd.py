@@ -157,7 +157,7 @@ class JSD(Adjustable):
             or not given["grad_through_weights"]
         ):
             raise ValueError(
-                "published=True has a prior, a range and gradients of its own and no labels: leave class_prior, "
+                "published=True fixes the prior, the range and the gradients and uses no labels: leave class_prior, "
                 "weight_range, grad_through_weights and supervision at their defaults"
             )
         numbers = self._numbers(given["beta"], given["class_prior"], self.progress)

@@ -1,7 +1,7 @@
 """Settings that change over training, as functions of the fraction of training done.
 
 Any of temperature, tilt, threshold, ring bounds or class prior may be a schedule. A schedule is a pure function of the
-progress in [0, 1], so that resuming a run needs only the progress; only `Adaptive` has a state of its own. Schedules
+progress in [0, 1], so that resuming a run needs only the progress; `Adaptive` alone has a state. Schedules
 support arithmetic, so one schedule can drive several settings:
 
 Examples:

@@ -73,7 +73,7 @@ class Adjustable(LenientState, ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if Adjustable in cls.__bases__:  # a subclass of a loss may have arguments of its own
+        if Adjustable in cls.__bases__:  # a subclass of a loss may have other arguments
             cls.SETTINGS = tuple(inspect.signature(cls.__init__).parameters)[1:]
 
     @abstractmethod

@@ -19,7 +19,7 @@ class InfoGraph(GraphBatches, Method):
     Args:
         encoder: PyG batch → (B, features), with ``nodes(batch)`` → (n, features) and ``pool(nodes, batch)`` → (B,
             features), as `GIN` has them; what is kept after training. If it has ``hops``, the embedding of a node must
-            depend on nodes at most that many edges away: equivalent nodes of a graph are then compared once
+            depend on nodes at most that number of edges away: equivalent nodes of a graph are then compared once
         head: (B, features) → (B, outputs) of graphs, discarded after training
         node_head: (n, features) → (n, outputs) of nodes, discarded too; `Discriminator` is the authors' for both
         objective: a `JSD`

@@ -50,7 +50,7 @@ class SplitBatchNorm(_BatchNorm):
                 f"a batch of {len(x)} cannot be split into {self.groups} equal parts: choose groups (memory.split) "
                 "that divides it"
             )
-        # A channel of each part becomes a channel of its own: one call, and no copy.
+        # A channel of each part becomes a separate channel: one call, and no copy.
         parts = x.reshape(-1, self.groups * x.shape[1], *x.shape[2:])  # (B / groups, groups·C, …)
         weight, bias = (None if w is None else w.repeat(self.groups) for w in (self.weight, self.bias))
         running_mean, running_var, count = self.running_mean, self.running_var, self.num_batches_tracked

@@ -174,7 +174,7 @@ class UniformBatchSampler(Fixed, Sampler[list[int]]):
 
 def check_size(size: object, at_least: int = 1) -> int:
     """Raise unless ``size`` is a number of samples; return it."""
-    if isinstance(size, Sampler):  # Lightning tries to rebuild the batch sampler around a sampler of its own
+    if isinstance(size, Sampler):  # Lightning tries to rebuild the batch sampler around its own sampler
         raise ValueError(
             "this sampler shares its batches between processes by rank= and processes= and cannot wrap a sampler: pass "
             "use_distributed_sampler=False to Lightning's Trainer"

@@ -189,7 +189,7 @@ def _breadth_first(
     visited[start] = None
     queue, position = [start], 0  # position: of the next node whose neighbors are visited
     while position < len(queue) and len(visited) < length:
-        # Several rows at once, as many as may be needed; the order of visits is that of one row after another.
+        # Several rows together, as many as may be needed; nodes are visited in the order of the rows.
         rows = queue[position : position + max(1, (length - len(visited)) // graph.degree)]
         position += len(rows)
         ranks = torch.rand(len(rows), graph.degree, generator=generator).argsort(dim=1).numpy()

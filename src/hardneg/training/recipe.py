@@ -285,9 +285,9 @@ def find(name: str | Path) -> Path:
         Traceback (most recent call last):
         ValueError: there is no recipe 'digit-simclr': did you mean digits-simclr?
     """
-    ours = known()
-    if str(name) in ours:
-        return ours[str(name)]
+    built_in = known()
+    if str(name) in built_in:
+        return built_in[str(name)]
     if Path(name).is_file():
         return Path(name)
     if Path(name).is_dir():
@@ -296,7 +296,7 @@ def find(name: str | Path) -> Path:
         raise ValueError(f"{name} is a folder: give a YAML file, or the name of a built-in recipe")
     if Path(name).suffix in (".yaml", ".yml"):
         raise ValueError(f"there is no file {str(name)!r}: give the path of a recipe, or the name of a built-in one")
-    raise ValueError(f"there is no recipe {str(name)!r}: {hint(str(name), list(ours))}")
+    raise ValueError(f"there is no recipe {str(name)!r}: {hint(str(name), list(built_in))}")
 
 
 def about(file: Path) -> str:

@@ -55,8 +55,8 @@ def train(
         settings: the recipe; ignored when resuming, and may then be None
         folder: of the run; nothing is written elsewhere
         resume: continue from the folder's last checkpoint
-        callbacks: Lightning callbacks of your own
-        loggers: Lightning loggers of your own; they get the numbers of ``metrics.jsonl``, once per epoch
+        callbacks: further Lightning callbacks
+        loggers: further Lightning loggers; they get the numbers of ``metrics.jsonl``, once per epoch
         epochs: when resuming, the total number of epochs instead of the recipe's; schedules and the learning rate use
             the new number from then on. A finished run continues
         trust: when resuming, allow code that the folder names as ``module:callable``; ``settings`` are trusted
@@ -85,7 +85,7 @@ def train(
     else:
         settings = build.resolved(given.recorded(settings))
     trainer = engine.create_trainer(settings, folder, callbacks, loggers)
-    if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
+    if trainer.is_global_zero and not resume:  # the other processes may find files of the first one
         run_state.check_free(folder)
     whole = build.data(settings, given)
     division = whole.division or Division()
@@ -110,15 +110,15 @@ def train(
     module._optimizer(module)  # bad settings raise here
     if isinstance(module.objective, InfoNCE):
         module.objective.check_device(trainer.strategy.root_device)
-    ours = engine.create_callbacks(settings, folder, batches, train_set, refresh, held_out, data)
-    ours.add_to(trainer)
+    callbacks_of_run = engine.create_callbacks(settings, folder, batches, train_set, refresh, held_out, data)
+    callbacks_of_run.add_to(trainer)
     loader = build.loader(batches, train_set, settings)
     if loader is batches:  # the workers of any other loader need indices on the CPU
         batches.device = trainer.strategy.root_device
     stated = validation.stated(settings, train_set, held_out)
     if resume:
         run_state.check_recorded(folder, stated)
-        point = run_state.resume_point(folder, settings, module, ours.stateful, batches, epochs)
+        point = run_state.resume_point(folder, settings, module, callbacks_of_run.stateful, batches, epochs)
     with ExitStack() as held:
         if trainer.is_global_zero:
             held.enter_context(run_folder.create_folder(folder))
@@ -138,7 +138,7 @@ def train(
             raise
         if trainer.is_global_zero:
             run_state.write_encoder(module.encoder, folder, shape)
-    return Result(folder, module.encoder, ours.metrics.last)
+    return Result(folder, module.encoder, callbacks_of_run.metrics.last)
 
 
 def _check_memory(settings: Recipe, module: Method, shape: tuple[int, ...], trainer: L.Trainer) -> None:

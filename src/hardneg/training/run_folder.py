@@ -30,7 +30,7 @@ PATIENCE = 60.0  # seconds to wait for a lock that other processes hold briefly
 
 
 def write(file: Path, text: str) -> None:
-    """Write a text to a new file and rename it, so that a reader never sees half of it."""
+    """Write a text to a new file and rename it, so that no process reads a partly written file."""
     write_bytes(file, text.encode())
 
 
@@ -108,7 +108,7 @@ def _run_id(folder: Path) -> str | None:
 
 
 def discard(folder: Path) -> None:
-    """Remove what this run wrote before its first checkpoint; a folder that holds more is left as it is."""
+    """Remove the files that this run wrote before its first checkpoint; a folder with other files is not changed."""
     if is_free(folder):
         if (folder / LOGS).exists():
             shutil.rmtree(folder / LOGS)

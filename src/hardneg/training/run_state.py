@@ -95,9 +95,7 @@ def check_recorded(folder: Path, validation: dict[str, int] | None) -> None:
     environment = run_folder.read_json(folder / run_folder.ENVIRONMENT)
     resumed = environment.get("resumed", [])
     if not isinstance(resumed, list) or not all(isinstance(entry, dict) for entry in resumed):
-        raise ValueError(
-            f"{folder / run_folder.ENVIRONMENT}: resumed must be a list of objects: restore the file"
-        )
+        raise ValueError(f"{folder / run_folder.ENVIRONMENT}: resumed must be a list of objects: restore the file")
     run_folder.metrics(folder)
     recorded = environment.get("validation")
     if recorded != validation:

@@ -250,7 +250,7 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
         if torch.is_grad_enabled():
-            raise RuntimeError("this kernel has no second derivative of its own: use backend='reference'")
+            raise RuntimeError("this kernel has no second derivative: use backend='reference'")
         return backward(ctx, *grads)
 
     return guarded

@@ -59,7 +59,7 @@ def positive_sums(
 ) -> tuple[Tensor, Tensor]:
     """As `reference.positive_sums`."""
     terms, total, derivative = _reduce(_PositiveSums(eligibility, offset.detach()), anchors, [pool], scale)
-    # ∂terms/∂offset is known, so the offset's gradient needs no pass of its own.
+    # ∂terms/∂offset is known, so the gradient of the offset needs no separate pass.
     return terms + derivative * (offset - offset.detach()), total
 
 

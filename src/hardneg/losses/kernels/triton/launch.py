@@ -20,7 +20,7 @@ except ImportError:  # before Triton 3.4
 # On AMD GPUs a compiled kernel depends on more than `Compiled.signature` holds: there Triton looks it up every time.
 CACHES_KERNELS = torch.version.hip is None
 
-# The cache is emptied at this size: every step may bring new sizes, and Triton keeps the kernels themselves.
+# The cache is emptied at this size: every step may have new sizes, and Triton keeps the kernels themselves.
 MAX_CACHED = 1024
 
 

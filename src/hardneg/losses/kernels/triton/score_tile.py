@@ -134,9 +134,9 @@ def mask_scores(
     if GROUPS == 2:  # only candidates of the same group are eligible
         scores = tl.where(anchor_group == candidate_group, scores, float("-inf"))
     if ALLOWED:
-        place = candidate + column - (columns - allowed_columns)
-        known = (anchor < anchors) & (candidate < candidates) & (place >= 0)
-        pointer = allowed + (anchor % allowed_rows).to(tl.int64) * allowed_columns + place
+        mask_column = candidate + column - (columns - allowed_columns)
+        known = (anchor < anchors) & (candidate < candidates) & (mask_column >= 0)
+        pointer = allowed + (anchor % allowed_rows).to(tl.int64) * allowed_columns + mask_column
         scores = tl.where(tl.load(pointer, mask=known, other=1) != 0, scores, float("-inf"))
     return scores
 
