@@ -274,7 +274,7 @@ def test_random_state_afterwards_is_that_of_one_pass_and_the_loss() -> None:
 
 def test_an_encoder_with_other_embeddings_in_the_second_pass_raises() -> None:
     net = encoder()
-    with pytest.raises(ValueError, match="other embeddings for a chunk in the second pass"):
+    with pytest.raises(ValueError, match="different embeddings for a chunk in the second pass"):
         hn.cached_step(lambda x: net(x) * random.random(), views(8), hn.simclr(), chunk_size=4)
 
 

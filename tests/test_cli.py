@@ -159,26 +159,26 @@ MISTAKES = {
     "unknown option": (["train", "--fast"], "--fast"),
     "report of nothing": (["report", "nowhere"], "there is no folder 'nowhere'"),
     "report of no run": (["report", "."], "holds no run"),
-    "evaluate no run": (["evaluate", "."], "is no run"),
-    "export no run": (["export", "."], "is no run"),
+    "evaluate no run": (["evaluate", "."], "is not a run"),
+    "export no run": (["export", "."], "is not a run"),
     "nothing to compare": (["compare", "trainer.epochs=3"], "nothing to compare"),
     "no values to go over": (["compare", "digits-simclr", "--over", "optimizer.lr"], "must be key=value,value"),
-    "same row twice": (["compare", "digits-simclr", "--over", "trainer.epochs=1,1"], "stands twice"),
+    "same row twice": (["compare", "digits-simclr", "--over", "trainer.epochs=1,1"], "occurs twice"),
     "same value twice": (["compare", "digits-simclr", "--over", "optimizer.lr=1e-3,0.001"], "are the same recipe"),
     "same key over twice": (
         ["compare", "digits-simclr", "--over", "trainer.epochs=1,2", "--over", "trainer.epochs=3,4"],
-        "trainer.epochs stands twice",
+        "trainer.epochs is given twice",
     ),
     "fixed and gone over": (
         ["compare", "digits-simclr", "trainer.epochs=9", "--over", "trainer.epochs=1,2"],
-        "trainer.epochs stands twice",
+        "trainer.epochs is given twice",
     ),
     "overwritten by what is gone over": (
         ["compare", "digits-simclr", "--over", "objective.temperature=0.2,0.5", "--over", "objective={preset: hcl}"],
         "objective={preset: hcl} would undo objective.temperature",
     ),
-    "same recipe twice": (["compare", "digits-simclr", "digits-simclr"], "stands twice"),
-    "same setting twice": (["train", "digits-simclr", "seed=1", "seed=2"], "seed stands twice"),
+    "same recipe twice": (["compare", "digits-simclr", "digits-simclr"], "occurs twice"),
+    "same setting twice": (["train", "digits-simclr", "seed=1", "seed=2"], "seed is given twice"),
     "overwritten setting": (
         ["train", "digits-simclr", "objective.temperature=0.2", "objective={preset: hcl}"],
         "objective={preset: hcl} would undo objective.temperature",
@@ -230,7 +230,7 @@ MISTAKES = {
         "a forward pass of 2 samples failed",
     ),
     "seed of a comparison": (["compare", "digits-simclr", "seed=9"], "set their number with --seeds"),
-    "unknown baseline": (["compare", "digits-simclr", "--baseline", "x"], "baseline='x' is no row"),
+    "unknown baseline": (["compare", "digits-simclr", "--baseline", "x"], "baseline='x' is not a row"),
 }
 
 
@@ -468,13 +468,13 @@ def test_missing_data_are_named_with_the_key_to_change(capsys: pytest.CaptureFix
     for command in (["evaluate", "run"], ["train", "--resume", "run"]):
         code, out, err = hardneg(capsys, *command)
         assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
-        assert f"data.source='{tmp_path / 'data.npz'}' is not there" in err
+        assert f"data.source='{tmp_path / 'data.npz'}' does not exist" in err
         assert "run/recipe.yaml" in err
         assert tree(tmp_path) == before
     code, _, err = hardneg(capsys, "report", "run", "--to", "page.html")
     assert code == 0
-    assert "is not there" in err
-    assert "is not there" in Path("page.html").read_text(encoding="utf-8")
+    assert "does not exist" in err
+    assert "does not exist" in Path("page.html").read_text(encoding="utf-8")
     # The fix of the error message works.
     file = tmp_path / "run" / "recipe.yaml"
     file.write_text(file.read_text().replace("data.npz", "moved.npz"))

@@ -255,10 +255,10 @@ def test_nothing_is_written_through_a_link_in_a_folder(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("os:system", {"command": "touch mark"}, "no class and no function written in Python"),
+        ("os:system", {"command": "touch mark"}, "not a class or a function written in Python"),
         ("subprocess:run", {"args": ["touch", "mark"]}, "belongs to Python's own subprocess"),
-        ("subprocess:Popen", {"args": ["touch", "mark"]}, "is a class, but no torch.nn.Module"),
-        ("builtins:int", {}, "is a class, but no torch.nn.Module"),
+        ("subprocess:Popen", {"args": ["touch", "mark"]}, "is a class, but not a torch.nn.Module"),
+        ("builtins:int", {}, "is a class, but not a torch.nn.Module"),
         ("numpy:save", {"file": "mark", "arr": 0}, "must return a torch.nn.Module"),
         ("torch:nn", {}, "cannot be called"),
         ("torch.nn:NoSuchThing", {}, "could not be imported"),
@@ -317,7 +317,7 @@ def test_metadata_of_an_export_are_read_without_loading_the_program(tmp_path: Pa
     assert read_info(good)["note"] == "mine"
     assert not mark.exists()
     (tmp_path / f"no{suffix}").write_bytes(np.arange(99).tobytes())
-    with pytest.raises(ValueError, match="is no file that hardneg exported"):
+    with pytest.raises(ValueError, match="is not a file that hardneg exported"):
         read_info(tmp_path / f"no{suffix}")
 
 

@@ -1,4 +1,4 @@
-"""``hardneg`` and ``python -m hardneg``: the command line, if what it needs is installed."""
+"""``hardneg`` and ``python -m hardneg``: the command line, if its dependencies are installed."""
 
 import sys
 
@@ -12,7 +12,7 @@ def main() -> None:
     except ImportError as error:
         print(f'error: the command line cannot start ({error}): pip install "hardneg[train]"', file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:  # while it is imported, or again while it ends
+    except KeyboardInterrupt:  # during the import, or a second one during the exit
         sys.exit(130)
 
 

@@ -136,7 +136,7 @@ class _View:
     def _encode_chunk(self, index: int) -> Tensor:
         self.states.append(chunks.random_state())
         # With gradients enabled, although the graph is discarded: a compiled encoder then runs the same code in both
-        # passes, and z.requires_grad tells whether the encoder is trained.
+        # passes, and z.requires_grad is True if the encoder is trained.
         z = self.encoder(self.chunks[index])
         if not isinstance(z, Tensor) or not z.is_floating_point() or z.dim() == 0:
             what = f"a tensor of {z.dtype}, {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
@@ -165,11 +165,11 @@ class _Replay:
         chunks.set_random_state(self.state)
         z = self.view.encoder(self.chunk)
         if z.numel():
-            # NaN and inf are no error here: a GradScaler expects them.
+            # NaN and inf are not an error here: a GradScaler expects them.
             difference = (z.detach().to(self.embeddings.dtype) - self.embeddings).abs().max().nan_to_num(0.0)
             checks.values(
                 difference <= MAX_DIFFERENCE * self.embeddings.abs().max().nan_to_num(torch.inf),
-                "encoder returned other embeddings for a chunk in the second pass, so the gradient would be wrong: "
+                "encoder returned different embeddings for a chunk in the second pass, so the gradient would be wrong: "
                 "draw random numbers from torch's default generators only, and keep no state between calls",
             )
         with torch.autocast(z.device.type, enabled=False):

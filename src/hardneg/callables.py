@@ -1,4 +1,4 @@
-"""Functions and classes of the user's own, named as ``package.module:callable``."""
+"""User-defined functions and classes, named as ``package.module:callable``."""
 
 import functools
 import importlib
@@ -67,9 +67,9 @@ def _check_factory(name: str, setting: str, target: Any) -> None:
     wrong = None
     if inspect.isclass(factory):
         if not issubclass(factory, nn.Module):
-            wrong = "is a class, but no torch.nn.Module"
+            wrong = "is a class, but not a torch.nn.Module"
     elif not (inspect.isfunction(factory) or inspect.ismethod(factory)):
-        wrong = f"is a {type(factory).__name__}, no class and no function written in Python"
+        wrong = f"is a {type(factory).__name__}, not a class or a function written in Python"
     elif package in sys.stdlib_module_names:
         wrong = f"belongs to Python's own {package}"
     elif inspect.isclass(returned := _return_annotation(factory)) and not issubclass(returned, nn.Module):
@@ -82,5 +82,5 @@ def _return_annotation(function: Callable[..., Any]) -> Any:
     """The return annotation; None if there is none, or if it cannot be evaluated."""
     try:
         return typing.get_type_hints(function).get("return")
-    except Exception:  # an annotation may name what is not imported
+    except Exception:  # an annotation may name something that is not imported
         return None

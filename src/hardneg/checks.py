@@ -51,7 +51,7 @@ def as_tensor(name: str, given: object) -> Tensor:
         return given
     try:
         if isinstance(given, np.ndarray):
-            # PyTorch has no read-only tensors, no negative strides and no foreign byte order.
+            # PyTorch supports neither read-only memory, nor negative strides, nor a non-native byte order.
             if not given.flags.writeable or not given.dtype.isnative or any(step < 0 for step in given.strides):
                 given = np.array(given, dtype=given.dtype.newbyteorder("="), order="C")
             return torch.from_numpy(given)
@@ -226,7 +226,7 @@ def in_range(name: str, indices: Tensor, size: int) -> None:
 
 
 def values(condition: Tensor, message: str, error: type[ValueError] = ValueError) -> None:
-    """Raise unless the condition holds throughout."""
+    """Raise unless the condition is true everywhere."""
     condition = condition.all()
     # Reading a value would synchronize with an accelerator, and break a compiled graph.
     if condition.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -247,5 +247,5 @@ def flag(good: Tensor, message: str) -> None:
 def regular_file(path: Path) -> Path:
     """Return the path of a regular file; raise for others: reading a FIFO would block, a device may be endless."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError(f"{path} is no regular file: remove it, or put a file there")
+        raise ValueError(f"{path} is not a regular file: remove it, or put a file there")
     return path

@@ -1,6 +1,6 @@
-"""The command line: thin commands over the library, one clear line for every mistake.
+"""The command line: thin commands over the library; every error in the input is reported in one line.
 
-Progress and notes go to stderr, results to stdout. Exit code 2: the input was at fault and nothing was changed.
+Progress and notes are written to stderr, results to stdout. Exit code 2: the input was invalid; nothing was changed.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from hardneg.terminal import MARK, cell, err, fail, note, out, print_json, remar
 if TYPE_CHECKING:
     from hardneg.training.compare import Run
 
-# What takes seconds to import (torch, lightning) is imported in the commands, so that --help answers at once.
+# Modules that take seconds to import (torch, lightning) are imported in the commands, so that --help is fast.
 app = typer.Typer(
     name="hardneg",
     no_args_is_help=True,
@@ -43,7 +43,7 @@ def _recipe_names(incomplete: str) -> list[str]:
 
 Recipe = Annotated[
     str | None,
-    typer.Argument(help="A recipe of ours (see **hardneg recipes**) or a YAML file.", autocompletion=_recipe_names),
+    typer.Argument(help="A built-in recipe (see **hardneg recipes**) or a YAML file.", autocompletion=_recipe_names),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe.")
@@ -104,7 +104,7 @@ def train(
     if "LOCAL_RANK" in os.environ:  # one of several processes
         time.sleep(1)  # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489)
     if not _is_first():
-        return  # the first process of all machines tells
+        return  # the first process of all machines prints the results
     figures = None
     if evaluate:
         try:
@@ -158,7 +158,7 @@ def compare(
     cells = comparing.grid(names, [entry for entry in recipes if "=" in entry], over or [])
     rows = [row.name for row in cells]
     if baseline is not None and baseline not in rows:
-        raise ValueError(f"baseline={baseline!r} is no row of this comparison: choose one of {', '.join(rows)}")
+        raise ValueError(f"baseline={baseline!r} is not a row of this comparison: choose one of {', '.join(rows)}")
     runs = comparing.plan(cells, run, range(seeds))
     comparing.check_data(runs)
     failed = _carry_out(runs, quiet=as_json)
@@ -189,12 +189,12 @@ def demo(
     from hardneg.insight.report import write_report
     from hardneg.training import compare as comparing
 
-    torch.set_num_threads(1)  # the work is small: threads that wait for each other cost more than they give
+    torch.set_num_threads(1)  # the tensors are small: synchronizing threads would cost more time than it saves
     cells = shown.cells(everything, () if epochs is None else (f"trainer.epochs={epochs}",))
     runs = comparing.plan(cells, run, range(seeds))
     finished = sum(planned.finished for planned in runs)
     if finished:
-        note(f"{finished} of {len(runs)} runs are in {run} already and are not repeated; remove it to begin anew")
+        note(f"{finished} of {len(runs)} runs are already in {run} and are not repeated; remove it to start again")
     failed = _carry_out(runs, quiet=as_json)
     untrained, notes = shown.untrained_rows(list(range(seeds)))
     page = write_report(
@@ -222,7 +222,7 @@ def demo(
 )
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    data: Annotated[str | None, typer.Option(help="Carry the frozen encoder over to these data.")] = None,
+    data: Annotated[str | None, typer.Option(help="Evaluate on these data instead (transfer).")] = None,
     size: Annotated[int | None, typer.Option(help="Side of their images [default: as in training].")] = None,
     trust: Trust = False,
     as_json: Json = False,
@@ -269,7 +269,7 @@ def recipes(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema that editors complete from.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the recipes, or print one as YAML to begin your own from."""
+    """List the recipes, or print one as YAML as a starting point for your own."""
     from hardneg.training import recipe
     from hardneg.training.yaml_files import text_of
 
@@ -290,7 +290,7 @@ def recipes(
     if as_json:
         print_json(abouts)
         return
-    table = Table("recipe", "what it stands for", box=None)
+    table = Table("recipe", "what it reproduces", box=None)
     for each, about in abouts.items():
         table.add_row(each, cell(about))
     out.print(table)
@@ -320,27 +320,27 @@ def export(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Look at versions, devices, data and extras, and say how to mend what is missing."""
+    """Check versions, devices, data and extras, and print how to fix what is missing."""
     from hardneg.doctor import examine
 
     findings = examine()
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
         return
-    colours = {"ok": "green", "missing": "dim", "warning": "yellow", "broken": "red"}
+    colors = {"ok": "green", "missing": "dim", "warning": "yellow", "broken": "red"}
     table = Table("what", "", "found", "fix", box=None)
     for finding in findings:
-        colour = colours[finding.status]
-        table.add_row(finding.name, f"[{colour}]{finding.status}[/]", cell(finding.detail), cell(finding.fix))
+        color = colors[finding.status]
+        table.add_row(finding.name, f"[{color}]{finding.status}[/]", cell(finding.detail), cell(finding.fix))
     out.print(table)
     if any(finding.status == "broken" for finding in findings):
         raise typer.Exit(1)
 
 
 def main() -> None:
-    """Run the command line; mistakes in the input become one line and exit code 2."""
+    """Run the command line; errors in the input are printed in one line, with exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal without a letter is no error
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: characters the terminal lacks are not an error
     warnings.showwarning = lambda message, *rest, **more: note(str(message))
     try:
         code = typer.main.get_command(app)(standalone_mode=False)
@@ -348,7 +348,7 @@ def main() -> None:
             _stop()
         sys.exit(code if isinstance(code, int) else 0)
     except (typer.Abort, KeyboardInterrupt) as error:
-        if isinstance(error.__cause__, EOFError):  # which typer takes for the end of the input
+        if isinstance(error.__cause__, EOFError):  # which typer treats as the end of the input
             fail(f"a file ended too early ({error.__cause__}): HARDNEG_TRACEBACK=1 shows which")
         _stop()
     except (ValueError, OSError, ImportError) as error:
@@ -357,7 +357,7 @@ def main() -> None:
         remedy = isinstance(error, ImportError) and "pip install" not in str(error)
         fail(str(error) + (': pip install "hardneg[train]"' if remedy else ""))
     except Exception as error:
-        # Of the parser of the command line; typer keeps its classes to itself.
+        # Errors of the command-line parser, whose classes typer does not export.
         if not hasattr(error, "format_message"):
             raise
         fail(f"{error.format_message()} Help: hardneg --help")
@@ -374,13 +374,13 @@ def _stop() -> None:
 
 
 def _import_from_here() -> None:
-    """Find the user's own encoder where the command is given; only for what is trusted, as any import may find it."""
+    """Allow imports from the current directory, for user-defined encoders; only if the recipe is trusted."""
     if "" not in sys.path:
         sys.path.insert(0, "")
 
 
 def _named(folder: Path) -> str:
-    """A run as the next command names it, with what that command needs to take it up."""
+    """A run folder as an argument of the next command, with ``--trust`` if that is needed."""
     from hardneg.training import recipe
 
     trusted = recipe.needs_trust(recipe.load(folder / "recipe.yaml"))
@@ -388,7 +388,7 @@ def _named(folder: Path) -> str:
 
 
 def _folder_of(named: Path | None, recipe: str | None) -> AbstractContextManager[Path]:
-    """The folder of a run: as named, or a new one that no other process gets; removed if the run leaves it empty."""
+    """The folder of a run: as given, or a new one, unique to this process; removed if the run leaves it empty."""
     from hardneg.training import run_folder
 
     # The further processes of one run are started with this command line, and must find the same folder.
@@ -409,7 +409,7 @@ def _more_epochs(settings: list[str]) -> int | None:
     key, _, text = settings[0].partition("=")
     if len(settings) > 1 or key != "trainer.epochs":
         raise ValueError(
-            "--resume continues a run as it was started: leave out the recipe and all settings but trainer.epochs"
+            "--resume continues a run as it was started: leave out the recipe and all settings except trainer.epochs"
         )
     epochs = yaml_files.parse(text, "the value of trainer.epochs")
     if not isinstance(epochs, int) or isinstance(epochs, bool):
@@ -433,7 +433,7 @@ def _runs_below(folder: Path) -> list[Path]:
 
 
 def _carry_out(runs: Sequence["Run"], quiet: bool) -> dict[str, str]:
-    """Train what is not finished, under a bar for all and one for each; returns what failed, and why."""
+    """Train the unfinished runs, with progress bars; returns the error message of each run that failed."""
     from hardneg.training import compare as comparing
     from hardneg.training.callbacks.progress_bar import Bar, bars
 
@@ -450,6 +450,6 @@ def _carry_out(runs: Sequence["Run"], quiet: bool) -> dict[str, str]:
             if error is not None:
                 failed[name] = " ".join(str(error).split())
                 note(f"failed: {name}: {error}")
-            elif not quiet and not err.is_terminal:  # a log gets a line for each
+            elif not quiet and not err.is_terminal:  # one line per run in a log file
                 remark(f"done: {name}")
     return failed

@@ -23,7 +23,7 @@ def rank() -> int:
 
 
 def supports(device: torch.device) -> bool:
-    """True if the process group can communicate tensors on this device: NCCL alone cannot for the CPU."""
+    """True if the process group can communicate tensors on this device; NCCL alone cannot on the CPU."""
     return f"{device.type}:" in dist.get_backend_config()
 
 
@@ -74,7 +74,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """The transpose of `_Gather`: the sum over all processes, of which each process gets its own rows."""
+    """The transpose of `_Gather`: each process gets its own rows of the sum over all processes."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:

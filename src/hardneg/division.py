@@ -56,7 +56,7 @@ def difference(recorded: Division, now: Division) -> str:
         return ""
     change = f"{recorded.samples} training samples then, {now.samples} now"
     if recorded.samples == now.samples:
-        change = f"{now.samples} training samples as then, but other samples, another order or other labels"
+        change = f"{now.samples} training samples as before, but other samples, another order or other labels"
     return f"has changed since the run was trained ({change})"
 
 

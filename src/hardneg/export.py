@@ -108,7 +108,7 @@ def export_run(
     example = loaded.settings.kind.example(loaded.shape, loaded.views)
     if example is None:
         raise ValueError(
-            f"{run} trained an encoder of {loaded.settings.modality}, which no format here can hold: use its "
+            f"{run} trained an encoder of {loaded.settings.modality}, which no format supports: use its "
             "encoder.safetensors"
         )
     file = Path(run) / "exported" if to is None else Path(to)
@@ -160,7 +160,7 @@ def read_info(file: str | Path) -> dict[str, str]:
             member = next(name for name in archive.namelist() if name.endswith(f"/extra/{_METADATA}"))
             return dict(json.loads(archive.read(member)))
     except (zipfile.BadZipFile, StopIteration, ValueError) as error:
-        raise ValueError(f"{file} is no file that hardneg exported: its metadata is missing") from error
+        raise ValueError(f"{file} is not a file that hardneg exported: its metadata is missing") from error
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Projection heads: between the encoder and the loss in training, thrown away afterwards."""
+"""Projection heads: between the encoder and the loss in training, discarded afterwards."""
 
 from torch import nn
 

@@ -1,7 +1,7 @@
 """Modalities: everything the rest of the package needs to know about images, graphs or another kind of data.
 
-A modality loads a source, makes views, builds an encoder, embeds and evaluates a whole set, and draws a sample. Its
-folder is the only place that knows what a sample is. `get` finds one by name, `of_source` by the form of a source.
+A modality loads a source, makes views, builds an encoder, embeds and evaluates a whole set, and draws a sample. No code
+outside its folder depends on the type of a sample. `get` finds one by name, `of_source` by the form of a source.
 """
 
 from abc import ABC, abstractmethod
@@ -41,7 +41,7 @@ class Samples(Protocol):
 
 
 class ResidentSamples(Protocol):
-    """Samples that are held in memory, and whose batches are cut out on the device."""
+    """Samples that are held in memory, and whose batches are selected on the device."""
 
     def to(self, device: torch.device | str) -> "ResidentSamples": ...
     def batch(self, index: Tensor) -> Any: ...
@@ -83,7 +83,7 @@ class ProjectedEncoderSection(EncoderSection):
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What a trained encoder is evaluated on.
+    """The data, views and metrics of an evaluation of a trained encoder.
 
     data: the section of the recipe, or of another source · shape: of a training sample · division: that the run
     recorded, or None · views: the run's, which prepare samples · named: whether the user named the source · own:
@@ -149,7 +149,7 @@ class Modality(ABC):
 
     @abstractmethod
     def views(self, views: Any, shape: tuple[int, ...]) -> Any:
-        """What makes random views of a batch of such samples."""
+        """The callable that makes random views of a batch of such samples."""
 
     @abstractmethod
     def view_bytes(self, views: Any, shape: tuple[int, ...], count: int) -> int:
@@ -168,7 +168,7 @@ class Modality(ABC):
         """Outputs (N, d) of the network in evaluation mode for all samples. views: prepare them for the network."""
 
     @abstractmethod
-    def labelled(self, features: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+    def labeled(self, features: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
         """Features and labels of the samples that have a label."""
 
     @abstractmethod
@@ -193,7 +193,7 @@ class Modality(ABC):
 
 
 def make_encoder(modality: Modality, encoder: EncoderSection, shape: tuple[int, ...]) -> nn.Module:
-    """The encoder that a section names: the modality's own, or one of the user's."""
+    """The encoder that a section names: one of the modality, or a user-defined one."""
     if encoder.name == GIVEN:
         raise ValueError("the encoder of this run was given in Python: pass encoder=")
     if ":" in encoder.name:
@@ -222,5 +222,5 @@ def get(name: str) -> Modality:
 
 
 def of_source(source: str) -> str | None:
-    """The name of the modality that a source can only belong to, if its form tells."""
+    """The name of the only modality that a source of this form can belong to, or None."""
     return next((name for name in MODALITIES if get(name).accepts(source)), None)

@@ -3,7 +3,7 @@
 import re
 
 # Control characters except newline and tab, marks of writing direction, Unicode line separators, and the surrogates
-# that stand for bytes of a file name that is not UTF-8.
+# that represent bytes of a file name that is not UTF-8.
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

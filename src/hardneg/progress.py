@@ -9,7 +9,7 @@ from hardneg.printable import printable
 
 
 def progress(steps: range, title: str) -> Iterator[int]:
-    """Iterate over the steps with a progress bar on stderr, by rich if installed; no bar if stderr is no terminal."""
+    """Iterate over the steps with a progress bar on stderr, by rich if installed; only if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield from steps
         return

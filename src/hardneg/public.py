@@ -1,4 +1,4 @@
-"""The public names of hardneg, which `import hardneg` gives."""
+"""The public names of hardneg, which `import hardneg` exports."""
 
 from hardneg.cached import cached_step
 from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe

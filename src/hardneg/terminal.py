@@ -17,7 +17,7 @@ from hardneg.printable import printable
 if TYPE_CHECKING:
     from hardneg.evaluation import MetricFormat
 
-# A pipe or a file has no width of its own.
+# A pipe or a file has no width.
 out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
 MARK = "*"  # marks a number that has a note
 
@@ -66,7 +66,7 @@ def show_table(
     rows: values by row and metric · notes: by row and metric; a number with a note is marked · baseline: a row ·
     more: further entries of the JSON · formats: of metrics that are not registered
     """
-    # Imported here: both import torch, which a command that prints no table does without.
+    # Imported here: both import torch, which commands that print no table do not need.
     from hardneg.evaluation.metrics import columns
     from hardneg.insight.significance import difference, significant_best
 

@@ -99,12 +99,12 @@ def test_attributes_that_a_set_cannot_hold_are_named() -> None:
     graphs = with_attributes()
     for graph in graphs:
         graph.smiles, graph.face = "C", torch.zeros(3, 1, dtype=torch.int64)
-    with pytest.warns(UserWarning, match="left out what is neither per node nor per edge: face, smiles"):
+    with pytest.warns(UserWarning, match="left out attributes that are neither per node nor per edge: face, smiles"):
         GraphSet.of(graphs)
     for name in ("z", "edge_attr", "x"):
         one_less = with_attributes()
         delattr(one_less[2], name)
-        with pytest.raises(ValueError, match=f"graph 2 has no {name}, and others have"):
+        with pytest.raises(ValueError, match=f"graph 2 has no {name}, but others have"):
             GraphSet.of(one_less)
     for y, message in ((torch.tensor([0.7]), "got tensor"), (torch.tensor([0, 1]), r"got shape \(2,\)")):
         graphs = drawn([3])
@@ -214,7 +214,7 @@ def test_a_zip_of_the_tu_collection_is_read_without_a_folder_raw(tmp_path: Path)
 def test_fractional_targets_are_not_truncated_to_classes(tmp_path: Path) -> None:
     written(tmp_path, "TOY")
     (tmp_path / "TOY" / "raw" / "TOY_graph_attributes.txt").write_text("0.2\n0.9\n")
-    with pytest.warns(UserWarning, match="TOY has targets that are no classes of graphs: it is read without labels"):
+    with pytest.warns(UserWarning, match="TOY has targets that are not classes of graphs: it is read without labels"):
         assert load_graphs("TOY", tmp_path).labels.tolist() == [-1, -1]
 
 

@@ -243,7 +243,7 @@ def test_a_link_back_into_the_folder_is_not_followed(link: str, target: str, tmp
     source = write_folder(tmp_path / "animals")
     Image.fromarray(PIXELS[0]).save(tmp_path / "beside.png")
     linked(source / link, target)
-    with pytest.warns(UserWarning, match=rf"animals: not followed, .* there already: .*{Path(link).name}"):
+    with pytest.warns(UserWarning, match=rf"animals: links not followed, .* already included: .*{Path(link).name}"):
         images = in_memory(source)
     assert_close(images.images, torch.from_numpy(PIXELS).permute(0, 3, 1, 2))
     assert images.labels is not None
@@ -377,8 +377,8 @@ def test_npz_is_resized_on_request(tmp_path: Path) -> None:
         ),
         ({"images": PIXELS, "labels": LABELS.astype(object)}, {}, r"cannot be read \(Object arrays.*plain arrays"),
         ({"images": PIXELS}, {"labels": True}, r"labels=True, but .* has no labels.*an array 'labels'"),
-        ({"train_images": PIXELS, "labels": LABELS}, {}, r"'labels' .* for split='train': call them 'train_labels'"),
-        ({"images": PIXELS, "train_labels": LABELS}, {}, r"'train_labels' .* for split='train': call them 'labels'"),
+        ({"train_images": PIXELS, "labels": LABELS}, {}, r"'labels' .* for split='train': name them 'train_labels'"),
+        ({"images": PIXELS, "train_labels": LABELS}, {}, r"'train_labels' .* for split='train': name them 'labels'"),
         ({"images": PIXELS}, {"in_memory": 100}, r"above in_memory=100, and .npz cannot be streamed: raise in_memory"),
         ({"train_images": PIXELS}, {"split": "val"}, r"split='val' is not in .*: it has 'train'; pass one of them"),
         ({"x": PIXELS}, {}, r"needs 'images' or 'train_images', got x"),
@@ -504,7 +504,7 @@ def test_numbers_and_names_in_one_column_of_labels_are_refused(names: tuple[str,
     arrow = pytest.importorskip("pyarrow", reason='parquet needs pip install "hardneg[mine]"')
     stringly(tmp_path / "set" / f"{names[0]}.parquet", arrow.array([0, 1]))
     stringly(tmp_path / "set" / f"{names[1]}.parquet", arrow.array(["cat", "dog"]))
-    with pytest.raises(ValueError, match=r"(?s)set.*: (write them alike|download or write it again)$"):
+    with pytest.raises(ValueError, match=r"(?s)set.*: (use one type|write all files.*|download or write it again)$"):
         load_images(tmp_path / "set", split=names[1].partition("-")[0])
 
 
@@ -657,7 +657,7 @@ def test_one_split_under_two_names_is_refused(tmp_path: Path) -> None:
         write_folder(tmp_path / "set" / name)
     if len(list((tmp_path / "set").iterdir())) < 2:
         pytest.skip("the names of files do not differ in case here")
-    with pytest.raises(ValueError, match=r"set' has 'Train' and 'train', which is one split twice: keep one"):
+    with pytest.raises(ValueError, match=r"set' has 'Train' and 'train', which name the same split: keep one"):
         load_images(tmp_path / "set")
 
 
@@ -700,7 +700,7 @@ for source in {sources!r}:
     assert made.returncode == 0, made.stdout + made.stderr[-500:]
     lines = made.stdout.splitlines()
     assert len(lines) == len(IRREGULAR)
-    assert all("no regular file" in line or "outside" in line for line in lines), made.stdout
+    assert all("not a regular file" in line or "outside" in line for line in lines), made.stdout
 
 
 def test_a_hub_set_with_a_script_is_refused_in_one_line(tmp_path: Path) -> None:

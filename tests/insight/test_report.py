@@ -339,7 +339,7 @@ def test_errors_name_the_argument_and_the_fix(tmp_path: Path) -> None:
         write_report([run], tmp_path)
     with pytest.raises(ValueError, match="baseline='mina' is not known: did you mean 'mine'"):
         write_report([run], to, names=["mine"], baseline="mina")
-    with pytest.raises(ValueError, match="extra_rows names 'mine', which is a group of runs already"):
+    with pytest.raises(ValueError, match="extra_rows names 'mine', which is already a group of runs"):
         write_report([run], to, names=["mine"], extra_rows={"mine": {"knn": [0.5]}})
     with pytest.raises(ValueError, match=r"extra_rows\['raw'\]\['knn'\] must be a list of finite numbers"):
         write_report([run], to, extra_rows={"raw": {"knn": [float("nan")]}})

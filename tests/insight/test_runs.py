@@ -44,7 +44,7 @@ def test_names_are_one_per_run_or_one_per_group(tmp_path: Path) -> None:
     assert names(runs, ["plain", "hard"]) == names(runs, ["plain", "plain", "hard", "hard"]) == expected
     with pytest.raises(ValueError, match="names has 3 entries for 4 runs of 2 groups"):
         names(runs, ["a", "b", "c"])
-    with pytest.raises(ValueError, match="names calls two different recipes 'same'"):
+    with pytest.raises(ValueError, match="names gives two different recipes the name 'same'"):
         names(runs, ["same", "same"])
 
 
@@ -90,7 +90,7 @@ def test_an_incomplete_last_line_of_metrics_is_ignored(tmp_path: Path) -> None:
         ("recipe.yaml", "a: [", "recipe.yaml is not readable YAML"),
         ("recipe.yaml", "seed: [1]", "recipe.yaml: seed must be a whole number, got '\\[1\\]'"),
         ("recipe.yaml", "- a", "recipe.yaml must hold keys and values, got list"),
-        ("evaluation.json", "{", "evaluation.json is not readable JSON .*: put it back as it was, or remove it"),
+        ("evaluation.json", "{", "evaluation.json is not readable JSON .*: restore it, or remove it"),
         ("environment.json", "[]", "environment.json must hold an object, got list"),
     ],
 )

@@ -323,7 +323,7 @@ def test_a_checkpointed_loss_is_correct_or_raises(backend: str, reentrant: bool)
     assert_close(again.grad, plain.grad)
     drawing = hn.InfoNCE(num_negatives=3, backend=backend)
     value = checkpoint(lambda z: drawing(z, z2), again, use_reentrant=reentrant)
-    with pytest.raises(RuntimeError, match="leave the loss outside"):
+    with pytest.raises(RuntimeError, match="keep the loss outside"):
         value.backward()
 
 

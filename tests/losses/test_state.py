@@ -26,7 +26,7 @@ def model(loss: nn.Module | None) -> nn.Module:
 )
 def test_a_checkpoint_from_before_the_loss_was_added_loads(loss: nn.Module, missing: list[str]) -> None:
     before = {name: tensor.clone() for name, tensor in loss.state_dict().items()}
-    with pytest.warns(UserWarning, match="keeps its present state") as caught:
+    with pytest.warns(UserWarning, match="keeps its current state") as caught:
         found = model(loss).load_state_dict(model(None).state_dict(), strict=True)
     assert found.missing_keys == []
     for name in missing:
@@ -35,7 +35,7 @@ def test_a_checkpoint_from_before_the_loss_was_added_loads(loss: nn.Module, miss
 
 
 def test_other_missing_weights_are_still_refused() -> None:
-    with pytest.warns(UserWarning, match="keeps its present state"), pytest.raises(RuntimeError, match=r"0\.weight"):
+    with pytest.warns(UserWarning, match="keeps its current state"), pytest.raises(RuntimeError, match=r"0\.weight"):
         model(hn.simclr()).load_state_dict({})
 
 
@@ -52,7 +52,7 @@ def test_a_complete_checkpoint_loads_without_warning(recwarn: pytest.WarningsRec
 def test_a_fixed_temperature_may_become_learnable_between_checkpoints() -> None:
     saved, loaded = hn.simclr(0.2), hn.simclr(hn.Learnable(0.3))
     saved.set_progress(0.25)
-    with pytest.warns(UserWarning, match=r"no temperature\.log_value: Learnable keeps its present state"):
+    with pytest.warns(UserWarning, match=r"no temperature\.log_value: Learnable keeps its current state"):
         loaded.load_state_dict(saved.state_dict())
     assert loaded.progress == 0.25
     assert float(loaded.temperature().detach()) == pytest.approx(0.3)  # type: ignore[operator]

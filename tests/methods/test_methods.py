@@ -189,7 +189,7 @@ def test_labels_are_queued_and_exclude_negatives_of_the_same_class() -> None:
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
-        ("moco", ["objective={preset: simclr, in_batch: both}"], "keys are no anchors"),
+        ("moco", ["objective={preset: simclr, in_batch: both}"], "keys are not anchors"),
         ("moco", ["memory.split=5"], "memory.split=5 does not divide a batch of 16"),
         ("moco", ["memory.momentum=1.5"], "momentum must be"),
         ("mocov3", ["objective={preset: simclr, in_batch: both}"], "in_batch='other'"),

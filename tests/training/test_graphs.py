@@ -56,7 +56,7 @@ def test_graphs_of_the_working_directory_are_found_from_every_folder(
     assert evaluate.evaluate(tmp_path / "run").keys() == {"svm"}
     run.train(made, tmp_path / "run", resume=True)
     (tmp_path / "data").rename(tmp_path / "moved")
-    with pytest.raises(ValueError, match=r"data\.source='tu:.*SHAPES' is not there"):
+    with pytest.raises(ValueError, match=r"data\.source='tu:.*SHAPES' does not exist"):
         evaluate.evaluate(tmp_path / "run")
 
 

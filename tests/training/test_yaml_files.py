@@ -22,9 +22,9 @@ CASES: dict[str, tuple[bytes, str]] = {
     "deep mappings": (b"{a: " * 5_000 + b"1" + b"}" * 5_000, "deeper than 32 levels"),
     "deep blocks": (b"".join(b" " * level + b"- \n" for level in range(200)), "deeper than 32 levels"),
     "too large": (b"about: " + b"x" * 70_000, "larger than 65,536 bytes"),
-    "same key twice": (b"seed: 1\ntrainer:\n  epochs: 1\n  epochs: 2\n", "key 'epochs' stands twice.* line 4"),
-    "same part twice": (b"data: {source: digits}\nseed: 0\ndata: {size: 8}\n", "key 'data' stands twice.* line 3"),
-    "same key in another spelling": (b"objective: {true: 1, yes: 2}\n", "stands twice.* line 1"),
+    "same key twice": (b"seed: 1\ntrainer:\n  epochs: 1\n  epochs: 2\n", "key 'epochs' occurs twice.* line 4"),
+    "same part twice": (b"data: {source: digits}\nseed: 0\ndata: {size: 8}\n", "key 'data' occurs twice.* line 3"),
+    "same key in another spelling": (b"objective: {true: 1, yes: 2}\n", "occurs twice.* line 1"),
     "empty": (b"", "is empty"),
     "only comments": (b"# nothing\n", "is empty"),
     "no keys": (b"{}\n", "is empty"),
@@ -81,7 +81,7 @@ def test_the_command_line_refuses_an_alias_bomb_with_little_memory(tmp_path: Pat
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("objective={preset: hcl, preset: simclr}", "key 'preset' stands twice"),
+        ("objective={preset: hcl, preset: simclr}", "key 'preset' occurs twice"),
         ("objective=&a [*a]", "aliases"),
         ("about=" + "[" * 2_000, "deeper than 32 levels"),
         ("about=2001-99-99", "the value of about is not readable YAML"),

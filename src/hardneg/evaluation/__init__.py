@@ -1,4 +1,4 @@
-"""Evaluation of frozen features: kNN, 1-NN from a few labels, linear probe, SVM, and metrics of the user's own."""
+"""Evaluation of frozen features: kNN, 1-NN from a few labels, linear probe, SVM, and user-defined metrics."""
 
 from hardneg.evaluation.features import extract
 from hardneg.evaluation.knn import few_label_accuracy, knn_accuracy, knn_predict

@@ -2,7 +2,7 @@
 
 For each penalty λ, with x the standardized features of N samples and y their classes, minimize
 
-    F(W, b) = 1/N Σ_n −log softmax(W x_n + b)[y_n]  +  λ/2 · ‖W‖²            (the bias b is not penalised)
+    F(W, b) = 1/N Σ_n −log softmax(W x_n + b)[y_n]  +  λ/2 · ‖W‖²            (the bias b is not penalized)
 
 which is scikit-learn's ``LogisticRegression(C=1 / (N λ))`` divided by its C·N.
 """
@@ -145,7 +145,7 @@ def _note(final: bool, candidates: Tensor, iterations: Tensor) -> str:
 def minimize(
     inputs: Tensor, targets: Tensor, penalties: Sequence[float], start: Tensor, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Minimize F for all penalties at once, by L-BFGS with one step length per penalty.
+    """Minimize F for all penalties together, by L-BFGS with one step length per penalty.
 
     inputs: (N, d) · targets: (N,) class indices · penalties: P numbers · start: (P, C, d + 1), the bias last · steps:
     maximum number of iterations · returns the solutions (P, C, d + 1), whether each has converged (P,) and its number

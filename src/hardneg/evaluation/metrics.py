@@ -21,7 +21,7 @@ Protocol = Literal["train_test", "folds", "features"]
 Value = float | tuple[float, str] | None  # what a metric's function returns
 
 DEFAULT_METRICS = ("knn", "nearest", "linear", "few_1", "few_5")
-NOTES, FORMATS = "notes", "metrics"  # keys of evaluation.json that are no metrics
+NOTES, FORMATS = "notes", "metrics"  # keys of evaluation.json that are not metrics
 _NAME = re.compile(r"[A-Za-z]\w{0,99}")
 _FEW = re.compile(r"few_([1-9]\d{0,5})")
 
@@ -63,7 +63,7 @@ class MetricFormat:
         return self.number(value) + self.unit
 
     def improves(self, change: float) -> bool:
-        """Whether a change of the value by this amount is for the better."""
+        """Whether a change of the value by this amount is an improvement."""
         return change > 0 if self.better == "higher" else change < 0
 
 

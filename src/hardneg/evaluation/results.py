@@ -26,8 +26,8 @@ from hardneg.evaluation.metrics import (
 class EvaluationResult(dict[str, float]):
     """The value of each metric.
 
-    notes: by metric, a restriction of its value, as "not converged after 500 iterations"; empty for most · formats: how
-    metrics are shown that are not built in
+    notes: by metric, a remark such as "not converged after 500 iterations"; most have none · formats: how metrics that
+    are not built in are shown
 
     Examples:
         >>> result = EvaluationResult({"linear": 0.9}, {"linear": "not converged after 500 iterations"})
@@ -50,7 +50,7 @@ class EvaluationResult(dict[str, float]):
         return columns({"": {metric: [self[metric]]}}, self.formats)[metric]
 
     def to_json(self) -> dict[str, Any]:
-        """The values, with notes and formats under keys of their own if there are any."""
+        """The values, with notes and formats under separate keys if there are any."""
         content: dict[str, Any] = {**self}
         if self.notes:
             content[NOTES] = self.notes
@@ -141,7 +141,7 @@ def _evaluate(
 
 
 def merged_formats(results: Iterable[EvaluationResult]) -> dict[str, MetricFormat]:
-    """The formats of several results; the last one counts where they differ."""
+    """The formats of several results; where they differ, the last one is used."""
     return {metric: shown for result in results for metric, shown in result.formats.items()}
 
 

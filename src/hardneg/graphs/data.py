@@ -21,13 +21,13 @@ from hardneg.extras import required
 from hardneg.graphs.equivalent_nodes import equivalent_nodes
 
 FEATURES = ("auto", "own", "degree", "constant")
-MOST_DEGREES = 1000  # from this degree on it is one number instead of a one-hot vector, as in HCL's code
+MOST_DEGREES = 1000  # from this degree on, degrees are one number instead of a one-hot vector, as in HCL's code
 
 
 @cache
 def _graph_class() -> Any:
     class IndexedGraph(required("torch_geometric.data", "graph").Data):  # type: ignore[misc]
-        """A PyG graph whose ``index`` says which one of its set it is."""
+        """A PyG graph with its number in the set as ``index``."""
 
         def __inc__(self, key: str, value: Any, *rest: Any, **named: Any) -> Any:
             # PyG adds the number of nodes before it to every attribute with "index" in its name.
@@ -45,10 +45,10 @@ def __getattr__(name: str) -> Any:
 
 
 class GraphSet(Dataset[Any]):
-    """Graphs in a few large tensors, from which a batch is cut without a loop over graphs.
+    """Graphs stored in a few large tensors, from which a batch is selected without a loop over graphs.
 
     As a dataset it yields PyG graphs with ``x``, ``edge_index``, ``y`` and their number ``index``, for PyG's DataLoader
-    with any ``batch_sampler=``; `batch` gives the same batch at once, and on the device where the set is.
+    with any ``batch_sampler=``; `batch` returns the same batch directly, on the device of the set.
 
     Args:
         x: (n, F) floats, features of all nodes, graph after graph
@@ -56,7 +56,7 @@ class GraphSet(Dataset[Any]):
         ptr: (N + 1,) the first node of each graph, and n
         labels: (N,) integers ≥ −1, −1 = unknown; None if there are none
         edge_attr: (E, …) or None
-        name: what to call the set
+        name: of the set, in messages
         node_attributes: further tensors (n, …) by name, such as ``pos`` or ``z``; every graph and batch has them
         edge_attributes: the same of edges, (E, …), such as ``edge_weight``
 
@@ -109,7 +109,7 @@ class GraphSet(Dataset[Any]):
     def of(cls, graphs: Sequence[Any], features: str = "auto", name: str = "graphs") -> "GraphSet":
         """A set of PyG graphs, with ``y`` a whole number or absent; features as for `load_graphs`.
 
-        Every attribute per node or per edge comes along; a warning names what is neither.
+        Attributes per node and per edge are kept; a warning names the others.
         """
         if len(graphs) == 0:
             raise ValueError("graphs is empty: give at least one graph")
@@ -132,7 +132,7 @@ class GraphSet(Dataset[Any]):
 
     def __getitem__(self, number: int) -> Any:
         if not -len(self) <= number < len(self):
-            raise IndexError(f"{self.name} has {len(self)} graphs, and none of number {number}")
+            raise IndexError(f"{self.name} has {len(self)} graphs, but no graph {number}")
         number = int(number) % len(self)
         nodes = slice(int(self.ptr[number]), int(self.ptr[number + 1]))
         edges = slice(int(self.edge_ptr[number]), int(self.edge_ptr[number + 1]))
@@ -215,7 +215,7 @@ class GraphSet(Dataset[Any]):
 
 
 def _ranges(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The members of some segments, one after the other, where each begins (B + 1,), and whose each is."""
+    """The members of the segments ``index``, concatenated; where each begins, (B + 1,); the segment of each member."""
     sizes = ptr[index + 1] - ptr[index]  # (B,)
     starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     owner = torch.repeat_interleave(torch.arange(len(index), device=ptr.device), sizes)
@@ -224,10 +224,10 @@ def _ranges(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attribute_kind(name: str, rows: Tensor, counts: Mapping[str, Tensor]) -> str | None:
-    """What an attribute describes: the key of ``counts`` whose numbers its rows have, or None.
+    """Whether an attribute is of nodes, graphs or edges: the key of ``counts`` that equals ``rows``, or None.
 
-    rows: (G,) rows in each graph · counts: "nodes", "graphs" and "edges" in each graph, (G,) each. Where several fit,
-    an attribute with "edge" in its name is of edges, and another one is of what comes first.
+    rows: (G,) rows in each graph · counts: "nodes", "graphs" and "edges" in each graph, (G,) each. If several fit, an
+    attribute with "edge" in its name is of edges, any other is of the first kind that fits.
 
     Examples:
         >>> ring, one = torch.tensor([4]), torch.tensor([1])  # as many nodes as edges
@@ -240,7 +240,7 @@ def attribute_kind(name: str, rows: Tensor, counts: Mapping[str, Tensor]) -> str
 
 
 def refers_to_nodes(name: str) -> bool:
-    """Whether PyG takes an attribute of this name for numbers of nodes or graphs, which it shifts in a batch."""
+    """Whether PyG treats an attribute of this name as node or graph numbers, which it shifts in a batch."""
     return "index" in name or "batch" in name or name in ("face", "ptr")
 
 
@@ -249,12 +249,12 @@ def _attributes(graphs: Sequence[Any], sizes: Tensor) -> tuple[dict[str, Tensor]
     counts = {"nodes": sizes, "edges": torch.tensor([graph.edge_index.shape[1] for graph in graphs])}
     found: dict[str, dict[str, Tensor]] = {"nodes": {}, "edges": {}}
     left_out = []
-    names = {key for graph in graphs for key in graph.keys()}  # noqa: SIM118 (it is no mapping)
+    names = {key for graph in graphs for key in graph.keys()}  # noqa: SIM118 (not a mapping)
     for key in sorted(names - {"edge_index", "y", "index", "num_nodes"}):
         values = [getattr(graph, key, None) for graph in graphs]
         if any(value is None for value in values):
             lacking = next(number for number, value in enumerate(values) if value is None)
-            raise ValueError(f"graph {lacking} has no {key}, and others have: give it to all graphs or to none")
+            raise ValueError(f"graph {lacking} has no {key}, but others have: give it to all graphs or to none")
         tensors = [value for value in values if isinstance(value, Tensor) and value.dim() > 0]
         kind = None
         if len(tensors) == len(values) and not refers_to_nodes(key):
@@ -264,7 +264,9 @@ def _attributes(graphs: Sequence[Any], sizes: Tensor) -> tuple[dict[str, Tensor]
         else:
             found[kind][key] = torch.cat(tensors)
     if left_out:
-        warnings.warn(f"left out what is neither per node nor per edge: {', '.join(left_out)}", stacklevel=3)
+        warnings.warn(
+            f"left out attributes that are neither per node nor per edge: {', '.join(left_out)}", stacklevel=3
+        )
     return found["nodes"], found["edges"]
 
 
@@ -288,7 +290,7 @@ def assemble(
     edges: Mapping[str, Tensor],
     graphs: Mapping[str, Tensor | list[Any]],
 ) -> Any:
-    """A PyG batch from its parts, which ``to_data_list`` can take apart again; all graph after graph.
+    """A PyG batch from its parts, in the order of the graphs; ``to_data_list`` can split it again.
 
     x: (n, F) · edge_index: (2, E) · batch: (n,) · ptr: (B + 1,) · nodes, edges, graphs: further attributes by name,
     with n, E and B rows
@@ -316,16 +318,16 @@ def load_graphs(
 
     name: as the collection spells it · root: folder with ``NAME.zip``, ``NAME/raw/NAME_A.txt`` or ``NAME.npz`` (packed
     adjacency bits); by default ``$HARDNEG_DATA/tu`` · features: of nodes: ``"own"`` (labels, one-hot), ``"degree"``
-    (one-hot, or one standardised number where degrees reach 1000), ``"constant"`` (1), or ``"auto"``: own, and degree
-    where a set has none · attributes: take the set's continuous node attributes as well · download: into ``root``, if
-    it is not there
+    (one-hot, or one standardized number where degrees reach 1000), ``"constant"`` (1), or ``"auto"``: own, or degree
+    if a set has none · attributes: use the set's continuous node attributes as well · download: into ``root``, if
+    the set is not there
     """
     checks.choice("features", features, FEATURES)
     if root is None:
         home = os.environ.get("HARDNEG_DATA")
         if home is None and not download:
             raise FileNotFoundError(
-                f"{name!r} has no place: pass root=, or set HARDNEG_DATA to the folder that holds tu/, or download=True"
+                f"{name!r}: no folder given: pass root=, or set HARDNEG_DATA to the folder of tu/, or download=True"
             )
         root = Path(home) / "tu" if home else Path("data") / "tu"
     folder = Path(root).expanduser()
@@ -338,9 +340,10 @@ def load_graphs(
     if raw.is_dir():
         return GraphSet.of(_read(raw, name, attributes), features, name)
     if not archive.exists():
-        there = sorted({path.name.removesuffix(".zip").removesuffix(".npz") for path in folder.glob("*")})
+        available = sorted({path.name.removesuffix(".zip").removesuffix(".npz") for path in folder.glob("*")})
         raise FileNotFoundError(
-            f"{name!r} is not in {folder}, which has {', '.join(there) or 'nothing'}: check the name, or download=True"
+            f"{name!r} is not in {folder}, which has {', '.join(available) or 'nothing'}: check the name, or "
+            "download=True"
         )
     # The data's own folder may not be writable.
     with tempfile.TemporaryDirectory() as unpacked:
@@ -362,7 +365,7 @@ def _unreadable(path: Path, error: Exception) -> ValueError:
 def _read(folder: Path, name: str, attributes: bool) -> list[Any]:
     """Graphs from the raw text files of the collection.
 
-    PyG's ``TUDataset`` would rather load the ``processed/data.pt`` beside them, a pickle that may run any code.
+    PyG's ``TUDataset`` would load ``processed/data.pt`` next to them instead, a pickle that may run any code.
     """
     if not (folder / f"{name}_A.txt").exists():
         raise FileNotFoundError(f"{folder} has no {name}_A.txt: copy or download the set again")
@@ -378,7 +381,7 @@ def _read(folder: Path, name: str, attributes: bool) -> list[Any]:
     edge_attr = None if data.edge_attr is None else data.edge_attr[:, widths["num_edge_attributes"] :]
     y = data.y
     if y is not None and (y.is_floating_point() or len(y) != len(sizes)):
-        warnings.warn(f"{name} has targets that are no classes of graphs: it is read without labels", stacklevel=3)
+        warnings.warn(f"{name} has targets that are not classes of graphs: it is read without labels", stacklevel=3)
         y = None
     nodes = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])  # (N + 1,)
     # PyG counts edges up to the last graph that has any.
@@ -421,7 +424,7 @@ def _unpacked(path: Path) -> list[Any]:
 
 
 def _features(own: Tensor | None, edge_index: Tensor, nodes: int, wanted: str, name: str) -> Tensor:
-    """What describes each node, (n, F)."""
+    """The features of each node, (n, F)."""
     checks.choice("features", wanted, FEATURES)
     has_own = own is not None and own.shape[1] > 0
     if wanted == "own" and not has_own:

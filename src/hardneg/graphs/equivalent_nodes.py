@@ -9,7 +9,7 @@ ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # Spli
 
 
 def equivalent_nodes(x: Tensor, edge_index: Tensor, graph_of_node: Tensor, hops: int) -> Tensor:
-    """The first node that is equivalent to each node, (n,): itself, if none comes before it.
+    """The first node that is equivalent to each node, (n,); the node itself if no earlier one is.
 
     Equivalent nodes are in one graph, have equal features and receive equal messages for ``hops`` rounds: color
     refinement (Weisfeiler and Leman 1968). ``hops`` layers of sums over neighbors give them equal embeddings.
@@ -17,8 +17,8 @@ def equivalent_nodes(x: Tensor, edge_index: Tensor, graph_of_node: Tensor, hops:
     x: (n, F) features · edge_index: (2, E), messages go from the first row to the second · graph_of_node: (n,) ·
     hops: ≥ 0
 
-    Features and messages are compared by 64-bit hashes: among a million nodes, two different ones pass for equivalent
-    with a probability of about 10⁻⁷.
+    Features and messages are compared by 64-bit hashes: among a million nodes, two different ones are taken for
+    equivalent with a probability of about 10⁻⁷.
 
     Examples:
         >>> star = torch.tensor([[0, 1, 0, 2], [1, 0, 2, 0]])

@@ -10,15 +10,15 @@ from hardneg.extras import required
 
 
 class GIN(nn.Module):
-    """Layers of sums over neighbours, each followed by two linear maps, ReLU and batch-norm.
+    """Layers of sums over neighbors, each followed by two linear maps, ReLU and batch-norm.
 
-    Called with a PyG batch it returns graph embeddings (G, layers · width): every layer's nodes, summed up per graph,
-    side by side. `nodes` gives them before that. A graph without nodes is embedded as zeros.
+    Called with a PyG batch it returns graph embeddings (G, layers · width): the node embeddings of every layer, summed
+    per graph and concatenated. `nodes` returns them before the sum. A graph without nodes is embedded as zeros.
 
     Args:
         inputs: features of a node, F
         width: of each layer
-        layers: how many
+        layers: number of layers
 
     Examples:
         >>> from hardneg.graphs.data import GraphSet
@@ -40,7 +40,7 @@ class GIN(nn.Module):
             nn.init.zeros_(linear.bias)
         self.layers = nn.ModuleList(GINLayer(convolution(each), width) for each in maps)
         self.inputs, self.features = inputs, layers * width
-        self.hops = layers  # nodes whose surroundings agree so far have one embedding
+        self.hops = layers  # nodes with equal neighborhoods up to this distance have equal embeddings
 
     def forward(self, batch: Any) -> Tensor:
         return self.pool(self.nodes(batch), batch)
@@ -52,7 +52,7 @@ class GIN(nn.Module):
             given = tuple(x.shape) if isinstance(x, Tensor) else x
             raise ValueError(
                 f"batch.x must have shape (nodes, {self.inputs}), got {given}: build GIN(inputs=…) for these features, "
-                "and give graphs without any some by GraphSet.of(graphs, features='degree')"
+                "or create features with GraphSet.of(graphs, features='degree')"
             )
         if self.training and len(x) < 2:
             raise ValueError(f"batch has {len(x)} nodes, and batch-norm trains on two or more: join more graphs")
@@ -68,7 +68,7 @@ class GIN(nn.Module):
 
 
 class GINLayer(nn.Module):
-    """One sum over neighbours, ReLU and batch-norm: (n, F) → (n, width)."""
+    """One sum over neighbors, ReLU and batch-norm: (n, F) → (n, width)."""
 
     def __init__(self, convolution: nn.Module, width: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class GINLayer(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """InfoGraph's map of an embedding before inner products: three layers beside a linear shortcut, (n, d) → (n, d).
+    """InfoGraph's map of an embedding before inner products: three layers plus a linear shortcut, (n, d) → (n, d).
 
     Examples:
         >>> Discriminator(96)(torch.zeros(5, 96)).shape

@@ -1,4 +1,4 @@
-"""Graphs as a modality: TU sets or the user's own, GraphCL's views, GIN, and an SVM by cross-validation."""
+"""Graphs as a modality: TU or user-defined sets, GraphCL's views, GIN, and a cross-validated SVM."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -120,7 +120,7 @@ class Graphs(Modality):
     def embed(self, network: nn.Module, samples: Any, views: Any = None, workers: int = 0) -> Tensor:
         return extract_graphs(network, samples)
 
-    def labelled(self, features: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+    def labeled(self, features: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
         labels = samples.labels.to(features.device)
         return features[labels >= 0], labels[labels >= 0]
 
@@ -157,7 +157,7 @@ def _given(data: Any, given: Any) -> GraphSet | None:
             raise ValueError("the data of this run were given in Python: pass data=")
         if data.source.startswith(TU) or not callables.is_name(data.source):
             if not data.source.startswith(TU):
-                raise ValueError(f"data.source={data.source!r} is no set of graphs: give tu:NAME or module:callable")
+                raise ValueError(f"data.source={data.source!r} is not a set of graphs: give tu:NAME or module:callable")
             return None
         given = callables.load(data.source, "data.source")
     if callable(given):

@@ -7,7 +7,7 @@ from torch import Tensor
 from hardneg.extras import required
 
 SIDE, MARGIN = 56, 5  # pixels
-OVERSAMPLING = 4  # drawn this many times larger and then reduced, so that lines are smooth
+OVERSAMPLING = 4  # images are drawn larger by this factor and then reduced, so that lines are smooth
 MAX_PAIRS = 2_000_000  # node pairs that a layout may visit: 50 iterations for 200 nodes
 
 

@@ -16,24 +16,24 @@ KINDS = ("identity", "drop_nodes", "perturb_edges", "mask_attributes", "subgraph
 
 @dataclass(frozen=True)
 class GraphViews:
-    """Makes two views of each graph, each by an augmentation, or by one that every graph draws from several.
+    """Makes two views of each graph, each by a fixed augmentation or by one that is drawn for every graph.
 
-    ``"drop_nodes"`` leaves out ⌊ratio · nodes⌋ of them; ``"perturb_edges"`` gives ⌊ratio · pairs⌋ of the joined pairs
-    of nodes new random ends, one pair standing for its edges in both directions (loops stay); ``"mask_attributes"``
-    gives ⌊ratio · nodes⌋ nodes the mean features of their graph; ``"subgraph"`` grows from a random node, each time by
-    a random neighbour of what there is, until ⌈(1 − ratio) · nodes⌉ are there or the component ends. A graph that has
-    nodes keeps at least one.
+    ``"drop_nodes"`` removes ⌊ratio · nodes⌋ nodes; ``"perturb_edges"`` gives ⌊ratio · pairs⌋ of the connected pairs of
+    nodes new random end nodes, where a pair is the edges in both directions (loops are not changed);
+    ``"mask_attributes"`` sets ⌊ratio · nodes⌋ nodes to the mean features of their graph; ``"subgraph"`` starts at a
+    random node and adds random neighbors of the nodes it has, until it has ⌈(1 − ratio) · nodes⌉ nodes or the whole
+    component. A graph that has nodes keeps at least one.
 
-    Every attribute per node (``pos``, ``z``, …) stays with its node, and every one per edge (``edge_attr``,
-    ``edge_weight``, …) with its edge. An edge with new ends keeps the attributes it had; one whose new pair exists
-    already leaves with its attributes. Only ``x`` is masked. Attributes per graph are repeated with the graphs. What is
-    none of these, or holds numbers of nodes (``face``), is refused.
+    Attributes per node (``pos``, ``z``, …) are kept with their nodes, attributes per edge (``edge_attr``,
+    ``edge_weight``, …) with their edges. An edge with new end nodes keeps its attributes; it is removed if that pair
+    exists already. Only ``x`` is masked. Attributes per graph are repeated with the graphs. Any other attribute, or one
+    that holds node numbers (``face``), raises an error.
 
     Args:
         first: a name of the above or ``"identity"``, or several to draw from
-        second: the same for the second view; by default the graph as it is against any of the four, as GraphCL's
-            authors train on TU sets
-        ratio: how much changes, in [0, 1]
+        second: the same for the second view; by default the unchanged graph is compared with any of the four, as
+            GraphCL's authors train on TU sets
+        ratio: share of nodes or edges that is changed, in [0, 1]
 
     Called with a PyG batch and a generator on its device (see `hardneg.randomness.generator`), it returns one batch:
     all first views and then all second ones.
@@ -67,12 +67,12 @@ class GraphViews:
         """One or two views of each graph in one PyG batch.
 
         first, total: if the batch is shared between processes, the position of its first graph and the number of all;
-        every process then draws from a generator of its own.
+        every process then draws from its own generator.
         """
         if total is not None:
             generator = randomness.generator(generator.device, generator.initial_seed(), first)
         if views not in (1, 2):
-            raise ValueError(f"views must be 1 or 2, got {views!r}: a pair is what an anchor and its positive need")
+            raise ValueError(f"views must be 1 or 2, got {views!r}: an anchor and its positive are two views")
         graphs = _Graphs.of(batch)
         parts = [graphs.augmented(_names(kinds), self.ratio, generator) for kinds in (self.first, self.second)[:views]]
         return _joined(parts)
@@ -101,7 +101,7 @@ class _Graphs:
                 raise ValueError(f"batch must be a PyG batch with x, edge_index and batch, but has no {name}")
         count, edge_index, owner = int(batch.num_graphs), batch.edge_index, batch.batch[batch.edge_index[0]]
         nodes, edges, graphs = _attributes(batch, count, owner)
-        if bool((owner.diff() < 0).any()):  # a user's own batch may mix them
+        if bool((owner.diff() < 0).any()):  # a user's batch may have edges in any order
             order = owner.argsort(stable=True)
             edge_index, edges = edge_index[:, order], {key: tensor[order] for key, tensor in edges.items()}
         return cls(batch.x, edge_index, batch.batch, count, nodes, edges, graphs)
@@ -112,7 +112,7 @@ class _Graphs:
         return self.batch.bincount(minlength=self.count)
 
     def augmented(self, kinds: tuple[str, ...], ratio: float, generator: torch.Generator) -> "_Graphs":
-        """Every graph changed by one of the kinds; draws are made for all, so one graph's choice changes no other's."""
+        """Every graph changed by one of the kinds; all graphs draw, so that one graph's kind does not affect others."""
         drawn = torch.randint(len(kinds), (self.count,), generator=generator, device=self.x.device)  # (G,)
         kept = torch.ones_like(self.batch, dtype=torch.bool)
         changed = self
@@ -141,7 +141,7 @@ class _Graphs:
         return self.with_(x=torch.where(chosen[:, None], means[self.batch], self.x))
 
     def rewired(self, chosen: Tensor, ratio: float, generator: torch.Generator) -> "_Graphs":
-        """In chosen graphs (G,), some joined pairs get other ends; a pair that exists already is not made twice."""
+        """In chosen graphs (G,), some connected pairs get other end nodes; duplicate pairs are removed."""
         nodes = len(self.x)
         low, high = self.edge_index.amin(dim=0), self.edge_index.amax(dim=0)  # (E,)
         pairs, pair_of = torch.unique(low * nodes + high, return_inverse=True)  # (P,), (E,)
@@ -162,7 +162,7 @@ class _Graphs:
         ends = torch.stack([torch.minimum(first, second), torch.maximum(first, second)]) + start  # (2, P)
         made = torch.where(moved, ends[0] * nodes + ends[1], pairs)
 
-        # Of equal pairs one stays, and rather one that was there before: moved ones come later in this order.
+        # Of equal pairs one is kept, preferably one that was not moved: moved ones come later in this order.
         order = torch.argsort(made * 2 + moved)
         sorted_ = made[order]
         double = torch.zeros_like(moved)
@@ -175,21 +175,21 @@ class _Graphs:
         return self.with_(edge_index=edge_index, edges={key: tensor[kept] for key, tensor in self.edges.items()})
 
     def grown(self, ratio: float, generator: torch.Generator) -> Tensor:
-        """The first ⌈(1 − ratio) · nodes⌉ nodes that growth from a random one reaches, (n,) bool.
+        """The first ⌈(1 − ratio) · nodes⌉ nodes of a subgraph that grows from a random node, (n,) bool.
 
-        Growth by a uniform neighbour is a race: every node has an exponential clock that starts when the first of its
-        neighbours is reached, and clocks without memory ring in uniform order. So the times of arrival are shortest
-        paths, found for all graphs at once.
+        Growth by uniform neighbors is first-passage percolation: every node has an exponential waiting time from the
+        moment its first neighbor is reached, and since these are memoryless, the next node is uniform. Arrival times
+        are therefore lengths of shortest paths, computed for all graphs together.
         """
         device = self.x.device
         uniform = torch.rand(len(self.x), generator=generator, device=device, dtype=precise_dtype(device))
-        clocks = -torch.log1p(-uniform)  # (n,)
+        waits = -torch.log1p(-uniform)  # (n,)
         begins = _random_ranks(self.batch, self.sizes, generator) == 0
-        arrival = torch.where(begins, 0.0, torch.inf).to(clocks)
-        sources = torch.cat([self.edge_index[0], self.edge_index[1]])  # growth minds no direction
+        arrival = torch.where(begins, 0.0, torch.inf).to(waits)
+        sources = torch.cat([self.edge_index[0], self.edge_index[1]])  # edges are followed in both directions
         targets = torch.cat([self.edge_index[1], self.edge_index[0]])
         while True:
-            reached = arrival.scatter_reduce(0, targets, arrival[sources] + clocks[targets], "amin")
+            reached = arrival.scatter_reduce(0, targets, arrival[sources] + waits[targets], "amin")
             if torch.equal(reached, arrival):
                 break
             arrival = reached
@@ -200,7 +200,7 @@ class _Graphs:
     def restricted(self, kept: Tensor) -> "_Graphs":
         """Only the kept nodes (n,), and the edges between them."""
         edges = kept[self.edge_index].all(dim=0)  # (E,)
-        number = kept.cumsum(0) - 1  # (n,) of a kept node, after
+        number = kept.cumsum(0) - 1  # (n,) new numbers of the kept nodes
         return self.with_(
             x=self.x[kept],
             edge_index=number[self.edge_index[:, edges]],
@@ -216,12 +216,12 @@ class _Graphs:
 def _attributes(
     batch: Any, count: int, owner: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor | list[Any]]]:
-    """The attributes of a batch beside its structure: of nodes, of edges (whose graph is ``owner``), and of graphs."""
+    """The attributes of a batch except its structure: of nodes, of edges (whose graph is ``owner``), and of graphs."""
     nodes: dict[str, Tensor] = {}
     edges: dict[str, Tensor] = {}
     graphs: dict[str, Tensor | list[Any]] = {}
     slices = getattr(batch, "_slice_dict", {})
-    for key in batch.keys():  # noqa: SIM118 (it is no mapping)
+    for key in batch.keys():  # noqa: SIM118 (not a mapping)
         value = batch[key]
         if key in ("x", "edge_index", "batch", "ptr", "num_nodes"):
             continue
@@ -229,7 +229,7 @@ def _attributes(
             graphs[key] = value
             continue
         if not isinstance(value, Tensor) or value.dim() == 0:
-            raise ValueError(f"batch.{key} is a {type(value).__name__}, of no node, edge or graph: del batch.{key}")
+            raise ValueError(f"batch.{key} is a {type(value).__name__}, not per node, edge or graph: del batch.{key}")
         if key != "index" and refers_to_nodes(key):
             raise ValueError(f"batch.{key} holds numbers of nodes, which views change: del batch.{key}")
         kind: str | None = {"index": "graphs", "y": "graphs", "edge_attr": "edges"}.get(key)

@@ -59,7 +59,7 @@ def from_npz(path: Path, split: str, in_memory: int) -> ImageSet:
     if f"{prefix}labels" not in read:
         for key in read.keys() - {f"{name}_labels" for name in splits}:
             if key.endswith("labels"):
-                raise ValueError(f"{key!r} of {path} are no labels for {split=}: call them '{prefix}labels'")
+                raise ValueError(f"{key!r} of {path} are not labels for {split=}: name them '{prefix}labels'")
         return ImageSet(images, name=name)
     labels = read[f"{prefix}labels"]
     if labels.dtype.kind not in "iu" or labels.shape not in ((len(images),), (len(images), 1)):

@@ -8,11 +8,11 @@ from torch import Tensor
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as PIL
 XYZ = ((0.412453, 0.357580, 0.180423), (0.212671, 0.715160, 0.072169), (0.019334, 0.119193, 0.950227))  # of linear sRGB
 SIXTH = 0.16666665  # just below 1/6, so that no color is rounded to more than 1
-LAB_CENTER, LAB_HALF_RANGE = (50.0, 6.025, -6.6895), (50.0, 92.208, 101.1675)  # of all sRGB colors, as CMC has them
+LAB_CENTER, LAB_HALF_RANGE = (50.0, 6.025, -6.6895), (50.0, 92.208, 101.1675)  # of all sRGB colors, as in CMC
 
 
 def luma(images: Tensor) -> Tensor:
-    """Luma (B, 1, H, W) of images (B, 3, H, W), by ITU-R 601; a single channel is returned as it is.
+    """Luma (B, 1, H, W) of images (B, 3, H, W), by ITU-R 601; a single channel is returned unchanged.
 
     Examples:
         >>> luma(torch.tensor([1.0, 0.0, 1.0]).view(1, 3, 1, 1)).item()
@@ -57,7 +57,7 @@ def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
     chroma = torch.maximum(red, green)
     chroma = torch.maximum(chroma, blue, out=chroma).sub_(lowest).clamp_(min=1e-12)
     # In turns the hue is ±(1 + (green + blue − red − lowest) / chroma) / 6, + where green ≥ blue: the three cases of
-    # the usual formula in one, without masks. For a gray the numerator is 0, so any divisor is right.
+    # the usual formula in one, without masks. For gray the numerator is 0, so any divisor is correct.
     hues = (green + blue).sub_(red).sub_(lowest)
     hues = torch.addcdiv(column((1 / 6,), images.device, 1), hues, chroma, value=1 / 6, out=hues)
     hues.copysign_(torch.sub(green, blue, out=blue)).add_(shifts.view(-1, 1, 1) + 1).frac_()  # from 0 to 1

@@ -42,8 +42,8 @@ def load_images(
             - ``"hf:NAME"`` or ``"hf:NAME:CONFIG"``: a dataset of the Hugging Face hub;
             - an object: an `ImageSet`, a ``datasets.Dataset``, an array of images or a tuple (images, labels), a
               mapping from split to one of these, or a function of the split that returns one of these.
-        split: which part; a source without parts is read whole, with a warning unless this is ``"train"``.
-        size: bring the shorter side to this length and cut out the centre; needed where images differ in size.
+        split: name of the split; a source without splits is read whole, with a warning unless this is ``"train"``.
+        size: resize the shorter side to this length and crop the center; needed if images differ in size.
         labels: True if labels are needed: a source without labels is then an error.
         in_memory: largest size in bytes of a set that is decoded into memory; a larger one is streamed.
 
@@ -78,7 +78,7 @@ def _load(source: Any, split: str, size: int | None, in_memory: int) -> ImageSet
 
 
 def find(source: Any, split: str, in_memory: int = IN_MEMORY) -> ImageSet | StreamedImages | Found:
-    """What a source holds of a split: arrays, or images still to be decoded; arguments as for `load_images`."""
+    """The images of a split of a source: arrays, or images still to be decoded; arguments as for `load_images`."""
     if not isinstance(source, str | Path):
         return from_object(source, split)
     if source == "digits":
@@ -131,7 +131,7 @@ def _resized(images: ImageSet, size: int | None) -> ImageSet:
     needed = len(images) * images.shape[0] * size * size
     if needed > IN_MEMORY:
         raise ValueError(
-            f"size={size} makes {len(images):,} images of {images.name} {needed / 1e9:,.1f} GB, more than the "
+            f"with size={size} the {len(images):,} images of {images.name} need {needed / 1e9:,.1f} GB, more than the "
             f"{IN_MEMORY / 1e9:,.1f} GB that are held in memory: lower it (data.size in a recipe)"
         )
     pixels = torch.cat([fit(chunk, size) for chunk in torch.split(images.images, 1024)])  # (N, C, size, size)

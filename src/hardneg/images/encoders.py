@@ -1,4 +1,4 @@
-"""Image encoders by name, or any module of the user's."""
+"""Image encoders by name, or any user-defined module."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ ENCODERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """An encoder by name, or by ``package.module:callable`` for one of the user's own.
+    """An encoder by name, or by ``package.module:callable`` for a user-defined one.
 
     Examples:
         >>> build("tiny", channels=1, size=8).features
@@ -39,7 +39,7 @@ def build(name: str, **options: Any) -> nn.Module:
 
 @torch.no_grad()
 def feature_size(encoder: nn.Module, shape: tuple[int, ...]) -> int:
-    """How many features the encoder returns for an image of this shape (C, H, W), found by trying."""
+    """The number of features that the encoder returns for an image of this shape (C, H, W), found by a forward pass."""
     modes = [(module, module.training) for module in encoder.modules()]
     try:
         found = encoder.eval()(torch.zeros(1, *shape))

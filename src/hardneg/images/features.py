@@ -17,7 +17,7 @@ def extract_set(
     prepare: Callable[[Tensor], Tensor] | None = None,
     workers: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Features and labels of a whole set, in memory or streamed; broken and unlabelled images are left out.
+    """Features and labels of a whole set, in memory or streamed; broken and unlabeled images are left out.
 
     encoder, batch_size, prepare: as for `extract` · workers: processes that decode a streamed set · returns (n, d)
     float32 and (n,) int64, on the device of the encoder
@@ -29,10 +29,10 @@ def extract_set(
         (torch.Size([2, 4]), tensor([0, 1]))
     """
     _check_labels(images)
-    return labelled(extract_all(encoder, images, batch_size, prepare, workers), images)
+    return labeled(extract_all(encoder, images, batch_size, prepare, workers), images)
 
 
-def labelled(features: Tensor, images: ImageSet | StreamedImages) -> tuple[Tensor, Tensor]:
+def labeled(features: Tensor, images: ImageSet | StreamedImages) -> tuple[Tensor, Tensor]:
     """The features (N, d) of the images that have a label and are not broken, and their labels."""
     labels = _check_labels(images).to(features.device)
     kept = labels >= 0

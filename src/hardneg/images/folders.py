@@ -1,4 +1,4 @@
-"""Folders of image files, one per class, perhaps below one per split."""
+"""Folders of image files: one folder per class, optionally inside one folder per split."""
 
 import heapq
 import os
@@ -54,12 +54,12 @@ def from_folder(path: Path, split: str) -> Found:
         if len(deeper) > 1 and not any(len(Path(name).parts) == 2 for name in paths):
             few = ", ".join(deeper[:3]) + ", …" * (len(deeper) > 3)
             warnings.warn(
-                f"{folder} has one class, {classes[0]!r}, in whose folder are {few}: if these are the classes, give "
+                f"{folder} has one class, {classes[0]!r}, whose folder contains {few}: if these are the classes, give "
                 f"{folder / classes[0]}",
                 stacklevel=4,
             )
     number = {name: label for label, name in enumerate(classes)}
-    # A file beside the class folders has no class.
+    # A file next to the class folders has no class.
     classes_of = [number[parts[0]] if len(parts := Path(name).parts) > 1 else -1 for name in paths]
     labels = torch.tensor(classes_of) if any(label >= 0 for label in classes_of) else None  # (N,)
     return Found(FolderImages(folder, paths), labels, () if labels is None else classes, f"{path.name}-{split}")
@@ -71,9 +71,9 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _image_paths(folder: Path) -> list[str]:
-    """The images under a folder, sorted, each real file once: first what lies there, then what links lead to.
+    """The images under a folder, sorted, each real file once: first those in the folder, then the targets of links.
 
-    A link to what was read already, or to a folder that holds this one, is not followed, which a warning says.
+    A link to something already read, or to a folder that contains this one, is not followed, with a warning.
     """
     root = os.path.realpath(folder)
     seen: set[str] = set(map(str, Path(root).parents))  # real paths of folders and files
@@ -109,12 +109,12 @@ def _image_paths(folder: Path) -> list[str]:
                     found.append(os.path.relpath(entry.path, folder))
     if refused:
         few = ", ".join(refused[:3]) + ", …" * (len(refused) > 3)
-        warnings.warn(f"{folder}: not followed, as what they lead to is there already: {few}", stacklevel=5)
+        warnings.warn(f"{folder}: links not followed, because their targets are already included: {few}", stacklevel=5)
     return sorted(found)
 
 
 def each_once(files: Sequence[Path]) -> list[Path]:
-    """The files, sorted, without links to others of them."""
+    """The files, sorted; links to other files of the list are left out."""
     real = {Path(os.path.realpath(file)): file for file in sorted(files, reverse=True)}
     real |= {file: file for file in files if file in real}
     return sorted(real.values())

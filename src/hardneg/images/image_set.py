@@ -1,4 +1,4 @@
-"""Sets of images: one uint8 tensor where memory allows, decoded on demand where it does not."""
+"""Sets of images: one uint8 tensor if memory allows, else decoded on demand."""
 
 import hashlib
 import io
@@ -21,8 +21,8 @@ from hardneg.division import Division
 from hardneg.extras import required
 from hardneg.progress import progress
 
-_CHUNK = 64  # images opened at once: well below the limit on open files
-_GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+_CHUNK = 64  # images opened at a time: well below the limit on open files
+_GRAY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 _ORIENTATION = 0x0112  # the EXIF tag
 
 
@@ -34,10 +34,10 @@ class ImageSet:
         images: (N, C, H, W) uint8, contiguous.
         labels: (N,) int64 on the same device, −1 where unknown; None if there are none.
         classes: the name of each label; empty without labels.
-        name: what reports call the set.
+        name: of the set, in reports.
         ids: (N,) int64 on the CPU, a hash of each image as it is stored, before any resizing; None if not read from a
             source.
-        division: of the source, if this is a part of it that `load_split` made.
+        division: of the source, if `load_split` returned this set.
 
     Examples:
         >>> images = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1, -1]), ("cat", "dog"))
@@ -73,7 +73,7 @@ class ImageSet:
         return replace(self, images=self.images.to(device), labels=labels)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
-        """The image (C, H, W) of a row, after its index, as `StreamedImages` has it."""
+        """The index and the image (C, H, W) of a row, as in `StreamedImages`."""
         row = range(len(self))[index]
         return row, self.images[row]
 
@@ -82,7 +82,7 @@ class ImageSet:
         return self.images[index]
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
-        """The images of these rows, in this order, numbered anew."""
+        """The images of these rows, in this order, renumbered from 0."""
         rows = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)  # (n,)
         checks.in_range("indices", rows, len(self))
         labels = None if self.labels is None else self.labels[rows]
@@ -99,11 +99,11 @@ class EncodedImages(Protocol):
 
 
 class Broken:
-    """The images that cannot be read: counted, reported, and an error when they are more than 1 %.
+    """The images that cannot be read: counted, reported, and an error if they are more than 1 %.
 
     Args:
         total: number of images in the set.
-        name: what reports call the set.
+        name: of the set, in reports.
 
     Examples:
         >>> broken = Broken(total=200, name="photos")
@@ -126,7 +126,7 @@ class Broken:
         return f"skipped {len(self)} of {len(self.flags)} images of {self.name} that cannot be read: {places}"
 
     def add(self, index: int, place: str, error: Exception) -> None:
-        """Note that the image cannot be read; raise if now more than 1 % are broken."""
+        """Record that the image cannot be read; raise if more than 1 % are now broken."""
         if self.flags[index]:
             return
         self.flags[index] = True
@@ -153,18 +153,18 @@ class _EncodedSubset:
 
 
 class StreamedImages(Dataset[tuple[int, Tensor]]):
-    """Images too many for memory: item i is (i, image) with a uint8 image (C, H, W), decoded on demand.
+    """Images that do not fit in memory: item i is (i, image) with a uint8 image (C, H, W), decoded on demand.
 
-    An image that turns out to be broken is replaced by the next sound one, which comes with its own index: read labels
-    by the index that an item carries. ``division`` is as in `ImageSet`.
+    An image that cannot be read is replaced by the next readable one, with the index of the latter: look up labels by
+    the index of an item. ``division`` is as in `ImageSet`.
 
     Args:
         encoded: the image files.
         shape: (C, H, W) of every item.
-        size: the shorter side is brought to this length, then the centre is cut out; None leaves images as they are.
+        size: the shorter side is resized to this length, then the center is cropped; None does not change images.
         labels: (N,) int64, −1 where unknown; None if there are none.
         classes: the name of each label; empty without labels.
-        name: what reports call the set.
+        name: of the set, in reports.
         broken: images known to be unreadable.
 
     Examples:
@@ -191,7 +191,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
         name: str = "images",
         broken: Broken | None = None,
     ) -> None:
-        required("PIL.Image", "train")  # now: while decoding, its absence would look like a broken image
+        required("PIL.Image", "train")  # here: while decoding, its absence would look like a broken image
         _check_labels(labels, len(encoded), classes)
         self.encoded, self.shape, self.size = encoded, shape, size
         self.labels, self.classes, self.name = labels, classes, name
@@ -202,7 +202,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
         return len(self.broken.flags)
 
     def subset(self, indices: Tensor | Sequence[int]) -> "StreamedImages":
-        """The images of these rows, in this order, numbered anew."""
+        """The images of these rows, in this order, renumbered from 0."""
         rows = torch.as_tensor(indices, dtype=torch.int64)  # (n,)
         checks.in_range("indices", rows, len(self))
         labels = None if self.labels is None else self.labels[rows]
@@ -219,7 +219,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
                 continue
             try:
                 return sound, decode(self.encoded.open(sound), self.shape, self.size)
-            # Decoders meet bad bytes with OSError, SyntaxError, ValueError, struct.error and more.
+            # Decoders raise OSError, SyntaxError, ValueError, struct.error and more for bad bytes.
             except Exception as error:
                 self.broken.add(sound, self.encoded.place(sound), error)
                 if len(self.broken).bit_count() == 1:  # at 1, 2, 4, 8, …, not thousands of times
@@ -228,36 +228,36 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
 
 
 def survey(encoded: EncodedImages, size: int | None, broken: Broken) -> tuple[int, int, int]:
-    """The (C, H, W) that all images will have, from their headers: grey only if all are, so mostly one header tells."""
+    """The (C, H, W) of all decoded images, from their headers; C is 1 only if all images are gray."""
     image_module = required("PIL.Image", "train")
     first: tuple[int, int, int] | None = None
-    grey = True
+    gray = True
     for index in range(len(encoded)):
         try:
             with encoded.open(index) as file, image_module.open(file) as image:
                 width, height = image.size if _orientation(image) < 5 else image.size[::-1]
-                grey = grey and image.mode in _GREY
+                gray = gray and image.mode in _GRAY
         except Exception as error:
             broken.add(index, encoded.place(index), error)
             continue
         first = first or (index, height, width)
-        if size is not None and not grey:
+        if size is not None and not gray:
             break
         if size is None and (height, width) != first[1:]:
             raise ValueError(
-                f"images of {broken.name} differ in size, so size=None cannot be: {encoded.place(first[0])} is "
-                f"{first[1]}x{first[2]}, {encoded.place(index)} is {height}x{width} (HxW); pass size=224, say"
+                f"images of {broken.name} differ in size, so size=None is not possible: {encoded.place(first[0])} is "
+                f"{first[1]}x{first[2]}, {encoded.place(index)} is {height}x{width} (HxW); pass size=224, for example"
             )
     if first is None:
         raise ValueError(f"no image of {broken.name} can be read: check the source")
     height, width = first[1:] if size is None else (size, size)
-    return 1 if grey else 3, height, width
+    return 1 if gray else 3, height, width
 
 
 def decode_all(
     encoded: EncodedImages, shape: tuple[int, int, int], size: int | None, broken: Broken
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All sound images (n, C, H, W), their indices (n,) and their ids (n,); the others are added to ``broken``."""
+    """All readable images (n, C, H, W), their indices (n,) and their ids (n,); the others are added to ``broken``."""
     required("PIL.Image", "train")
     images = torch.empty(len(encoded), *shape, dtype=torch.uint8)  # (N, C, H, W)
     sound: list[int] = []
@@ -297,13 +297,13 @@ def content_id(data: Any) -> int:
 
 
 def decode(file: BinaryIO, shape: tuple[int, int, int], size: int | None) -> Tensor:
-    """The image (C, H, W) in uint8, upright, grey if C is 1 and RGB otherwise; raises if it is broken."""
+    """The image (C, H, W) in uint8, upright, gray if C is 1 and RGB otherwise; raises if it is broken."""
     with file, required("PIL.Image", "train").open(file) as image:
         if size is not None:
-            # A JPEG decodes at a half, quarter or eighth of its size much faster; twice the target keeps it sharp.
+            # JPEG decoding is much faster at a half, quarter or eighth of the size; twice the target keeps it sharp.
             image.draft(None, (2 * size, 2 * size))
         upright = required("PIL.ImageOps", "train").exif_transpose(image) if _orientation(image) != 1 else image
-        if upright.mode.startswith("I"):  # 16 bits: Pillow's own conversion cuts at 255
+        if upright.mode.startswith("I"):  # 16 bits: Pillow's own conversion clips at 255
             upright = required("PIL.Image", "train").fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
         elif upright.mode == "P" and "transparency" in upright.info:
             upright = upright.convert("RGBA")
@@ -311,24 +311,24 @@ def decode(file: BinaryIO, shape: tuple[int, int, int], size: int | None) -> Ten
     pixels = pixels[None] if shape[0] == 1 else pixels.permute(2, 0, 1)  # (C, H, W)
     pixels = pixels if size is None else fit(pixels[None], size)[0]
     if tuple(pixels.shape) != shape:
-        raise ValueError(f"decodes to {tuple(pixels.shape)} where its header says {shape}")
+        raise ValueError(f"decodes to {tuple(pixels.shape)}, but its header says {shape}")
     return pixels.contiguous()
 
 
 def fit(images: Tensor, size: int) -> Tensor:
-    """Bring the shorter side to ``size`` and cut out the centre: (N, C, H, W) uint8 to (N, C, size, size).
+    """Resize the shorter side to ``size`` and crop the center: (N, C, H, W) uint8 to (N, C, size, size).
 
     Examples:
         >>> fit(torch.zeros(1, 3, 30, 40, dtype=torch.uint8), 16).shape
         torch.Size([1, 3, 16, 16])
     """
     shorter = min(images.shape[2:])
-    # What lies further out than this cannot reach the centre, and enlarging a 1 x 10,000 strip would fill the memory.
-    images = _centre(images, min(images.shape[2], 2 * shorter), min(images.shape[3], 2 * shorter))
+    # Pixels further out do not contribute to the center, and enlarging a 1 x 10,000 strip would fill the memory.
+    images = _center(images, min(images.shape[2], 2 * shorter), min(images.shape[3], 2 * shorter))
     if shorter != size:
         sides = [max(size, round(side * size / shorter)) for side in images.shape[2:]]
         images = interpolate(images, sides, mode="bilinear", antialias=True)
-    return _centre(images, size, size).contiguous()
+    return _center(images, size, size).contiguous()
 
 
 def _check_labels(labels: Tensor | None, count: int, classes: tuple[str, ...]) -> None:
@@ -345,10 +345,10 @@ def _check_labels(labels: Tensor | None, count: int, classes: tuple[str, ...]) -
 
 
 def _orientation(image: Any) -> int:
-    # A PNG would be decoded whole to look for EXIF, and TIFF is turned by Pillow itself.
+    # A PNG would be decoded completely to look for EXIF, and Pillow itself rotates TIFF.
     return int(image.getexif().get(_ORIENTATION, 1)) if image.format in ("JPEG", "MPO", "WEBP") else 1
 
 
-def _centre(images: Tensor, height: int, width: int) -> Tensor:
+def _center(images: Tensor, height: int, width: int) -> Tensor:
     top, left = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
     return images[:, :, top : top + height, left : left + width]

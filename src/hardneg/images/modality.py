@@ -13,7 +13,7 @@ from hardneg import callables
 from hardneg.division import Division
 from hardneg.evaluation import DEFAULT_METRICS, EvaluationResult, evaluate_features
 from hardneg.images import encoders
-from hardneg.images.features import extract_all, labelled
+from hardneg.images.features import extract_all, labeled
 from hardneg.images.image_set import ImageSet, StreamedImages
 from hardneg.images.splits import comparable, load_split
 from hardneg.images.views import ImageViews, moco_views, simclr_views
@@ -82,7 +82,7 @@ class Images(Modality):
         path = self.location(source)
         if path is None:
             return source
-        # A link keeps its name, but ".." after a link must be followed.
+        # Links are not resolved, except if ".." follows a link.
         return str(path.resolve() if ".." in path.parts else path.absolute())
 
     def location(self, source: str) -> Path | None:
@@ -152,13 +152,13 @@ class Images(Modality):
     def embed(self, network: nn.Module, samples: Any, views: Any = None, workers: int = 0) -> Tensor:
         return extract_all(network, samples, prepare=getattr(views, "plain", None), workers=workers)
 
-    def labelled(self, features: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
-        return labelled(features, samples)
+    def labeled(self, features: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+        return labeled(features, samples)
 
     def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> EvaluationResult:
         train, test = self._evaluation_sets(request)
         test = comparable(train, test)
-        features = [labelled(self.embed(encoder, part, request.views, workers), part) for part in (train, test)]
+        features = [labeled(self.embed(encoder, part, request.views, workers), part) for part in (train, test)]
         return evaluate_features(*features[0], *features[1], metrics=request.metrics or DEFAULT_METRICS)
 
     def sample(self, samples: Any, rows: Tensor) -> ImageSet:
@@ -208,9 +208,9 @@ def _source(source: str, given: Any) -> Any:
 
 
 def _holds_copies(division: Division, train: ImageSamples, test: ImageSamples) -> bool:
-    """Whether a source without a test part of its own holds images that the run held out.
+    """Whether a source without a test part contains images that the run held out.
 
-    The rest of such a source may have been trained on. A source with a test part keeps it; a warning says if some of
+    The rest of such a source may have been trained on. A source with a test part keeps it, with a warning if some of
     its images were not held out.
     """
     held_out = torch.tensor(division.held_out, dtype=torch.int64)

@@ -63,5 +63,5 @@ def _is_dataset(given: Any) -> bool:
 
 
 def _anywhere() -> Path:
-    """The root of the file system: rows of an object in memory may name any file, as its maker could."""
+    """The root of the file system: rows of an object in memory may name any file, because the user created it."""
     return Path(Path.cwd().anchor)

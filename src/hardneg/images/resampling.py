@@ -149,11 +149,11 @@ def gaussian_blur(images: Tensor, sigmas: Tensor, radius: int) -> Tensor:
         tensor([0.5481, 0.4519, 0.5481])
     """
     offsets = torch.arange(-radius, radius + 1, dtype=torch.int32, device=images.device)  # (taps,)
-    # A sigma this small has no weight beside the centre, exactly.
+    # With a sigma this small, all weights except the center are exactly 0.
     weights = (offsets / sigmas.clamp(min=1e-3)[:, None]).square_().mul_(-0.5).exp_()  # (B, taps)
     weights /= weights.sum(dim=1, keepdim=True)
     last = images.shape[2] - 1
     pixels = torch.arange(last + 1, dtype=torch.int32, device=images.device)[:, None] + offsets  # (S, taps)
     pixels = last - (last - pixels.abs_()).abs_()  # reflected at both ends
-    shape = (2, len(images), *pixels.shape)  # rows and columns alike
+    shape = (2, len(images), *pixels.shape)  # the same for rows and columns
     return resample(images, pixels.expand(shape), weights[:, None].expand(shape))

@@ -1,7 +1,7 @@
 """ResNet-18, 34 and 50 that return features, with torchvision's names for every weight.
 
-Written here because torchvision is heavy and must not be needed: this is one file of plain layers. Weights trained here
-load into torchvision's models and the other way round.
+Written here because torchvision is a large dependency that must not be required: this is one file of plain layers.
+Weights can be loaded into torchvision's models, and torchvision's weights here.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 1×1, a 3×3 (which takes the stride, as torchvision's does) and a 1×1 convolution, and a shortcut."""
+    """A 1×1, a 3×3 (with the stride, as in torchvision) and a 1×1 convolution, and a shortcut."""
 
     expansion = 4
 
@@ -108,7 +108,7 @@ class ResNet(nn.Module):
         return x.mean(dim=(2, 3))
 
     def load_torchvision(self, state: Mapping[str, Tensor]) -> None:
-        """Take the weights of a torchvision ResNet of the same depth and stem; its classifier ``fc`` is left out."""
+        """Load the weights of a torchvision ResNet of the same depth and stem, without its classifier ``fc``."""
         self.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith("fc.")})
 
 

@@ -1,4 +1,4 @@
-"""Shared by all readers of images: what they return, the names of splits and the names of classes."""
+"""Shared by all readers of images: the type they return, the names of splits and the names of classes."""
 
 import re
 import warnings
@@ -11,7 +11,7 @@ from torch import Tensor
 from hardneg.images.image_set import EncodedImages
 
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing")
-_MOST_CLASSES = 1 << 20  # that may go by numbers alone
+_MOST_CLASSES = 1 << 20  # maximum number of classes without names
 
 
 class Found(NamedTuple):
@@ -32,7 +32,7 @@ def warn_if_whole(path: Path, split: str) -> None:
     if split != "train" and split not in re.split(r"[-_.]", path.name.lower()):
         warnings.warn(
             f"{path} is not divided into splits, so split={split!r} is all of it: "
-            "if you train on it too, results on it are no test",
+            "if you also train on it, results on it are not a test",
             UndividedWarning,
             stacklevel=4,
         )
@@ -50,16 +50,16 @@ def unknown_split(path: Path | str, split: str, splits: Sequence[str]) -> Unknow
 
 
 def is_split(name: str) -> bool:
-    """Is this one of the usual names of a split, in any case?"""
+    """True if this is one of the usual names of a split, in upper or lower case."""
     return name.lower() in SPLITS
 
 
 def called_name(split: str, names: Iterable[str], path: Path) -> str | None:
-    """The source's own name for a split, or None; the usual names may be written in any case."""
+    """The source's own name for a split, or None; the case of the usual names is ignored."""
     fitting = [name for name in names if name == split or (is_split(split) and name.lower() == split.lower())]
     if len(fitting) > 1:
         raise ValueError(
-            f"{str(path)!r} has {' and '.join(map(repr, fitting))}, which is one split twice: keep one of them"
+            f"{str(path)!r} has {' and '.join(map(repr, fitting))}, which name the same split: keep one of them"
         )
     return fitting[0] if fitting else None
 

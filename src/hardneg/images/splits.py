@@ -13,7 +13,7 @@ from hardneg.images.data import find, load_images
 from hardneg.images.image_set import ImageSet, StreamedImages
 from hardneg.images.split_names import UndividedWarning, UnknownSplitError, described
 
-HELD_OUT = 0.2  # of each class of a source that has no labelled test part
+HELD_OUT = 0.2  # of each class of a source that has no labeled test part
 _NO_SPLIT = "?"  # a split that no source has
 
 
@@ -27,12 +27,12 @@ def load_split(
 ) -> ImageSet | StreamedImages:
     """The ``"train"`` or ``"test"`` part of a source; for the other arguments see `load_images`.
 
-    The test part is the first of ``TEST_PARTS`` that has labels. Of a source without one, a fifth of each class is held
-    out: the images with the lowest hashes of their content, so that the choice hardly depends on what other images are
-    there. Training never sees them, or copies of them. Without labels there is nothing to test, and training gets all.
+    The test part is the first of ``TEST_PARTS`` that has labels. If a source has none, a fifth of each class is held
+    out: the images with the lowest hashes of their content, so that the choice hardly depends on the other images. They
+    and their copies are never trained on. Without labels nothing is held out, and all images are trained on.
 
-    channels: to bring the images to, 1 or 3 · division: as a run recorded it. Its test part or held-out images are then
-    the test part, even if images were added or removed since; a warning says if the source has changed.
+    channels: to convert the images to, 1 or 3 · division: as a run recorded it. Its test part or held-out images are
+    then the test part, even if images were added or removed since, with a warning if the source has changed.
 
     Examples:
         >>> len(load_split("digits", "train")), load_split("digits", "test", channels=3).shape
@@ -97,8 +97,8 @@ def _divided(
 def comparable(train: ImageSet | StreamedImages, test: ImageSet | StreamedImages) -> ImageSet | StreamedImages:
     """The test set with its labels numbered as in the train set, by the names of the classes.
 
-    A train set of fewer than two classes is an error, as is a class of the test set without images in it; a class that
-    the test set lacks, and images that both sets have, are warnings.
+    Fewer than two classes in the train set are an error, and so is a class of the test set that the train set lacks. A
+    class that the test set lacks, and images that are in both sets, give a warning.
     """
     if train.labels is None or test.labels is None:
         return test
@@ -108,23 +108,23 @@ def comparable(train: ImageSet | StreamedImages, test: ImageSet | StreamedImages
         if images.labels is not None
     ]
     if len(names[0]) < 2:
-        content = f"images of one class, {next(iter(names[0]))}" if names[0] else "no labelled images"
+        content = f"images of one class, {next(iter(names[0]))}" if names[0] else "no labeled images"
         raise ValueError(f"{train.name} has {content}: an evaluation needs at least two, such as one folder per class")
     if missing := sorted(names[1] - names[0]):
         raise ValueError(
-            f"{test.name} has images of {_few(missing)}, and {train.name} has none: leave them out, or train on some"
+            f"{test.name} has images of {_few(missing)}, but {train.name} has none: leave them out, or train on some"
         )
     if absent := sorted(names[0] - names[1]):
         warnings.warn(f"{test.name} has no images of {_few(absent)}, which {train.name} has", stacklevel=2)
     if isinstance(train, ImageSet) and isinstance(test, ImageSet) and train.ids is not None and test.ids is not None:
         both = int(torch.isin(test.ids, train.ids).sum())
         if both:
-            warnings.warn(f"{both} of the {len(test)} images of {test.name} are in {train.name}, too", stacklevel=2)
+            warnings.warn(f"{both} of the {len(test)} images of {test.name} are also in {train.name}", stacklevel=2)
     if train.classes == test.classes:
         return test
     for images in (train, test):
         if len(set(images.classes)) < len(images.classes):
-            raise ValueError(f"{images.name} has two classes of one name: give each its own")
+            raise ValueError(f"{images.name} has two classes of the same name: rename one of them")
     number = {name: label for label, name in enumerate(train.classes)}
     numbers = torch.tensor([*(number.get(name, -1) for name in test.classes), -1])  # the last for unknown labels
     labels = numbers.to(test.labels.device)[test.labels]
@@ -140,13 +140,13 @@ def _few(names: list[str]) -> str:
 
 
 def _test_part(source: Any) -> str:
-    """What the source calls its first test part with labels, or that a part of the rest is to be held out."""
+    """The name of the source's first test part with labels, or ``Division.HELD_OUT`` if it has none."""
     if isinstance(source, str) and source == "digits":
         return "test"
     by_hub = isinstance(source, str) and source.startswith("hf:")
     names = TEST_PARTS if by_hub or callable(source) else (_NO_SPLIT, *TEST_PARTS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings come when the part is loaded
+        warnings.simplefilter("ignore")  # they are issued when the part is loaded
         warnings.simplefilter("error", UndividedWarning)
         for name in names:
             try:
@@ -161,7 +161,7 @@ def _test_part(source: Any) -> str:
 
 
 def _held_out(images: ImageSet | StreamedImages) -> Tensor:
-    """The ids of the images to be held out, ascending: of each class of at least two, the fifth with the lowest."""
+    """The ids of the images to hold out, ascending: the lowest fifth of each class that has at least two."""
     if images.labels is None or not isinstance(images, ImageSet) or images.ids is None:
         return torch.empty(0, dtype=torch.int64)
     chosen = [torch.empty(0, dtype=torch.int64)]
@@ -196,7 +196,7 @@ def _with_channels(images: ImageSet | StreamedImages, channels: int | None) -> I
     if channels == 3:
         return replace(images, images=images.images.expand(-1, 3, -1, -1).contiguous())
     weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)  # ITU-R 601, as Pillow does it
-    grey = torch.cat(
+    gray = torch.cat(
         [(part * weights).sum(dim=1, keepdim=True).round().byte() for part in torch.split(images.images, 1024)]
     )
-    return replace(images, images=grey)
+    return replace(images, images=gray)

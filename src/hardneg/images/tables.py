@@ -33,7 +33,7 @@ _IMAGE_COLUMNS = ("image", "img", "images", "picture")
 
 
 class ParquetImages:
-    """Images in a column of parquet files, read from first to last: a step back begins anew."""
+    """Images in a column of parquet files, read sequentially: access to an earlier row starts from the first again."""
 
     def __init__(self, files: Sequence[Path], column: str, roots: Sequence[Path]) -> None:
         self.files, self.column, self.roots = files, column, roots
@@ -64,9 +64,9 @@ class ParquetImages:
         # datasets cannot read a file without rows.
         files = [str(file) for file, start, end in zip(self.files, starts[:-1], starts[1:], strict=True) if end > start]
         rows = required("datasets", "data").load_dataset("parquet", data_files=files, split="train")
-        if len(rows) != self.count:  # labels were read apart: they must not slip
+        if len(rows) != self.count:  # labels were read separately and must belong to the same rows
             raise ValueError(
-                f"datasets read {len(rows)} of the {self.count} rows of {self.roots[0]}: rename odd file names"
+                f"datasets read {len(rows)} of the {self.count} rows of {self.roots[0]}: rename unusual file names"
             )
         return DatasetImages(rows, self.column, self.roots, self.folders)
 
@@ -76,7 +76,7 @@ class ParquetImages:
 
 
 class DatasetImages:
-    """Images in a column of a ``datasets.Dataset``: mapped into memory, any row at once.
+    """Images in a column of a ``datasets.Dataset``, which is memory-mapped: fast access to any row.
 
     folders: as for `_folder_of`; by default all paths are relative to the first root
     """
@@ -113,7 +113,7 @@ def from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: S
             if (others := _columns(_parquet().read_schema(file), path)) != (column, label_column, classes):
                 raise ValueError(
                     f"the columns of {file} (images {others[0]!r}, labels {others[1]!r}) or their classes differ from "
-                    f"those of {files[0]} ({column!r}, {label_column!r}): write them alike"
+                    f"those of {files[0]} ({column!r}, {label_column!r}): write all files with the same columns"
                 )
         encoded = ParquetImages(files, column, [path if path.is_dir() else path.parent])
         if label_column is None:
@@ -195,7 +195,7 @@ def from_hub(source: str, split: str) -> Found | ImageSet:
     """A dataset of the Hugging Face hub; a script that comes with it is never run."""
     name, _, config = source.removeprefix("hf:").partition(":")
     datasets = required("datasets", "data")
-    # Before version 4, datasets would run a script that a set brings along.
+    # Before version 4, datasets would run a script that is part of a set.
     plain = {"trust_remote_code": False} if int(datasets.__version__.partition(".")[0]) < 4 else {}
 
     def load(part: str | None) -> Any:
@@ -212,7 +212,7 @@ def from_hub(source: str, split: str) -> Found | ImageSet:
             ) from error
 
     rows = load(split)
-    # What the library downloads lies in its own folders, and in those of the hub's library.
+    # The library downloads to its own folders and to those of the hub's library.
     caches = [datasets.config.HF_DATASETS_CACHE, required("huggingface_hub", "data").constants.HF_HUB_CACHE]
     return from_dataset(rows, Path(name), split, [Path(name), *map(Path, caches)], lambda: load(None).values())
 
@@ -274,7 +274,7 @@ def _notes(schema: Any) -> dict[str, dict[str, Any]]:
 def _cell_labels(
     cells: Any, classes: tuple[str, ...], everywhere: Callable[[], Iterable[Any]], place: str
 ) -> tuple[Tensor | None, tuple[str, ...]]:
-    """The number of each row's class and the names of the classes; names are numbered in the order of the alphabet.
+    """The number of each row's class and the names of the classes; names are numbered in alphabetical order.
 
     cells: column of labels · classes: names of whole numbers, if known · everywhere: the columns of all splits
     """
@@ -282,7 +282,7 @@ def _cell_labels(
     cells, kind = _values(cells), str(cells.type)
     if types.is_boolean(cells.type):
         cells, classes = cells.cast("int8"), ("false", "true")
-    elif types.is_floating(cells.type):  # what pandas makes of whole numbers with gaps
+    elif types.is_floating(cells.type):  # pandas converts integers with missing values to floats
         numbers = cells.to_numpy().astype(np.float64)
         present = ~np.isnan(numbers)
         if not bool((numbers[present] % 1 == 0).all()):
@@ -293,13 +293,13 @@ def _cell_labels(
         parts = [cells, *map(_values, everywhere())]
         for part in parts:
             if not any(fits(part.type) for fits in (types.is_string, types.is_large_string, types.is_null)):
-                raise ValueError(f"{place} holds {kind} in one split and {part.type} in another: write them alike")
+                raise ValueError(f"{place} holds {kind} in one split and {part.type} in another: use one type")
         classes = tuple(sorted({name for part in parts for name in part.unique().to_pylist() if name}))
         number = {name: label for label, name in enumerate(classes)}
         labels = torch.tensor([number.get(name, -1) for name in cells.to_pylist()], dtype=torch.int64)  # (N,)
         return (labels, classes) if classes else (None, ())
     if cells is None or not types.is_integer(cells.type):
-        warnings.warn(f"{place} holds {kind}, which names no classes: the images have no labels", stacklevel=5)
+        warnings.warn(f"{place} holds {kind}, which cannot name classes: the images have no labels", stacklevel=5)
         return None, ()
     if len(cells) == 0:
         return None, ()
@@ -314,9 +314,9 @@ def _values(cells: Any) -> Any:
 
 
 def _open_cell(cell: Any, base: Path, roots: Sequence[Path]) -> BinaryIO:
-    """The image of a row: its bytes, or the file it names, which must lie below one of the roots.
+    """The image of a row: its bytes, or the file it names, which must be below one of the roots.
 
-    base: what the path is relative to; a file that is not there is looked for in the first root
+    base: the folder that the path is relative to; if the file is not there, the first root is used
     """
     data = cell["bytes"] if isinstance(cell, dict) else cell
     if data is not None:
@@ -332,7 +332,7 @@ def _open_cell(cell: Any, base: Path, roots: Sequence[Path]) -> BinaryIO:
             )
         if path.exists():
             return checks.regular_file(path).open("rb")
-    raise FileNotFoundError(f"the row names {cell['path']!r}, which is no file")
+    raise FileNotFoundError(f"the row names {cell['path']!r}, which is not a file")
 
 
 def _parquet() -> Any:

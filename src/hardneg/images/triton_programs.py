@@ -174,12 +174,12 @@ def _crop(
             weight = tl.maximum(y_weight, 0.0) * tl.maximum(x_weight, 0.0)
             # A pixel with a positive weight is inside the box and so inside the image.
             read = inside & (weight > 0)
-            place = image + (y.to(tl.int32) * WIDTH + x.to(tl.int32))
+            pointer = image + (y.to(tl.int32) * WIDTH + x.to(tl.int32))
             total += weight
-            red += weight * tl.load(place, mask=read, other=0).to(tl.float32)
+            red += weight * tl.load(pointer, mask=read, other=0).to(tl.float32)
             if CHANNELS == 3:
-                green += weight * tl.load(place + HEIGHT * WIDTH, mask=read, other=0).to(tl.float32)
-                blue += weight * tl.load(place + 2 * HEIGHT * WIDTH, mask=read, other=0).to(tl.float32)
+                green += weight * tl.load(pointer + HEIGHT * WIDTH, mask=read, other=0).to(tl.float32)
+                blue += weight * tl.load(pointer + 2 * HEIGHT * WIDTH, mask=read, other=0).to(tl.float32)
     share = scale / tl.where(inside, total, 1.0)
     if CHANNELS == 3:
         return red * share, green * share, blue * share

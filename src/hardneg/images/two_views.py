@@ -13,7 +13,7 @@ from hardneg.images.views import lab_split
 def detail_split(images: Tensor) -> tuple[Tensor, Tensor]:
     """The image averaged over squares of 2×2 pixels, and the rest; both as large as the image.
 
-    For images of one channel. It is no published split: it replaces CMC's where there is no color.
+    For images of one channel. It is not a published split: it replaces CMC's for images without color.
 
     images: (B, 1, H, W) in [0, 1] · returns (B, 1, H, W) in [−1, 1] each
 
@@ -24,7 +24,7 @@ def detail_split(images: Tensor) -> tuple[Tensor, Tensor]:
     """
     small = avg_pool2d(images, 2, ceil_mode=True)
     coarse = small.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
-    coarse = coarse[:, :, : images.shape[2], : images.shape[3]]  # of an odd side the last square is a half
+    coarse = coarse[:, :, : images.shape[2], : images.shape[3]]  # if a side is odd, its last squares are halves
     return 2 * coarse - 1, images - coarse
 
 
@@ -40,7 +40,7 @@ class TwoViews(nn.Module):
     It splits the images itself, so that it can be used as any other encoder.
 
     Args:
-        first, second: encoders (B, c, H, W) → (B, features), of as many channels as `channels_of` says
+        first, second: encoders (B, c, H, W) → (B, features), with the numbers of channels c of `channels_of`
         split: ``"lab"`` (L, and ab; for color images) or ``"detail"`` (coarse image, and detail; for one channel)
 
     Takes images in [0, 1] (views made with mean=None), returns (B, features of both).

@@ -32,7 +32,7 @@ class Contents:
 
     @property
     def formats(self) -> dict[str, MetricFormat]:
-        """How metrics are shown that are not built in, as the run folders describe them."""
+        """The formats of metrics that are not built in, from the run folders."""
         return merged_formats(run.evaluation for group in self.groups for run in group.runs)
 
     @property
@@ -44,7 +44,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Part:
-    """A section of the page. key: its id · hint: HTML, one sentence that says how to read it · body: HTML."""
+    """A section of the page. key: its id · hint: HTML, one sentence that explains how to read it · body: HTML."""
 
     key: str
     title: str
@@ -54,7 +54,7 @@ class Part:
     def html(self) -> str:
         """The section as HTML."""
         return (
-            f'<section id="{self.key}" aria-labeledby="{self.key}-title">'
+            f'<section id="{self.key}" aria-labelledby="{self.key}-title">'
             f'<h2 id="{self.key}-title">{escape(self.title)}</h2>'
             f'<p class="hint">{self.hint}</p>{self.body}</section>'
         )

@@ -54,14 +54,14 @@ def write_report(
         raise ValueError("runs is empty: pass at least one run folder")
     to = Path(to)
     if to.is_dir():
-        raise ValueError(f"to={str(to)!r} is a folder: name a file in it, as {to / 'report.html'}")
+        raise ValueError(f"to={str(to)!r} is a folder: name a file in it, such as {to / 'report.html'}")
     if load_samples is not None and trust:
         raise ValueError("trust=True is for the encoders of the runs, which load_samples= replaces: leave one out")
     extra = _checked(extra_rows or {})
     groups = group_runs([read_run(run) for run in runs], names)
     duplicates = [name for name in extra if name in {group.name for group in groups}]
     if duplicates:
-        raise ValueError(f"extra_rows names {duplicates[0]!r}, which is a group of runs already: choose another name")
+        raise ValueError(f"extra_rows names {duplicates[0]!r}, which is already a group of runs: choose another name")
     if baseline is not None:
         checks.choice("baseline", baseline, [*(group.name for group in groups), *extra])
     load_samples = load_samples or functools.partial(samples.load_test_samples, trust=trust)

@@ -112,7 +112,7 @@ def group_runs(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[
     identity: dict[str, str] = {}
     for run, key, name in zip(runs, keys, labels, strict=True):
         if identity.setdefault(name, key) != key:
-            raise ValueError(f"names calls two different recipes {name!r}: give {run.folder} another name")
+            raise ValueError(f"names gives two different recipes the name {name!r}: give {run.folder} another one")
         for other in members.setdefault(name, []):
             # The same result counted twice would look like two seeds that agree.
             if other.seed == run.seed:

@@ -79,7 +79,7 @@ class Projection(NamedTuple):
 
 @dataclass(frozen=True)
 class EmbeddingSummary:
-    """What the report shows of one run's embeddings.
+    """The results of one run's embeddings that the report shows.
 
     seed: of the run · samples: number of samples · histograms: of cosines · hardest_same_share: share of the hardest
     negatives with the anchor's label · all_same_share: the same share among all other samples · gallery: anchors, each

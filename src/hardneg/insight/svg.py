@@ -13,7 +13,7 @@ from unicodedata import east_asian_width
 
 from hardneg.printable import printable
 
-WIDTH, HEIGHT = 340, 208  # in user units: the width of a phone, so that text is not scaled user_y
+WIDTH, HEIGHT = 340, 208  # in user units: the width of a phone, so that its text is not scaled there
 _TOP, _RIGHT, _BOTTOM = 20, 12, 34
 _CHARACTER = 6.2  # width of a digit in user units
 STYLES, DASHES = 8, 3  # colors and dash patterns of the style sheet: 24 distinct series

@@ -39,7 +39,7 @@ class CandidateSet:
     def own_similarity(self) -> Tensor | None:
         """Inner products of anchors with their own positives, (A, M)."""
         views = self.layout.views
-        # Of two views each is the other's only positive.
+        # With two views, each is the only positive of the other.
         return (
             self.pair_similarity
             if self.pair_similarity is None or views == 1
@@ -47,7 +47,7 @@ class CandidateSet:
         )
 
     def detached(self, copy: Callable[[Tensor], Tensor] = Tensor.detach) -> "CandidateSet":
-        """The same without autograd graph. copy: returns detached embeddings, possibly in half precision."""
+        """A copy without the autograd graph. copy: returns detached embeddings, possibly in half precision."""
         return replace(
             self,
             anchors=copy(self.anchors),
@@ -70,15 +70,15 @@ def candidate_sets(inputs: Inputs, settings: Settings) -> list[CandidateSet]:
         offset = sum(sizes[: torch.distributed.get_rank()])
         views = distributed.gather(views.transpose(0, 1), sizes).transpose(0, 1)
         labels = None if labels is None else distributed.gather(labels, sizes)
-    everything = _GlobalBatch(inputs, views, labels, offset, settings.supervision)
+    global_batch = _GlobalBatch(inputs, views, labels, offset, settings.supervision)
     first, rest = range(1), range(1, count) if count > 1 else range(1)
     if settings.in_batch == "both":
-        return [everything.candidate_set(range(2) if inputs.paired else first, range(count), in_batch=True)]
+        return [global_batch.candidate_set(range(2) if inputs.paired else first, range(count), in_batch=True)]
     if settings.in_batch is None:
-        return [everything.candidate_set(first, rest, in_batch=False)]
-    sets = [everything.candidate_set(first, rest, in_batch=True)]
+        return [global_batch.candidate_set(first, rest, in_batch=False)]
+    sets = [global_batch.candidate_set(first, rest, in_batch=True)]
     if settings.symmetric:
-        sets.append(everything.candidate_set(rest, first, in_batch=True))
+        sets.append(global_batch.candidate_set(rest, first, in_batch=True))
     return sets
 
 
@@ -167,9 +167,9 @@ class _GlobalBatch:
         )
 
     def _label_groups(self, pool_views: int, allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Groups of anchors (B,) and candidates (N,), equal where two labels are known and equal; and a finer mask.
+        """Groups of anchors (B,) and candidates (N,), equal where both labels are known and equal; and the mask.
 
-        Labels of negatives per anchor, (B, N), cannot be groups of candidates: they go into the mask ``allowed``.
+        Labels of negatives per anchor, (B, N), cannot be groups of candidates: they are added to the mask ``allowed``.
         """
         assert self.labels is not None
         assert self.inputs.labels is not None
@@ -196,7 +196,7 @@ class _GlobalBatch:
         total, anchors = layout.global_batch, layout.batch * layout.views
         instances = layout.instances(slice(0, anchors))  # (A,)
         assert self.labels is not None
-        unknown = -2 - torch.arange(total, device=layout.device)  # an unknown label is a group of its own
+        unknown = -2 - torch.arange(total, device=layout.device)  # each unknown label is a separate group
         groups = torch.where(self.labels >= 0, self.labels, unknown)
         own_row = None
         if set(anchor_views) <= set(pool_views):
@@ -219,8 +219,8 @@ def _count_before_labels(
 ) -> Tensor:
     """The number of candidates of each anchor before labels exclude any, (A,).
 
-    views: of the batch that are candidates · given: number of given negatives, less those in ``exclude`` (B, E), or
-    only those in ``allowed`` (B, n)
+    views: number of views of the batch that are candidates · given: number of given negatives · exclude: (B, E) those
+    not counted · allowed: (B, n) bool, those counted
     """
     count = torch.full((layout.batch,), (layout.global_batch - 1) * views, dtype=dtype, device=layout.device)
     count += given if allowed is None else allowed.sum(dim=1)

@@ -196,7 +196,7 @@ def _single_positive_losses(
 
 
 def _fits_kernel(settings: Settings, scale: Tensor) -> bool:
-    """Does the loss have the form that a kernel's own ``losses`` computes?"""
+    """True if the loss has the form that a kernel's own ``losses`` computes."""
     return (
         scale.dtype == torch.float32
         and settings.negative_count != "batch"

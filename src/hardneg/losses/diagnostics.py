@@ -14,7 +14,7 @@ from hardneg.losses.positives import OwnPositives
 
 @dataclass(frozen=True)
 class CallRecord:
-    """What a call keeps of one candidate set, without gradients; tensors of shape (A,).
+    """The results of a call for one candidate set, kept for its diagnostics, without gradients; tensors are (A,).
 
     versions: of the candidates' tensors at the time of the call; None inside a compiled graph, which copies them
     """
@@ -33,9 +33,9 @@ class Diagnostics:
 
     ``compute()`` returns: anchors · without_candidates, without_positives: anchors that contributed nothing, and why ·
     floored: anchors whose debiased negatives vanished · support: mean number of negatives ·
-    effective_negatives: mean of 1/Σq², the number of negatives that equal weights would make of it · positive_score,
-    negative_score: means over positives and over the support. Means are over the anchors that have what is averaged; 0
-    if none has.
+    effective_negatives: mean of 1/Σq², the effective sample size of the weighted negatives · positive_score,
+    negative_score: means over positives and over the support. Each mean is over the anchors for which its quantity is
+    defined; 0 if there are none.
     """
 
     def __init__(self, records: Sequence[CallRecord], scale: Tensor) -> None:

@@ -1,7 +1,7 @@
 """The short path: the whole loss of pairs by one fused operator.
 
 Small batches are bound by the number of launches. A kernel may therefore compute the loss of a paired batch, or of
-pairs against a queue or bank, in one operator. `applies` tells whether a call has that form.
+pairs against a queue or bank, in one operator. `applies` returns whether a call has that form.
 """
 
 import math
@@ -30,7 +30,7 @@ def applies(
     negative_mask: Tensor | None,
     positive_mask: Tensor | None,
 ) -> bool:
-    """Are these pairs against one or both views of the other instances, or against shared given negatives?"""
+    """True for pairs against one or both views of the other instances, or against shared given negatives."""
     if settings.in_batch is not None:
         fits = negatives is None and exclude is None and negative_labels is None and negative_mask is None
         # With symmetric=True one pass has the anchors of both directions, so a band per anchor would need two.
@@ -116,7 +116,7 @@ def _plain_loss(
 
 
 def _differs_between_anchors(part: Hardening) -> bool:
-    """Does every anchor have a band of its own?"""
+    """True if every anchor has its own band."""
     if part.needs_positive or part.percentiles() is not None:
         return True
     return any(isinstance(bound, Tensor) for bound in part.bounds(None))

@@ -26,8 +26,8 @@ INFINITY = float("inf")
 class Hardening:
     """Base class of all hardenings; by default all candidates are kept, with equal weights. Settings may be schedules.
 
-    The objective uses a copy whose schedules are replaced by their numbers at the moment (`at`), so the methods below
-    see numbers only.
+    The objective uses a copy whose schedules are replaced by their current values (`at`), so the methods below see
+    numbers only.
     """
 
     needs_positive: ClassVar[bool] = False  # whether `bounds` uses the positive's score
@@ -64,7 +64,7 @@ class Hardening:
                 yield setting
 
     def in_scores(self, temperature: float | Learnable) -> "Hardening":
-        """The same in terms of scores, if it is given in terms of cosines."""
+        """An equivalent hardening in terms of scores, if this one is given in terms of cosines."""
         return self
 
     def at(self, progress: float) -> Self:
@@ -151,7 +151,7 @@ class Threshold(Hardening):
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.tau, self.score, self.cosine)) != 1:
             raise ValueError(
-                f"give tau, score or cosine, one of them, got tau={self.tau!r}, score={self.score!r}, "
+                f"give exactly one of tau, score and cosine, got tau={self.tau!r}, score={self.score!r}, "
                 f"cosine={self.cosine!r}"
             )
         if self.cosine is not None:
@@ -273,5 +273,5 @@ class Custom(Hardening):
         checks.values(
             (weight >= 0) & (weight < torch.inf), "fn must return finite weights ≥ 0: use log=True for large ones"
         )
-        # log 0 has an infinite slope, and 0 · inf is NaN: compute it where it is finite only.
+        # The derivative of log is infinite at 0, and 0 · inf is NaN: take the log of nonzero weights only.
         return torch.where(weight > 0, weight, 1.0).log().masked_fill(weight == 0, -torch.inf)

@@ -52,7 +52,7 @@ class InfoNCE(Adjustable):
         hardening: one `Hardening` or a tuple of them: at most one tilt, any number of bands, which intersect
         class_prior: τ⁺, probability that a random sample has the anchor's class, in [0, 1); 0 disables debiasing
         debias: ``"hcl"`` (the paper's formula) or ``"exact"`` (the tilted share of the anchor's class)
-        in_batch: candidates from ``"both"`` views (2B−2), the ``"other"`` view (B−1), or None of the batch
+        in_batch: candidates from ``"both"`` views (2B−2), from the ``"other"`` view (B−1), or None: no in-batch ones
         symmetric: with ``"other"``: the second view's rows are anchors too
         supervision: what labels are used for: ``"none"``, ``"positives"``, ``"negatives"`` or ``"full"``
         combine_positives: ``"mean_of_logs"``, ``"log_of_mean"`` or ``"in_denominator"``
@@ -106,7 +106,7 @@ class InfoNCE(Adjustable):
     generator: torch.Generator | None
     draw_state: Tensor  # (2,), the seed and the number of calls that have drawn; only if num_negatives is given
 
-    _settings: Settings  # with schedules at the present progress
+    _settings: Settings  # with schedules at the current progress
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
     _warned = False
     _seeded_by: torch.Generator | None = None
@@ -213,7 +213,7 @@ class InfoNCE(Adjustable):
         given = _check(given)
         settings = _resolve(given, self.progress)
         adaptive = _adaptive_schedules(given)
-        # Directly: nn.Module's own assignment searches parameters, buffers and children for each name.
+        # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children for each name.
         self._modules.pop("temperature", None)
         self.__dict__.update(given, _settings=settings, _adaptive=adaptive)
         if isinstance(given["temperature"], Learnable):
@@ -250,8 +250,8 @@ class InfoNCE(Adjustable):
         """The key of this call's draws, (2,)."""
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
-                "the loss is recomputed in a backward pass, where num_negatives would draw others: leave the loss "
-                "outside of torch.utils.checkpoint"
+                "the loss is recomputed in a backward pass, where num_negatives would draw different negatives: keep "
+                "the loss outside of torch.utils.checkpoint"
             )
         key: Tensor = self.draw_state.clone()
         self.draw_state[1] += 1
@@ -259,7 +259,7 @@ class InfoNCE(Adjustable):
 
     def _keep_records(self, records: Callable[[], list[CallRecord]], scale: Tensor) -> None:
         """Keep the records of a call for the diagnostics, and warn if most anchors are floored."""
-        # Directly: nn.Module's own assignment searches parameters, buffers and children first.
+        # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
         self.__dict__["_last"] = lambda: Diagnostics(records(), scale)
         debiased = self._settings.prior is not None and scale.device.type == "cpu"
         if debiased and not self._warned and not torch.compiler.is_compiling():
@@ -369,16 +369,16 @@ def _adaptive_schedules(given: dict[str, Any]) -> tuple[Adaptive, ...]:
 
 
 def _number(name: str, given: Any) -> float:
-    """A positive, finite number that is no schedule."""
+    """A positive, finite number; raises for a schedule."""
     if isinstance(given, Schedule):
         raise ValueError(f"{name} must be a number, got the schedule {given!r}")
     return float(checks.number(name, given, above=0, below=math.inf))
 
 
 def _computing_on(device: torch.device) -> AbstractContextManager[Any]:
-    """Computes in float32 or better, with a GPU as the current device.
+    """A context without autocast, in which ``device`` is the current device if it is a GPU.
 
-    Autocast is turned off; and Triton runs its programs on the current GPU, not on that of the tensors.
+    Triton launches its programs on the current GPU, not on the GPU of the tensors.
     """
     compiling = torch.compiler.is_compiling()
     autocast = compiling or torch.is_autocast_enabled(device.type)

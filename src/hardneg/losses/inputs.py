@@ -217,7 +217,7 @@ def _check_mask(name: str, mask: object, shape: tuple[int, int], meaning: str) -
 
 
 def _smallest_length(named: list[tuple[str, Tensor]]) -> float:
-    """The length below which a vector counts as zero, as the gradient of its direction would overflow its dtype."""
+    """The length below which a vector counts as zero, because the gradient of its direction would overflow."""
     smallest = 1e-30
     for _, tensor in named:
         smallest = max(smallest, torch.finfo(tensor.dtype).tiny)
@@ -252,7 +252,7 @@ def _units_by_kernel(
 
 
 class _Divide(torch.autograd.Function):
-    """Vectors divided by their lengths (…, 1), none of which is zero."""
+    """Divides vectors by their nonzero lengths (…, 1)."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, vectors: Tensor, lengths: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ PUBLISHED_PRIOR = 0.5  # hard-wired in the published code
 class JSD(Adjustable):
     """Separates a node's own graph from others, with weights on hard ones: ``sp(−T) + E_q sp(T)``, sp = log(1 + e^·).
 
-    T is the inner product of a node's and a graph's embedding, neither of unit length. Over the graphs other than its
-    own, a node has q ∝ e^{beta·T}; with a class prior τ⁺ the second term is ``(E_q sp(T) − τ⁺ E_q⁺ sp(T))/(1 − τ⁺)``.
+    T is the inner product of a node's and a graph's embedding, not normalized. For each node, q ∝ e^{beta·T} over the
+    other graphs; with a class prior τ⁺ the second term is ``(E_q sp(T) − τ⁺ E_q⁺ sp(T))/(1 − τ⁺)``.
     Scores and gradients are computed a tile of nodes at a time: memory does not grow with n · G.
 
     Args:
@@ -59,7 +59,7 @@ class JSD(Adjustable):
     published: bool
     reduction: Reduction
     tile: int | None
-    _beta: float  # at the present progress
+    _beta: float  # at the current progress
     _prior: float
     _last: NodeGraphScores | None = None  # of the last call, detached
 
@@ -157,7 +157,7 @@ class JSD(Adjustable):
             or not given["grad_through_weights"]
         ):
             raise ValueError(
-                "published=True has a prior, a range and gradients of its own and no labels: leave class_prior, "
+                "published=True fixes the prior, the range and the gradients and uses no labels: leave class_prior, "
                 "weight_range, grad_through_weights and supervision at their defaults"
             )
         numbers = self._numbers(given["beta"], given["class_prior"], self.progress)
@@ -271,7 +271,7 @@ def _published_losses(nodes: Tensor, graphs: Tensor, own: Tensor, weighting: Wei
     """
     scores = nodes @ graphs.T  # (R, G)
     positive = scores.gather(1, own)[:, 0]
-    others = max(len(graphs) - 1, 1)  # of a node without other graphs the loss is not used
+    others = max(len(graphs) - 1, 1)  # the loss of a node without other graphs is not used
     odds = PUBLISHED_PRIOR / (1 - PUBLISHED_PRIOR)
     added = odds * softplus(positive, threshold=EXACT_SOFTPLUS)
     attraction = softplus(-positive, threshold=EXACT_SOFTPLUS) + added - LOG_2 + others * odds * LOG_2

@@ -34,8 +34,8 @@ class CloseSets(Protocol):
 class LocalAggregation(Adjustable):
     """−log of the mean e^{cos/temperature} over the close set C_i, divided by that over the background set B_i.
 
-    B_i holds the own row and the rows nearest to the anchor (of equally near ones, the first), C_i the rows that share
-    a cluster with it, its own included. The choice of rows has no gradient; the loss's gradient goes to ``z``. Bank
+    B_i holds the anchor's own row and its nearest rows (ties by index), C_i the rows that share a cluster with it, its
+    own included. The choice of rows has no gradient; the gradient of the loss flows to ``z``. Bank
     rows are read once per call, a tile at a time; memory is O(B · (background + members + d)).
 
     Args:
@@ -73,7 +73,7 @@ class LocalAggregation(Adjustable):
     def forward(self, z: Tensor, rows: Tensor, idx: Tensor, clusters: CloseSets) -> Tensor:
         """The loss of a batch.
 
-        z: (B, d), of any length · rows: (N, d), the bank's, also in half precision or on the host · idx: (B,) the
+        z: (B, d), of any norm · rows: (N, d), the bank's, also in half precision or on the host · idx: (B,) the
         anchors' own rows · clusters: of these rows
         """
         self._check(z, rows, clusters)
@@ -173,7 +173,7 @@ def _search(
     """The own and the nearest rows of each anchor, with cosines, in one pass over the rows.
 
     unit: (B, d) · rows: (N, d) · idx: (B,) own rows · close: (B, L) rows whose cosines are computed too, −1 = none
-    returns (B, K) indices and cosines of the nearest, (B, L) cosines of the close ones, (N,) one over each row's length
+    returns (B, K) indices and cosines of the nearest, (B, L) cosines of the close ones, (N,) one over each row's norm
     """
     close_cosines = unit.new_zeros(close.shape)
     own_cosines = unit.new_zeros(len(unit), 1)
@@ -224,10 +224,10 @@ def _weighted_rows(weights: Tensor, chosen: Tensor, rows: Tensor) -> Tensor:
 
 
 class _RowSets(NamedTuple):
-    """The rows an anchor is compared with: all that the loss needs besides their cosines.
+    """The rows an anchor is compared with, as indices and masks.
 
-    near: (B, K) background · close: (B, L), of which those in ``close_mask`` (B, L) are the close set · log_ratio: (B,)
-    log of the ratio of the sets' sizes, or 0 · inverse: (N,) one over each row's length
+    near: (B, K) background · close: (B, L) rows; those in ``close_mask`` (B, L) are the close set · log_ratio: (B,) log
+    of the ratio of the sets' sizes, or 0 · inverse: (N,) one over each row's norm
     """
 
     near: Tensor
@@ -244,7 +244,7 @@ class _RowSets(NamedTuple):
 
 
 class _AttachGradient(torch.autograd.Function):
-    """Losses with the derivative computed with them; backward raises if the rows were overwritten meanwhile."""
+    """Attaches their precomputed derivative to the losses; backward raises if the rows were overwritten before it."""
 
     @staticmethod
     def forward(

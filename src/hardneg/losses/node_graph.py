@@ -45,7 +45,7 @@ class Weighting:
 class NodeGraphScores:
     """The inner products of nodes and graphs, computed block by block when iterated over.
 
-    nodes: (n, d) · graphs: (G, d) · batch: (n,) the graph of each node · labels: (G,), used as ``supervision`` says ·
+    nodes: (n, d) · graphs: (G, d) · batch: (n,) the graph of each node · labels: (G,), used as in ``supervision`` ·
     tile: nodes at a time · counts: (n,) the number of equal nodes that each represents
     """
 
@@ -106,7 +106,7 @@ class NodeGraphScores:
         return bound
 
     def detached(self) -> "NodeGraphScores":
-        """The same without autograd graph."""
+        """A copy without the autograd graph."""
         return replace(self, nodes=self.nodes.detach(), graphs=self.graphs.detach())
 
 
@@ -177,7 +177,7 @@ def _plain_divergence(scores: NodeGraphScores, weighting: Weighting, nodes: Tens
 
 
 class _Divergence(torch.autograd.Function):
-    """The losses of the nodes; the backward pass recomputes the scores, as it needs the upstream gradient."""
+    """The losses of the nodes; the backward pass recomputes the scores, because it needs the upstream gradient."""
 
     @staticmethod
     def forward(ctx: Any, nodes: Tensor, graphs: Tensor, scores: NodeGraphScores, weighting: Weighting) -> Tensor:
@@ -298,5 +298,5 @@ class _Expectation:
         direct = torch.sigmoid(self.scores).mul_(self.weights)
         if self.weighting.beta == 0 or not self.weighting.grad_through_weights:
             return direct
-        # Times q before β: either may be as large as floats go, where the other is 0.
+        # Multiplied by q before β: one may be near the largest float where the other is 0.
         return self.weighting.log_weight((self.costs - self.value[:, None]).mul_(self.weights)).add_(direct)

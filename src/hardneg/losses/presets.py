@@ -1,7 +1,7 @@
-"""One line per paper. Every preset takes any further argument of `InfoNCE`.
+"""Presets: the loss of each paper in one line. Every preset takes any further argument of `InfoNCE`.
 
-An argument given replaces the preset's default. A hardening is added to the preset's own: bands intersect, a second
-tilt raises. An argument that a preset has under a name of its own is refused under the other name.
+A given argument replaces the preset's default. A hardening is added to the preset's own: bands intersect, a second
+tilt raises. An argument that a preset renames (``class_prior`` to ``tau_plus``) raises under its original name.
 """
 
 from typing import Any, Literal
@@ -94,7 +94,7 @@ def graphcl(temperature: Temperature = 0.2, **options: Any) -> InfoNCE:
 
 
 def infograph(beta: Setting = 0.0, tau_plus: Setting = 0.0, **options: Any) -> JSD:
-    """InfoGraph (Sun et al. 2020, eq. 4) with HCL's hard negatives (appendix B): nodes against graphs, another form."""
+    """InfoGraph (Sun et al. 2020, eq. 4) with HCL's hard negatives (appendix B): the `JSD` of nodes and graphs."""
     _refuse_class_prior("infograph", options)
     return JSD(**{"beta": beta, "class_prior": tau_plus, **options})
 
@@ -133,8 +133,8 @@ def ring_nce(
 ) -> InfoNCE:
     """Ring discrimination (Wu et al. 2021, CNCE, eq. 4): negatives from a ring of ranks that narrows over training.
 
-    The ring goes from all but the closest to [lower, upper]; move it with ``set_progress``. Negatives are passed as
-    ``negatives=`` (queue or bank), as for `moco`.
+    The ring starts with all candidates except the closest and ends at [lower, upper]; move it with ``set_progress``.
+    Negatives are passed as ``negatives=`` (queue or bank), as for `moco`.
 
     anneal: how it narrows (Ring, appendix E): ``"linear"`` over the first ``until`` of training; ``"step"``, the same
     in three steps; ``"accuracy"`` or ``"loss"``, while validation accuracy or the training loss improves, which
@@ -174,7 +174,7 @@ def _with(own: Hardening, options: dict[str, Any]) -> tuple[Hardening, ...]:
 
 
 def _refuse_class_prior(preset: str, options: dict[str, Any]) -> None:
-    """Raise if the class prior is given under another name than the preset's own."""
+    """Raise if the class prior is given as ``class_prior`` instead of the preset's ``tau_plus``."""
     if "class_prior" in options:
         prior = options["class_prior"]
         raise ValueError(f"{preset}() calls class_prior tau_plus: pass tau_plus={prior!r} instead of class_prior")

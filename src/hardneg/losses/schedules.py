@@ -1,7 +1,7 @@
 """Settings that change over training, as functions of the fraction of training done.
 
 Any of temperature, tilt, threshold, ring bounds or class prior may be a schedule. A schedule is a pure function of the
-progress in [0, 1], so that resuming a run needs only the progress; only `Adaptive` has a state of its own. Schedules
+progress in [0, 1], so that resuming a run needs only the progress; `Adaptive` alone has a state. Schedules
 support arithmetic, so one schedule can drive several settings:
 
 Examples:
@@ -78,13 +78,13 @@ Setting = float | Schedule
 
 
 def value(setting: Setting, progress: float) -> float:
-    """The number of a setting at this progress."""
+    """The value of a setting at this progress."""
     return setting.at(progress) if isinstance(setting, Schedule) else float(setting)
 
 
 def _number(name: str, given: float) -> float:
     """A number, a numpy scalar or a tensor without dimensions as a Python float."""
-    from hardneg import checks  # which imports this file
+    from hardneg import checks  # here, because it imports this module
 
     if isinstance(given, Schedule):
         raise ValueError(f"{name} must be a number, got the schedule {given!r}")

@@ -29,9 +29,9 @@ REDUCTION: tuple[str, ...] = get_args(Reduction)
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of `InfoNCE` at one moment of training, with every schedule replaced by its number.
+    """The settings of `InfoNCE` at one moment of training, with every schedule replaced by its value.
 
-    A loss keeps the settings of its call, so that a backward pass uses them even if the module's have changed.
+    A call keeps its settings, so that its backward pass uses them even if those of the module have changed.
 
     weighting: the hardening with a tilt or general weights · bands: those with a range of scores or ranks, in terms of
     scores · needs_positive: whether a band depends on the positive's score · prior: None for no
@@ -73,7 +73,7 @@ class Adjustable(LenientState, ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if Adjustable in cls.__bases__:  # a subclass of a loss may have arguments of its own
+        if Adjustable in cls.__bases__:  # a subclass of a loss may have other arguments
             cls.SETTINGS = tuple(inspect.signature(cls.__init__).parameters)[1:]
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Adjustable(LenientState, ABC):
     def set_progress(self, fraction: float) -> None:
         """Move all schedules to the fraction of training done, in [0, 1]."""
         if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction must be in [0, 1], got {fraction!r}: pass steps done / steps in all")
+            raise ValueError(f"fraction must be in [0, 1], got {fraction!r}: pass steps done / total steps")
         self._move_schedules(float(fraction))
         self.__dict__["progress"] = float(fraction)
 
@@ -125,7 +125,7 @@ class Adjustable(LenientState, ABC):
         for schedule in self._adaptive:
             if not rest:
                 raise ValueError(
-                    "the state has none of an Adaptive schedule, but this loss has one: was it saved by another loss?"
+                    "the state holds no Adaptive schedule, but this loss has one: was it saved by a different loss?"
                 )
             size = int(rest[0])
             schedule.load_state(rest[1 : 1 + size])
@@ -149,4 +149,4 @@ class Adjustable(LenientState, ABC):
 def check_no_adaptive(name: str, setting: Setting | Learnable) -> None:
     """Raise if a setting uses an adaptive schedule, for losses that do not save its state."""
     if isinstance(setting, Schedule) and any(isinstance(leaf, Adaptive) for leaf in setting.leaves()):
-        raise ValueError(f"{name} takes no Adaptive schedule here, as its state is not saved: use another")
+        raise ValueError(f"{name} takes no Adaptive schedule, because this loss does not save its state: use another")

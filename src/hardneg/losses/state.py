@@ -7,7 +7,7 @@ from torch import nn
 
 
 class LenientState(nn.Module):
-    """A module that keeps its present state, with a warning, where a state dict has none of it.
+    """A module that keeps its current state, with a warning, if a state dict does not contain it.
 
     Checkpoints of a model from before the loss was added, or before it had this state, then load with ``strict=True``.
     """
@@ -26,6 +26,6 @@ class LenientState(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
         if missing:
             warnings.warn(
-                f"the state dict has no {', '.join(missing)}: {type(self).__name__} keeps its present state",
+                f"the state dict has no {', '.join(missing)}: {type(self).__name__} keeps its current state",
                 stacklevel=2,
             )

@@ -86,7 +86,7 @@ class MemoryBank(checks.Fixed, MemoryModule):
     def update(self, idx: TensorLike, z: TensorLike) -> None:
         """Average the rows of these instances with their new embeddings.
 
-        idx: (B,) integers · z: (B, d), of any length
+        idx: (B,) integers · z: (B, d), of any norm
         """
         z = checks.floating("z", as_tensor("z", z))
         if z.dim() != 2 or z.shape[1] != self.dim:

@@ -9,8 +9,8 @@ from hardneg import checks, randomness
 from hardneg.memory import Clusters, MemoryBank
 
 CLOSE = ("ignored", "negatives", "positives")
-MAX_CLUSTER_POSITIVES = 128  # beside the own row; of more, this many are drawn at random
-_DRAW_COUNTER = 2  # of these draws, beside seed and step
+MAX_CLUSTER_POSITIVES = 128  # in addition to the own row; from larger clusters this number is drawn at random
+_DRAW_COUNTER = 2  # third counter of these draws, after seed and step
 
 
 class ClusteredBank(nn.Module):
@@ -19,8 +19,8 @@ class ClusteredBank(nn.Module):
     Args:
         bank: embeddings of all instances
         clusters: of its rows, or None
-        close: use of the close neighbors, the rows in the anchor's cluster (LA): they are its only ``"negatives"``
-            (Cave), further ``"positives"`` beside its own row (Ring(+C_i)), or ``"ignored"``
+        close: how the close neighbors, the rows in the anchor's cluster (LA), are used: as its only ``"negatives"``
+            (Cave), as ``"positives"`` in addition to its own row (Ring(+C_i)), or ``"ignored"``
         cluster_after: step of the first clustering
         cluster_every: steps between clusterings
         seed: of the draw of positives from large clusters
@@ -62,7 +62,7 @@ class ClusteredBank(nn.Module):
         return True
 
     def loss_arguments(self, idx: Tensor, step: int) -> dict[str, Any]:
-        """The arguments of `InfoNCE` beside the anchors: positives and negatives of these instances at this step.
+        """The arguments of `InfoNCE` except the anchors: positives and negatives of these instances at this step.
 
         idx: (B,) instances
         """

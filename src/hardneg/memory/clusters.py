@@ -25,7 +25,7 @@ class Clusters(checks.Fixed, MemoryModule):
         k: clusters of each clustering
         repeats: number of clusterings, each with another seed
         seed: of the initial centroids, with the step of `fit`
-        iterations: most updates of the centroids
+        iterations: maximum number of updates of the centroids
         backend: ``"faiss"`` (on the CPU), ``"torch"`` (on the device of the rows), or ``"auto"``: faiss for rows on the
             CPU if it is installed
 
@@ -56,7 +56,7 @@ class Clusters(checks.Fixed, MemoryModule):
     def fit(self, rows: TensorLike, step: int = 0) -> Self:
         """Cluster the rows; return self.
 
-        rows: (N, d) with N ≥ k, of any length, such as ``bank.rows`` · step: of training, which the initial centroids
+        rows: (N, d) with N ≥ k, of any norm, such as ``bank.rows`` · step: of training, which the initial centroids
         depend on
         """
         rows = checks.floating("rows", as_tensor("rows", rows))

@@ -12,7 +12,7 @@ from hardneg.modality import EncoderSection, Modality, make_encoder
 
 
 class CMC(Method):
-    """Trains two encoders so that the lightness and the colors of an image find each other (Tian et al. 2020).
+    """Trains two encoders, of the lightness and of the colors, to match the two views of an image (Tian et al. 2020).
 
     The loss is instance discrimination of the first view against the second's bank, plus the reverse. CMCRing,
     CMCCave and CMCRing(+C_i) are made as for `InstanceDiscrimination`; each bank has its own clusters.
@@ -36,7 +36,7 @@ class CMC(Method):
             raise ValueError(f"encoder and head must be TwoViews and TwoHeads, got {' and '.join(kinds)}")
         if self.objective.in_batch is not None:
             raise ValueError(
-                f"negatives are the banks': give the objective in_batch=None, not {self.objective.in_batch!r}"
+                f"negatives come from the banks: give the objective in_batch=None, not {self.objective.in_batch!r}"
             )
         self.memories = nn.ModuleList(memories)
         self._second: Tensor | None = None
@@ -60,7 +60,7 @@ class CMC(Method):
         split = split_of(shape[0])
 
         def one(channels: int) -> nn.Module:
-            # An encoder of the user's own learns the number of channels as an option.
+            # An encoder defined by the user gets the number of channels as an option.
             own = ":" in section.name
             options = {"options": {"channels": channels, **section.options}} if own else {}
             return make_encoder(modality, section.model_copy(update=options), (channels, *shape[1:]))

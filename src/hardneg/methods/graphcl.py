@@ -41,7 +41,7 @@ class GraphCL(GraphBatches, SimCLR):
 
     Args:
         encoder: PyG batch → (B, features), such as `GIN`; what is kept after training
-        head: (B, features) → (B, outputs), thrown away after training
+        head: (B, features) → (B, outputs), discarded after training
         objective: the loss; `hn.graphcl()` is the authors'
         views: makes views of a PyG batch, as `GraphViews` does
         optimizer, rate, seed: as for `Method`

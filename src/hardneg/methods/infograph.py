@@ -13,14 +13,14 @@ from hardneg.methods.method import Method, Plan
 
 
 class InfoGraph(GraphBatches, Method):
-    """Trains an encoder whose node embeddings tell which graph they belong to (Sun et al. 2020).
+    """Trains an encoder whose node embeddings identify the graph they belong to (Sun et al. 2020).
 
     Args:
         encoder: PyG batch → (B, features), with ``nodes(batch)`` → (n, features) and ``pool(nodes, batch)`` → (B,
             features), as `GIN` has them; what is kept after training. If it has ``hops``, the embedding of a node must
-            depend on nodes at most that many edges away: equivalent nodes of a graph are then compared once
-        head: (B, features) → (B, outputs) of graphs, thrown away after training
-        node_head: (n, features) → (n, outputs) of nodes, thrown away too; `Discriminator` is the authors' for both
+            depend on nodes at most that number of edges away: equivalent nodes of a graph are then compared once
+        head: (B, features) → (B, outputs) of graphs, discarded after training
+        node_head: (n, features) → (n, outputs) of nodes, discarded too; `Discriminator` is the authors' for both
         objective: a `JSD`
         optimizer, rate, seed: as for `Method`
     """
@@ -63,10 +63,10 @@ class InfoGraph(GraphBatches, Method):
         nodes = self.encoder.nodes(views)  # type: ignore[operator]  # (n, features)
         pooled = self.encoder.pool(nodes, views)  # type: ignore[operator]  # (B, features)
         graphs = self.head(pooled)
-        self.record_embeddings(index, pooled)  # the representation that is evaluated; heads give no unit vectors either
+        self.record_embeddings(index, pooled)  # the representation that is evaluated, not normalized
         graph_of_node, counts = views.batch, None
         if (first_equivalent := getattr(views, "equivalent_index", None)) is not None:
-            # Equivalent nodes have one embedding and one loss for all weights, so one of them stands for all.
+            # Equivalent nodes have equal embeddings and losses for all weights, so one of them represents all.
             numbers = torch.arange(len(first_equivalent), device=first_equivalent.device)
             first = torch.nonzero(first_equivalent == numbers)[:, 0]
             counts = first_equivalent.bincount(minlength=len(first_equivalent))[first]

@@ -36,8 +36,8 @@ class InstanceDiscriminationSettings(BankSettings):
 class InstanceDiscrimination(Method):
     """Trains an encoder so that a view finds its own row of a bank among all rows (Wu et al. 2018).
 
-    The positive is the own row as the last epoch left it; it is never a negative, and it moves when the step is done.
-    IRing is this with `hardneg.ring_nce`; IRCave with ``close="negatives"``; IRing(+C_i) with `hardneg.ring_nce(
+    The positive is the sample's own row, last updated in the previous epoch. It is never a negative, and is updated
+    after the step. IRing uses `hardneg.ring_nce`; IRCave ``close="negatives"``; IRing(+C_i) `hardneg.ring_nce(
     combine_positives="log_of_mean")` and ``close="positives"``.
 
     Args:
@@ -52,7 +52,7 @@ class InstanceDiscrimination(Method):
         super().__init__(*parts, **options)
         if self.objective.in_batch is not None:
             raise ValueError(
-                f"negatives are the bank's: give the objective in_batch=None, not {self.objective.in_batch!r}"
+                f"negatives come from the bank: give the objective in_batch=None, not {self.objective.in_batch!r}"
             )
         self.memory = memory
 
@@ -96,6 +96,6 @@ def make_bank(plan: Plan, view: int = 0) -> ClusteredBank:
 
 
 def bank_loss_defaults(settings: Any) -> dict[str, Any]:
-    """Negatives are the bank's; several positives are combined as Ring(+C_i) does."""
+    """Defaults of the loss with a bank: no in-batch negatives; several positives are combined as in Ring(+C_i)."""
     several = getattr(settings, "close", "ignored") == "positives"
     return {"in_batch": None, **({"combine_positives": "log_of_mean"} if several else {})}

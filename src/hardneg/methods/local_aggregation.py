@@ -24,7 +24,7 @@ class LocalAggregationSettings(BankSettings):
 class LocalAggregationMethod(InstanceDiscrimination):
     """Trains an encoder so that a sample comes close to its cluster (Zhuang et al. 2019), once there are clusters.
 
-    Before that (``memory.after`` steps) it is `InstanceDiscrimination`; the temperature of the objective serves both.
+    Before that (``memory.cluster_after`` steps) it is `InstanceDiscrimination`; both use the objective's temperature.
 
     Args:
         encoder, head, objective, memory, and the options of `Method`
@@ -38,7 +38,7 @@ class LocalAggregationMethod(InstanceDiscrimination):
         super().__init__(*parts, **options)
         if self.memory.clusters is None or self.memory.close != "ignored":
             raise ValueError(
-                "Local Aggregation decides itself what close rows are: set memory.clusters, their number, and "
+                "Local Aggregation finds close rows by its own clusters: set memory.clusters, their number, and "
                 f"close='ignored', got {self.memory.close!r}"
             )
         if self.objective.supervision != "none":
@@ -58,7 +58,7 @@ class LocalAggregationMethod(InstanceDiscrimination):
         loss: Tensor = self.aggregation(z, self.memory.bank.rows, index, clusters)
         if not self.objective.gather or distributed.world_size() == 1:
             return loss
-        # The value of all processes, with the gradient of this one's part: what DDP averages.
+        # The value is the mean over all processes, the gradient that of this process: DDP averages gradients.
         return loss + (distributed.total(loss) / distributed.world_size() - loss).detach()
 
     @torch.no_grad()

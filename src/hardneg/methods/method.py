@@ -19,19 +19,19 @@ from hardneg.modality import EncoderSection, Modality, ProjectedEncoderSection, 
 from hardneg.recipe_section import Section
 
 # (samples, generator, views=2) → all first views, then all second views; with several processes also first= and total=,
-# and channels_last=True where the network wants that layout
+# and channels_last=True if the network uses that layout
 Views = Callable[..., Any]
 NEGATIVES = 3  # counter of the draws of negatives
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `Method.build` makes a method from.
+    """The arguments of `Method.build`.
 
     modality, shape, count: kind, size and number of the training samples · encoder: its section of the recipe ·
     settings: the section of the method · make_loss: makes the loss ·
-    make_views: makes what augments a batch · optimizer, rate, seed, channels_last: as for `Method` · batch_size,
-    processes, drop_last: of the run · given_encoder: a module to take instead of the section's
+    make_views: creates the augmentation of a batch · optimizer, rate, seed, channels_last: as for `Method` ·
+    batch_size, processes, drop_last: of the run · given_encoder: a module to use instead of the section's
     """
 
     modality: Modality
@@ -66,14 +66,14 @@ class Plan:
 
 
 class Method(L.LightningModule, ABC):
-    """A way of training an encoder. A subclass defines the loss of a batch of views, and what it remembers of them.
+    """Base class of all methods. A subclass defines the loss of a batch of views and the update of its memory.
 
     A batch is ``(index, samples)`` or ``(index, samples, labels)`` from any loader. The engine of `hardneg.training`
     passes the index alone and keeps the samples on the device. All views go through the network in one pass.
 
     Args:
         encoder: a batch of views → (B, features); what is kept after training
-        head: (B, features) → (B, outputs), thrown away after training
+        head: (B, features) → (B, outputs), discarded after training
         objective: the loss
         views: makes views of a batch of samples, as `ImageViews` does; None if the method makes none
         optimizer: given the module, its optimizer
@@ -137,7 +137,7 @@ class Method(L.LightningModule, ABC):
 
     @classmethod
     def loss_defaults(cls, settings: Any) -> dict[str, Any]:
-        """Arguments of the loss that suit the method with these settings, where the recipe does not set them."""
+        """Default arguments of the loss for this method with these settings; a recipe can replace them."""
         return {}
 
     @classmethod
@@ -212,7 +212,7 @@ class Method(L.LightningModule, ABC):
         objective, step = self.objective, self.step
         objective.set_progress(self.progress)
         if getattr(objective, "num_negatives", None) is not None:
-            # The same in every process: each takes its anchors' part of the draws for all.
+            # The same generator in every process: each uses the part of the draws that belongs to its anchors.
             objective.generator = randomness.generator(index.device, self.seed, step, NEGATIVES)
         views = self.make_views(samples, len(index), index.device, step)
         self.clock.mark("augmentation")
@@ -272,9 +272,9 @@ class Method(L.LightningModule, ABC):
 
     @torch.no_grad()
     def dry_run(self, samples: Any, index: Tensor, labels: Tensor | None) -> int:
-        """One forward pass of a few samples in evaluation mode, which changes no state; the embedding dimension.
+        """Run one forward pass of a few samples in evaluation mode, which changes no state; return the embedding dim.
 
-        Errors of networks and views that do not fit show here, before anything is written.
+        Networks and views that do not fit raise here, before anything is written.
         """
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
@@ -300,7 +300,7 @@ class Method(L.LightningModule, ABC):
             super().configure_gradient_clipping(optimizer, *limits, **named)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning stores the name of each hook here, fifty times a step, and nn.Module would look each time whether
+        # Lightning stores the name of each hook here, fifty times a step, and nn.Module would check each time whether
         # the value is a parameter.
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)

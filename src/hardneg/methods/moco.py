@@ -23,21 +23,21 @@ class MoCoSettings(Section):
     momentum: Fraction = 0.999
     """m of the key encoder."""
     split: Count = 8
-    """Number of parts of a batch that batch-norm normalizes one by one; 1 is plain batch-norm."""
+    """Number of parts of a batch that batch-norm normalizes separately; 1 is plain batch-norm."""
 
 
 class MoCo(Method):
     """Trains an encoder so that a view finds its key among those of a queue (He et al. 2020; Chen et al. 2020).
 
-    Queries come from the encoder, keys from its momentum copy, without gradient. After the step the queue takes the
-    keys, with labels and instances; keys of the same instance are no negatives. MoCoRing is this with
-    `hardneg.ring_nce`, hard MoCo with `hardneg.hcl(in_batch=None)`.
+    Queries come from the encoder, keys from its momentum copy, without gradient. After the step the keys are enqueued
+    with labels and instance ids; keys of the same instance are not negatives. MoCoRing uses `hardneg.ring_nce`, hard
+    MoCo `hardneg.hcl(in_batch=None)`.
 
     Args:
         encoder, head, objective, and the options of `Method`
-        queue: of keys as long as the head's outputs
+        queue: its ``dim`` is that of the head's outputs
         momentum: m of the key encoder, in [0, 1]
-        split: parts of a batch that batch-norm normalizes one by one, see `SplitBatchNorm`; 1 leaves it as it is
+        split: parts of a batch that batch-norm normalizes separately, see `SplitBatchNorm`; 1 is plain batch-norm
     """
 
     Settings = MoCoSettings
@@ -45,7 +45,7 @@ class MoCo(Method):
     def __init__(self, *parts: Any, queue: Queue, momentum: float = 0.999, split: int = 8, **options: Any) -> None:
         super().__init__(*parts, **options)
         if self.objective.in_batch == "both" or self.objective.symmetric:
-            raise ValueError("keys are no anchors: give the objective in_batch=None, or 'other', and symmetric=False")
+            raise ValueError("keys are not anchors: give the objective in_batch=None, or 'other', and symmetric=False")
         checks.number("momentum", momentum, at_least=0, at_most=1)
         checks.whole("split", split)
         self.queue, self.momentum, self.split = queue, momentum, split
@@ -101,7 +101,7 @@ class MoCo(Method):
 
     @torch.no_grad()
     def keys(self, views: Tensor) -> Tensor:
-        """The keys (B, d) of views (B, C, h, w), computed in another order than the queries."""
+        """The keys (B, d) of views (B, C, h, w), computed in a random order if batch-norm is split."""
         if self.split == 1:
             return self.key_head(self.key_encoder(views))  # type: ignore[no-any-return]
         generator = randomness.generator(views.device, self.seed, self.step, SHUFFLE)

@@ -22,7 +22,7 @@ class MoCoV3Settings(Section):
 
 
 class MoCoV3(Method):
-    """Trains an encoder so that a view predicts the key of the other view, among the batch's (Chen et al. 2021).
+    """Trains an encoder so that a view predicts the key of the other view among those of the batch (Chen et al. 2021).
 
     Both views are queries and both are keys. There is no queue: candidates are the other samples' keys, of all
     processes if the objective gathers. The loss is the sum of both directions times twice the temperature, which makes
@@ -40,7 +40,7 @@ class MoCoV3(Method):
         super().__init__(*parts, **options)
         if self.objective.in_batch != "other" or self.objective.symmetric:
             raise ValueError(
-                "MoCo v3 compares queries with the other view's keys, in both directions by itself: give the objective "
+                "MoCo v3 itself compares queries with the other view's keys in both directions: give the objective "
                 f"in_batch='other' and symmetric=False, got {self.objective.in_batch!r}, {self.objective.symmetric!r}"
             )
         checks.number("momentum", momentum, at_least=0, at_most=1)

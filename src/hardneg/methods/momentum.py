@@ -8,7 +8,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 def momentum_copy(network: nn.Module) -> nn.Module:
-    """A copy without gradients.
+    """A copy of the network whose parameters require no gradient.
 
     Examples:
         >>> any(weight.requires_grad for weight in momentum_copy(nn.Linear(2, 2)).parameters())

@@ -28,6 +28,6 @@ def check_in_batch(objective: InfoNCE) -> None:
     """Raise unless the loss takes negatives from the batch."""
     if objective.in_batch is None:
         raise ValueError(
-            "this method has no negatives but those of the batch, and the objective takes none of them: set "
+            "this method takes negatives from the batch only, but the objective has in_batch=None: set "
             "objective.in_batch, or use method=moco or instance_discrimination"
         )

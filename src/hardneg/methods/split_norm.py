@@ -1,4 +1,4 @@
-"""Batch-norm that looks at parts of a batch one by one, as several devices would (MoCo; METHODS, section 3)."""
+"""Batch-norm with separate statistics for parts of a batch, as on several devices (MoCo; METHODS, section 3)."""
 
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
@@ -8,14 +8,14 @@ from hardneg import checks
 
 
 class SplitBatchNorm(_BatchNorm):
-    """Batch-norm whose means and variances are those of ``groups`` parts of the batch; sample i is in part i % groups.
+    """Batch-norm with separate means and variances for ``groups`` parts of the batch; sample i is in part i % groups.
 
-    MoCo needs it: where query and key of a sample share the statistics of one batch, these betray which key is whose,
-    and the loss falls without anything being learnt. On several devices it shuffles the keys between them; on one
-    device the parts stand for devices. Shuffle the keys before, and put them in order again after.
+    MoCo needs it: if the query and the key of a sample share batch statistics, these reveal which key belongs to which
+    query, and the loss decreases without learning a representation. MoCo shuffles the keys between devices; on a single
+    device the parts replace the devices. Shuffle the keys before the encoder, and restore their order after it.
 
-    Running statistics take the average of the parts. In evaluation it is plain batch-norm, with the same names in its
-    state dict. Images in channels_last layout are copied, which plain batch-norm need not do.
+    Running statistics are averaged over the parts. In evaluation it is plain batch-norm, with the same names in its
+    state dict. Images in channels_last layout are copied, unlike in plain batch-norm.
 
     Args:
         features: channels of the input, (B, features, …)
@@ -50,7 +50,7 @@ class SplitBatchNorm(_BatchNorm):
                 f"a batch of {len(x)} cannot be split into {self.groups} equal parts: choose groups (memory.split) "
                 "that divides it"
             )
-        # A channel of each part becomes a channel of its own: one call, and no copy.
+        # A channel of each part becomes a separate channel: one call, and no copy.
         parts = x.reshape(-1, self.groups * x.shape[1], *x.shape[2:])  # (B / groups, groups·C, …)
         weight, bias = (None if w is None else w.repeat(self.groups) for w in (self.weight, self.bias))
         running_mean, running_var, count = self.running_mean, self.running_var, self.num_batches_tracked
@@ -73,10 +73,10 @@ class SplitBatchNorm(_BatchNorm):
 
 
 def split_norms(module: nn.Module, groups: int) -> nn.Module:
-    """The module with a `SplitBatchNorm` in place of every batch-norm in it, which keeps its weights.
+    """The module with every batch-norm in it replaced by a `SplitBatchNorm` with the same weights.
 
-    module: changed in place, and returned; itself a batch-norm, it is left as it is and its substitute returned ·
-    groups: parts of a batch
+    module: changed in place and returned; if it is itself a batch-norm, it is not changed and its replacement is
+    returned · groups: parts of a batch
 
     Examples:
         >>> split_norms(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), groups=2)[1].groups
@@ -88,7 +88,7 @@ def split_norms(module: nn.Module, groups: int) -> nn.Module:
         )
         for tensor in (module.running_mean, module.weight):
             if tensor is not None:
-                made.to(tensor)  # before its numbers come, which would lose digits
+                made.to(tensor)  # before the state is loaded, so that it is not rounded
         made.load_state_dict(module.state_dict())
         return made.train(module.training)
     for name, child in module.named_children():

@@ -48,7 +48,7 @@ def cosine_histogram(
 ) -> tuple[Tensor, Tensor]:
     """Histogram of the cosine similarities of the pairs of a batch.
 
-    embeddings: (B, d), of any length · bins: equal parts of [−1, 1] · allowed: (B, B) bool, symmetric, which pairs to
+    embeddings: (B, d), of any norm · bins: equal parts of [−1, 1] · allowed: (B, B) bool, symmetric, which pairs to
     count (default: all), such as ``labels[:, None] == labels`` for the false negatives · returns the counts (bins,),
     each pair once, and the edges of the bins (bins + 1,)
 

@@ -70,9 +70,9 @@ class ProximityGraph:
             seed: of the candidates, which are the same on every device
             device: of the computation and of the graph (default: that of the embeddings)
             mode: "shared": random blocks of rows share their candidates, so that scores are matrix products; candidates
-                are cut from permutations, so that the numbers of blocks that two nodes are candidates of differ by at
-                most one. "independent": every row draws its own candidates. A row's candidates are uniform in both
-            memory: bytes for temporaries, beside the embeddings, the graph and a few numbers per sample
+                are cut from permutations, so that all nodes are candidates of the same number of blocks, or one more.
+                "independent": every row draws its own candidates. A row's candidates are uniform in both modes
+            memory: bytes for temporaries, in addition to the embeddings, the graph and a few numbers per sample
             weights: store the inner products too, for weighted walks
             gather: compute a share of the rows in each process of the process group, and gather them; all processes
                 must call it with the same arguments, and get the graph of a single process
@@ -161,7 +161,7 @@ class _MemoryBudget:
         self.list_bytes = width * (dim * item + 6 * 8)  # candidates of a block, and their embeddings
 
     def rows(self, shared: int, each: int) -> int:
-        """Rows at a time that need ``each`` bytes beside ``shared`` bytes for all."""
+        """Number of rows at a time, if each needs ``each`` bytes and all together need ``shared`` bytes more."""
         if shared + each > self.memory:
             raise ValueError(f"memory={self.memory} is too little for one row: give at least {shared + each} bytes")
         return (self.memory - shared) // each
@@ -217,11 +217,11 @@ def _score_shared(embeddings: Tensor, budget: _MemoryBudget, share: slice, seed:
 def _masked_scores(anchors: Tensor, vectors: Tensor, row_in_block: Tensor) -> Tensor:
     """Inner products of anchors (G, R, d) with candidates (G, d, W), −inf where a row must not be linked, (G, R, W).
 
-    row_in_block: (G, W) the row of its block that a candidate is; outside of 0 … R − 1 it is none of them
+    row_in_block: (G, W) index of each candidate among the rows of its block; outside of 0 … R − 1 if it is not one
     """
     (groups, height), width = anchors.shape[:2], row_in_block.shape[1]
     rows, device = groups * height, anchors.device
-    # One extra entry to write to for candidates that are no row: to filter them out would synchronize with the device.
+    # One extra entry to write to for candidates that are not rows: filtering them would synchronize with the device.
     flat = anchors.new_empty(rows * width + 1)
     scores = torch.bmm(anchors, vectors, out=flat[:-1].view(groups, height, width))
     is_row = (row_in_block >= 0) & (row_in_block < height)  # (G, W)
@@ -234,7 +234,7 @@ def _masked_scores(anchors: Tensor, vectors: Tensor, row_in_block: Tensor) -> Te
 
 
 def _score_independent(embeddings: Tensor, budget: _MemoryBudget, share: slice, seed: int) -> _Tiles:
-    """Scores of every row with candidates of its own, gathered one by one: slow, the definition of the graph."""
+    """Scores of every row with its own candidates, gathered one by one: slow, but the plain definition of the graph."""
     device = embeddings.device
     at_most = budget.rows(0, budget.row_bytes + budget.list_bytes)
     nodes = torch.arange(budget.size)

@@ -13,9 +13,9 @@ from hardneg.samplers.refreshed import RefreshedBatchSampler
 class KNNBatchSampler(RefreshedBatchSampler):
     """Batches of a random sample and the B − 1 samples of largest inner product with it.
 
-    These are the hardest batches, with the most false negatives. Uniform until the first `refresh`. Arguments as of
-    `ProximityBatchSampler`. No graph is built: `refresh` copies the embeddings, and the neighbors of the random sample
-    are computed when the batch is drawn, on the device of the embeddings.
+    These are the hardest batches, with the most false negatives. Uniform until the first `refresh`. The arguments are
+    as in `ProximityBatchSampler`. No graph is built: `refresh` copies the embeddings, and the neighbors of the random
+    sample are computed when the batch is drawn, on the device of the embeddings.
 
     Examples:
         >>> sampler = KNNBatchSampler(size=4, batch_size=2)

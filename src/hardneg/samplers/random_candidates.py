@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def balanced_lists(size: int, width: int, counts: list[int], generator: torch.Generator) -> Iterator[Tensor]:
-    """Lists of ``width`` distinct nodes such that the numbers of lists that two nodes are in differ by at most one.
+    """Lists of ``width`` distinct nodes; all nodes are in the same number of lists, or in one more.
 
     size: nodes, N ≥ width · counts: number of lists to yield at a time · generator: on the CPU, so that the lists are
     the same for every device · yields (count, width) int64 for each of ``counts``
 
-    The lists are cut from a stream of random permutations, whose distribution is symmetric in the nodes. Every list by
-    itself is therefore a uniform draw without replacement, in uniform order.
+    The lists are cut from a stream of random permutations, whose distribution is symmetric in the nodes. Each single
+    list is therefore a uniform draw without replacement, in uniform order.
 
     Examples:
         >>> first, second = balanced_lists(4, 3, [2, 2], torch.Generator().manual_seed(0))

@@ -102,7 +102,7 @@ class UniformBatchSampler(Fixed, Sampler[list[int]]):
         if epoch not in (None, self.epoch):
             if self._previous is None or self._previous[0] != epoch or epoch != self.epoch - 1:
                 raise ValueError(
-                    f"epoch={epoch}, but epoch {self.epoch} is being drawn: pass it, or the epoch before if that was "
+                    f"epoch={epoch}, but epoch {self.epoch} is being drawn: pass it, or the previous epoch if that was "
                     "drawn last"
                 )
             at, first, drawn = self._previous
@@ -153,7 +153,7 @@ class UniformBatchSampler(Fixed, Sampler[list[int]]):
         self._first, self._drawn, self._order = 0, [], None
 
     def _epoch_state(self) -> dict[str, Any]:
-        """The state that further draws of this epoch depend on, beside the step."""
+        """The state, in addition to the step, that further draws of this epoch depend on."""
         return {}
 
     def _load_epoch_state(self, state: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ class UniformBatchSampler(Fixed, Sampler[list[int]]):
 
 def check_size(size: object, at_least: int = 1) -> int:
     """Raise unless ``size`` is a number of samples; return it."""
-    if isinstance(size, Sampler):  # Lightning tries to rebuild the batch sampler around a sampler of its own
+    if isinstance(size, Sampler):  # Lightning tries to rebuild the batch sampler around its own sampler
         raise ValueError(
             "this sampler shares its batches between processes by rank= and processes= and cannot wrap a sampler: pass "
             "use_distributed_sampler=False to Lightning's Trainer"

@@ -99,7 +99,7 @@ class WalkGraph:
         return allowed[min(int(np.searchsorted(sums, second_draw * sums[-1], side="right")), len(allowed) - 1)]
 
     def start(self, visited: dict[int, None], generator: torch.Generator) -> int:
-        """A uniform draw from the remaining nodes not in ``visited``, of which there must be at least one."""
+        """A uniform draw from the remaining nodes not in ``visited``; there must be at least one."""
         for position in torch.randint(len(self.nodes), (16,), generator=generator).tolist():
             if (node := int(self.nodes[position])) not in visited:
                 return node

@@ -112,7 +112,7 @@ def uniform_moves(
 
     picks: (T,) index of the neighbor that each move leads to
 
-    Restarts divide the walk into excursions that do not depend on each other, so their t-th moves are computed at once.
+    Restarts divide the walk into independent excursions, so the t-th moves of all excursions are computed together.
     """
     view, degree = graph.flat, graph.degree
     if np.count_nonzero(restarts) < 2 * _VECTORIZED:  # sorting the excursions would cost as much as it saves
@@ -156,7 +156,7 @@ def _single_moves(
     first_draws: NDArray[np.float64],
     second_draws: NDArray[np.float64],
 ) -> list[int]:
-    """As `uniform_moves` for weighted or restricted graphs; from a node without a remaining neighbor, to ``start``."""
+    """As `uniform_moves` for weighted or restricted graphs; a node without remaining neighbors leads to ``start``."""
     path = []
     for restarted, first, second in zip(restarts.tolist(), first_draws.tolist(), second_draws.tolist(), strict=True):
         neighbor = graph.step(start if restarted else node, first, second)
@@ -189,7 +189,7 @@ def _breadth_first(
     visited[start] = None
     queue, position = [start], 0  # position: of the next node whose neighbors are visited
     while position < len(queue) and len(visited) < length:
-        # Several rows at once, as many as may be needed; the order of visits is that of one row after another.
+        # Several rows together, as many as may be needed; nodes are visited in the order of the rows.
         rows = queue[position : position + max(1, (length - len(visited)) // graph.degree)]
         position += len(rows)
         ranks = torch.rand(len(rows), graph.degree, generator=generator).argsort(dim=1).numpy()

@@ -1,1 +1,1 @@
-"""Training: recipes, optimisers, batches and runs."""
+"""Training: recipes, optimizers, batches and runs."""

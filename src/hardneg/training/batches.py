@@ -1,4 +1,4 @@
-"""The batches of a run: the epochs of a sampler as index tensors on a device, from any batch on."""
+"""The batches of a run: the epochs of a sampler as index tensors on a device; can resume at any batch."""
 
 import time
 from array import array
@@ -15,7 +15,7 @@ from hardneg.training import objectives
 from hardneg.training.recipe import Recipe
 
 SAMPLERS = ("uniform", "proximity", "knn")
-AHEAD = 64  # batches that are drawn, made a tensor and copied to the device at a time
+AHEAD = 64  # batches that are drawn, converted to a tensor and copied to the device at a time
 
 
 class Batches:
@@ -48,7 +48,7 @@ class Batches:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Tensor]:
-        # The draws of a refreshed sampler depend on the steps before.
+        # The draws of a refreshed sampler depend on previous steps.
         ahead = 1 if isinstance(self.sampler, RefreshedBatchSampler) else AHEAD
         self.drawn = []
         indices = iter(self.sampler)
@@ -67,19 +67,19 @@ class Batches:
 
     # Not called state_dict: Lightning would call it by itself, without the number of batches used.
     def state_after(self, batches: int) -> dict[str, Any]:
-        """Everything needed to resume after this many batches of the run; whole epochs but the last."""
-        # The end of an epoch is stated as such: the sampler may not have begun the next.
+        """Everything needed to resume after this number of batches of the run; all earlier epochs are complete."""
+        # After the last batch of an epoch this is still its state: the sampler may not have begun the next one.
         epoch, rest = divmod(batches - 1, len(self)) if batches > 0 else (0, -1)
         return {"step": batches, "of": self._extent(), "sampler": self.sampler.state_dict(rest + 1, epoch)}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `state_after`; one of other data or another batch size is an error."""
         if state["of"] != self._extent() or state["step"] < 0:
-            raise ValueError(f"it stands at batch {state['step']} of {state['of']}, and the run has {self._extent()}")
+            raise ValueError(f"it is of batch {state['step']} of {state['of']}, but the run has {self._extent()}")
         self.sampler.load_state_dict(state["sampler"])
 
     def _extent(self) -> dict[str, int]:
-        """What a saved state and the run that resumes it must agree in."""
+        """The sizes that must be equal in a saved state and in the run that resumes it."""
         return {"samples": self.sampler.size, "batch_size": self.sampler.batch_size, "steps": len(self)}
 
 

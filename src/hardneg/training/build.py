@@ -64,8 +64,8 @@ def check_source(settings: Recipe, folder: Path) -> None:
     path = settings.kind.location(settings.data.source)
     if path is not None and not path.exists():
         raise ValueError(
-            f"{folder}: data.source={settings.data.source!r} is not there: put the data back, or write where they are "
-            f"now into {folder / run_folder.RECIPE}"
+            f"{folder}: data.source={settings.data.source!r} does not exist: restore the data, or write their new path "
+            f"into {folder / run_folder.RECIPE}"
         )
 
 
@@ -109,7 +109,7 @@ def method(settings: Recipe, train_set: Any, processes: int = 1, given: Given = 
 
 
 def loss(settings: Recipe, processes: int = 1) -> InfoNCE | JSD:
-    """The loss of the recipe, with what suits its method where the recipe does not say."""
+    """The loss of the recipe; arguments that it does not set have the defaults of its method."""
     defaults = methods.get(settings.method).loss_defaults(settings.memory)
     made = settings.make_loss(**{key: value for key, value in defaults.items() if key not in settings.objective})
     if isinstance(made, InfoNCE):
@@ -122,7 +122,7 @@ def loss(settings: Recipe, processes: int = 1) -> InfoNCE | JSD:
 
 
 def compile_networks(settings: Recipe, module: Method) -> None:
-    """Compile the networks and the loss, if the recipe says so."""
+    """Compile the networks and the loss, if the recipe sets ``trainer.compile``."""
     mode = getattr(settings.trainer, "compile", None)
     if mode is None:
         return
@@ -144,7 +144,7 @@ def dry_run(settings: Recipe, module: Method, train_set: Any) -> int:
         labels = module.known_labels()[index]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of so few samples nothing is typical
+            warnings.simplefilter("ignore")  # statistics of so few samples mean nothing
             return module.dry_run(samples, index, labels)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         reason = " ".join(f"{error}".split())[:300]

@@ -30,7 +30,7 @@ def in_chunks(encoders: Sequence[nn.Module], chunk_size: int) -> Iterator[None]:
     """
     chunks.warn_about_batch_norm(encoders)
     for encoder in encoders:
-        # A bound method, so that a deep copy of the encoder gets one of its own.
+        # A bound method, so that a deep copy of the encoder gets its own.
         encoder.forward = MethodType(_forward(chunk_size), encoder)
     try:
         yield

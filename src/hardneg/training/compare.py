@@ -82,7 +82,7 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
     folders = [cell.folder(Path(), 0) for cell in cells]
     for cell, folder in zip(cells, folders, strict=True):
         if folders.count(folder) > 1:
-            raise ValueError(f"{cell.name!r} stands twice in the comparison: leave one out")
+            raise ValueError(f"{cell.name!r} occurs twice in the comparison: leave one out")
     for one, other in itertools.combinations(cells, 2):
         if one.settings.model_copy(update={"about": ""}) == other.settings.model_copy(update={"about": ""}):
             raise ValueError(f"{one.name!r} and {other.name!r} are the same recipe: leave one out")
@@ -166,7 +166,7 @@ def notes(runs: Sequence[Run]) -> dict[str, dict[str, list[str]]]:
 
 
 def formats(runs: Sequence[Run]) -> dict[str, MetricFormat]:
-    """How metrics are shown that are not built in, as the finished runs describe them."""
+    """The formats of metrics that are not built in, from the finished runs."""
     return merged_formats(_evaluation(done) for done in runs if done.finished)
 
 

@@ -40,7 +40,7 @@ def create_trainer(
 ) -> L.Trainer:
     """The Lightning trainer that the recipe describes; a missing accelerator or logger package is an error.
 
-    folder: of the run, where callbacks write that have no folder of their own
+    folder: of the run, the default output folder of callbacks
     """
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -117,7 +117,7 @@ class RunCallbacks:
         return [self.metrics, self.diagnostics]
 
     def add_to(self, trainer: L.Trainer) -> None:
-        """Put them around the callbacks that the trainer has."""
+        """Add them before and after the trainer's own callbacks."""
         users: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         writers = [callback for callback in users if isinstance(callback, Checkpoint)]
         others = [callback for callback in users if not isinstance(callback, Checkpoint)]
@@ -201,7 +201,7 @@ def fit(
 
 
 def explain(error: Exception, folder: Path) -> None:
-    """Raise a ValueError again with what to do about it; return on any other error."""
+    """Raise a ValueError again with advice on what to do; return on any other error."""
     if not isinstance(error, ValueError):
         return
     message = str(error)

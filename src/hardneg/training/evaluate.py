@@ -79,7 +79,7 @@ def _metrics(given: Sequence[str | Metric] | None) -> list[Metric] | None:
 
 
 def _locked_transfer(folder: Path) -> AbstractContextManager[None]:
-    """Makes other processes that add to the transfer file wait, if the file can be written."""
+    """A lock on the transfer file, for which other processes wait, if the file can be written."""
     writes = (folder / run_folder.ENCODER).exists() and os.access(folder, os.W_OK)
     return run_folder.locked(folder / "transfer.lock") if writes else nullcontext()
 

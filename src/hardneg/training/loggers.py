@@ -15,17 +15,17 @@ def check(name: str) -> None:
 
 
 def create(name: str, folder: Path) -> Logger:
-    """The logger of this name (one of `recipe.LOGGERS`), which writes to ``logs`` in the folder of the run
+    """The logger of this name, which writes to ``logs`` in the folder of the run.
 
-    A resumed run gets a new version in the same place. ``mlflow`` follows ``MLFLOW_TRACKING_URI`` if it is set, and
+    A resumed run gets a new version in the same folder. ``mlflow`` uses ``MLFLOW_TRACKING_URI`` if it is set, and
     ``wandb`` sends to its server unless ``WANDB_MODE=offline``.
     """
-    place = (folder / run_folder.LOGS).absolute()
+    target = (folder / run_folder.LOGS).absolute()
     if name == "csv":
-        return CSVLogger(place.parent, name=place.name)
+        return CSVLogger(target.parent, name=target.name)
     if name == "tensorboard":
-        return TensorBoardLogger(place.parent, name=place.name, default_hp_metric=False)
-    place.mkdir(exist_ok=True)
+        return TensorBoardLogger(target.parent, name=target.name, default_hp_metric=False)
+    target.mkdir(exist_ok=True)
     if name == "wandb":
-        return WandbLogger(name=folder.name, save_dir=place, project="hardneg")
-    return MLFlowLogger(experiment_name="hardneg", run_name=folder.name, save_dir=str(place / "mlruns"))
+        return WandbLogger(name=folder.name, save_dir=target, project="hardneg")
+    return MLFlowLogger(experiment_name="hardneg", run_name=folder.name, save_dir=str(target / "mlruns"))

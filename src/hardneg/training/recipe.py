@@ -44,7 +44,7 @@ class Optimizer(Section):
 
 
 class Trainer(Section):
-    """Length, batch size and hardware of a run, in Lightning's words."""
+    """Length, batch size and hardware of a run, with Lightning's names."""
 
     epochs: Count = 100
     batch_size: Count = 256
@@ -54,7 +54,7 @@ class Trainer(Section):
     accelerator: str = "auto"
     devices: Count = 1
     nodes: Count = 1
-    """Machines with that many devices each, started by torchrun."""
+    """Number of machines, each with ``devices`` devices, started by torchrun."""
     knn_every: CountOrZero = 10
     """Epochs between two online evaluations; 0 for none."""
     save_every: CountOrZero = 0
@@ -82,7 +82,7 @@ class Batches(Section):
     embeddings: Literal["encode", "bank"] = "encode"
     """What a graph is built from: all samples encoded again, or the last embedding of each in training."""
     drop_last: bool = True
-    """Leave samples that do not fill a batch to another epoch."""
+    """Leave out the samples at the end of an epoch that do not fill a batch."""
 
 
 class Evaluation(Section):
@@ -184,12 +184,12 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         if not separator or not path:
             raise ValueError(f"an override must be key=value, got {override!r}")
         *parents, last = path.split(".")
-        place = tree
+        node = tree
         for parent in parents:
-            below = place.get(parent)
-            place[parent] = dict(below) if isinstance(below, Mapping) else {}
-            place = place[parent]
-        place[last] = yaml_files.parse(text, f"the value of {path}") if text else None
+            below = node.get(parent)
+            node[parent] = dict(below) if isinstance(below, Mapping) else {}
+            node = node[parent]
+        node[last] = yaml_files.parse(text, f"the value of {path}") if text else None
     _check_keys(tree, "the recipe")
     method, kind = _method_and_modality(tree)
     try:
@@ -236,11 +236,11 @@ def _method_and_modality(tree: Mapping[str, Any]) -> tuple[str, str]:
 
 def check_once(overrides: Sequence[str]) -> None:
     """Raise if one of the overrides ``key=value`` would undo an earlier one."""
-    for place, later in enumerate(overrides):
+    for position, later in enumerate(overrides):
         key = later.partition("=")[0]
-        for earlier in (entry.partition("=")[0] for entry in overrides[:place]):
+        for earlier in (entry.partition("=")[0] for entry in overrides[:position]):
             if earlier == key:
-                raise ValueError(f"{key} stands twice, the second time as {later}: leave one out")
+                raise ValueError(f"{key} is given twice, the second time as {later}: leave one out")
             if earlier.startswith(f"{key}."):
                 raise ValueError(f"{later} would undo {earlier}: leave one out, or put both into one value")
 
@@ -289,22 +289,22 @@ def find(name: str | Path) -> Path:
         Traceback (most recent call last):
         ValueError: there is no recipe 'digit-simclr': did you mean digits-simclr?
     """
-    ours = known()
-    if str(name) in ours:
-        return ours[str(name)]
+    built_in = known()
+    if str(name) in built_in:
+        return built_in[str(name)]
     if Path(name).is_file():
         return Path(name)
     if Path(name).is_dir():
         if (Path(name) / "recipe.yaml").is_file():
             raise ValueError(f"{name} is a run: give --resume {name}, or its recipe.yaml to begin another run")
-        raise ValueError(f"{name} is a folder: give a YAML file, or the name of one of our recipes")
+        raise ValueError(f"{name} is a folder: give a YAML file, or the name of a built-in recipe")
     if Path(name).suffix in (".yaml", ".yml"):
-        raise ValueError(f"there is no file {str(name)!r}: give the path of a recipe, or the name of one of ours")
-    raise ValueError(f"there is no recipe {str(name)!r}: {hint(str(name), list(ours))}")
+        raise ValueError(f"there is no file {str(name)!r}: give the path of a recipe, or the name of a built-in one")
+    raise ValueError(f"there is no recipe {str(name)!r}: {hint(str(name), list(built_in))}")
 
 
 def about(file: Path) -> str:
-    """What the recipe of a file is for, without checking the rest of it."""
+    """The key ``about`` of a recipe file: what it is for. The rest of the file is not checked."""
     return str(yaml_files.read_mapping(file).get("about", ""))
 
 

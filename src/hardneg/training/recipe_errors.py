@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a recipe, in one line that names the key, the value and the fix."""
+"""Formats pydantic's validation errors of a recipe as one line that names the key, the value and the fix."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -56,7 +56,7 @@ def explained(
 
 
 def _path(loc: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
-    """The keys of a place, without the members of unions and the positions in lists that pydantic adds."""
+    """The keys of an error's location, without the members of unions and the positions in lists that pydantic adds."""
     path: list[str] = []
     kind: Any = model
     for number, step in enumerate(loc):
@@ -70,7 +70,7 @@ def _path(loc: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
 
 
 def _unknown(path: list[str], chosen: tuple[str, str], models: Mapping[tuple[str, str], type[BaseModel]]) -> str:
-    """Why a key is not part of the recipe: it belongs to another method or modality, or is misspelt."""
+    """Why a key is not part of the recipe: it belongs to another method or modality, or is misspelled."""
     key = ".".join(path)
     users = [names for names, model in models.items() if key in _keys(model)]
     if users:

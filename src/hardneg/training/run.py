@@ -1,7 +1,7 @@
-"""Runs: a folder with a recipe, its metrics and checkpoints, that can be killed at any moment and goes on exactly.
+"""Runs: a folder with a recipe, its metrics and checkpoints; a run can be killed at any time and resumes exactly.
 
-Every draw is a function of (seed, step), so a checkpoint needs no random state: weights, optimiser and the number of
-steps done say it all.
+Every draw is a function of (seed, step), so a checkpoint needs no random state: it holds the weights, the optimizer
+state and the number of steps done.
 """
 
 import os
@@ -55,10 +55,10 @@ def train(
         settings: the recipe; ignored when resuming, and may then be None
         folder: of the run; nothing is written elsewhere
         resume: continue from the folder's last checkpoint
-        callbacks: Lightning callbacks of your own
-        loggers: Lightning loggers of your own; they get the numbers of ``metrics.jsonl``, once per epoch
-        epochs: when resuming, train to this many epochs instead of the recipe's; schedules and the learning rate follow
-            the new length from then on. A finished run continues
+        callbacks: further Lightning callbacks
+        loggers: further Lightning loggers; they get the numbers of ``metrics.jsonl``, once per epoch
+        epochs: when resuming, the total number of epochs instead of the recipe's; schedules and the learning rate use
+            the new number from then on. A finished run continues
         trust: when resuming, allow code that the folder names as ``module:callable``; ``settings`` are trusted
         data: samples to train on instead of ``data.source``: a set, a mapping from split to set, or a function of the
             split
@@ -85,7 +85,7 @@ def train(
     else:
         settings = build.resolved(given.recorded(settings))
     trainer = engine.create_trainer(settings, folder, callbacks, loggers)
-    if trainer.is_global_zero and not resume:  # the other processes find what the first one wrote
+    if trainer.is_global_zero and not resume:  # the other processes may find files of the first one
         run_state.check_free(folder)
     whole = build.data(settings, given)
     division = whole.division or Division()
@@ -96,7 +96,7 @@ def train(
     try:
         module = build.method(settings, train_set, trainer.world_size, given)
     except (RuntimeError, MemoryError, OverflowError) as error:
-        raise ValueError(f"the networks and the memory of this recipe cannot be made: {error}") from error
+        raise ValueError(f"the networks and the memory of this recipe cannot be created: {error}") from error
     engine.check_method(settings, module, trainer.strategy.root_device)
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
     batches = Batches(chosen)
@@ -104,21 +104,21 @@ def train(
     dim = build.dry_run(settings, module, train_set)
     refresh = build.refresh(batches, module, train_set, settings, trainer.world_size, dim)
     build.compile_networks(settings, module)
-    # Weights and two moments of them, in the old checkpoint and in the new one; and room for the rest.
+    # Weights and two moments of them, in the old checkpoint and in the new one; and space for the rest.
     weights = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     run_folder.check_space(folder, 6 * weights + (16 << 20))
-    module._optimizer(module)  # bad settings are refused now
+    module._optimizer(module)  # bad settings raise here
     if isinstance(module.objective, InfoNCE):
         module.objective.check_device(trainer.strategy.root_device)
-    ours = engine.create_callbacks(settings, folder, batches, train_set, refresh, held_out, data)
-    ours.add_to(trainer)
+    callbacks_of_run = engine.create_callbacks(settings, folder, batches, train_set, refresh, held_out, data)
+    callbacks_of_run.add_to(trainer)
     loader = build.loader(batches, train_set, settings)
     if loader is batches:  # the workers of any other loader need indices on the CPU
         batches.device = trainer.strategy.root_device
     stated = validation_split.stated(settings, train_set, held_out)
     if resume:
         run_state.check_recorded(folder, stated)
-        point = run_state.resume_point(folder, settings, module, ours.stateful, batches, epochs)
+        point = run_state.resume_point(folder, settings, module, callbacks_of_run.stateful, batches, epochs)
     with ExitStack() as held:
         if trainer.is_global_zero:
             held.enter_context(run_folder.create_folder(folder))
@@ -138,7 +138,7 @@ def train(
             raise
         if trainer.is_global_zero:
             run_state.write_encoder(module.encoder, folder, shape)
-    return Result(folder, module.encoder, ours.metrics.last)
+    return Result(folder, module.encoder, callbacks_of_run.metrics.last)
 
 
 def _check_memory(settings: Recipe, module: Method, shape: tuple[int, ...], trainer: L.Trainer) -> None:

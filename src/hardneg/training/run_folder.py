@@ -1,4 +1,4 @@
-"""The files of a run: replaced in one operation, by one process at a time."""
+"""The files of a run: replaced atomically, by one process at a time."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ PATIENCE = 60.0  # seconds to wait for a lock that other processes hold briefly
 
 
 def write(file: Path, text: str) -> None:
-    """Write a text to a new file and rename it, so that a reader never sees half of it."""
+    """Write a text to a new file and rename it, so that no process reads a partly written file."""
     write_bytes(file, text.encode())
 
 
@@ -71,7 +71,7 @@ def check_regular(folder: Path) -> None:
 
 def _check_regular(file: Path) -> None:
     if file.exists() and not file.is_file():
-        raise ValueError(f"{file} is no regular file: put the file of the run back in its place, or remove it")
+        raise ValueError(f"{file} is not a regular file: restore the file of the run, or remove it")
 
 
 def is_free(folder: Path) -> bool:
@@ -108,7 +108,7 @@ def _run_id(folder: Path) -> str | None:
 
 
 def discard(folder: Path) -> None:
-    """Remove what this run wrote before its first checkpoint; a folder that holds more is left as it is."""
+    """Remove the files that this run wrote before its first checkpoint; a folder with other files is not changed."""
     if is_free(folder):
         if (folder / LOGS).exists():
             shutil.rmtree(folder / LOGS)
@@ -120,14 +120,14 @@ def discard(folder: Path) -> None:
 @contextmanager
 def create_folder(folder: Path) -> Iterator[None]:
     """Create a folder; if an error leaves it empty, remove it and the parents that were created for it."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
         with suppress(OSError):  # not empty
-            for place in missing:
-                place.rmdir()
+            for path in missing:
+                path.rmdir()
         raise
 
 
@@ -156,20 +156,20 @@ def checkpoint(folder: Path) -> dict[str, Any]:
     if not file.exists():
         raise ValueError(f"{file} is missing: {remedy(folder)}")
     if not file.is_file():  # reading a pipe or a device could block forever
-        raise ValueError(f"{file} is no regular file: {remedy(folder)}")
+        raise ValueError(f"{file} is not a regular file: {remedy(folder)}")
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # bytes that are not a checkpoint raise nearly anything
         reason = str(error).partition(". ")[0].partition("\n")[0][:200] or type(error).__name__
         raise ValueError(f"{file} cannot be read as a checkpoint ({reason}): {remedy(folder)}") from error
     if not isinstance(saved, dict) or not isinstance(saved.get("state_dict"), dict) or "batches" not in saved:
-        raise ValueError(f"{file} is no checkpoint of a run: {remedy(folder)}")
+        raise ValueError(f"{file} is not a checkpoint of a run: {remedy(folder)}")
     return saved
 
 
 def remedy(folder: Path) -> str:
-    """What to do about a checkpoint that cannot be used."""
-    return f"put a good copy in its place, or begin anew with hardneg train {folder / RECIPE} --run ANOTHER_FOLDER"
+    """The advice in errors about a checkpoint that cannot be used."""
+    return f"replace it by a good copy, or start again with hardneg train {folder / RECIPE} --run ANOTHER_FOLDER"
 
 
 def write_json(file: Path, content: Any) -> None:
@@ -183,9 +183,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not readable JSON ({error}): put it back as it was, or remove it") from error
+        raise ValueError(f"{file} is not readable JSON ({error}): restore it, or remove it") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold an object, got {type(content).__name__}: put it back, or remove it")
+        raise ValueError(f"{file} must hold an object, got {type(content).__name__}: restore it, or remove it")
     return content
 
 
@@ -221,16 +221,16 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
                 raise ValueError("not an object with a step")
         except (ValueError, RecursionError) as error:
             if number > len(whole):
-                break  # cut off by a kill
-            raise ValueError(f"{file}: line {number} is not of a run ({error}): put it back, or remove it") from error
+                break  # cut off when the process was killed
+            raise ValueError(f"{file}: line {number} is not of a run ({error}): restore it, or remove it") from error
         lines.append(line)
     return lines
 
 
 def check_space(folder: Path, needed: int) -> None:
     """Raise if the disk of a folder, which need not exist yet, has fewer than ``needed`` bytes free."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if free < needed:
         raise ValueError(
             f"{folder} has {free / 1e6:,.0f} MB free, and the run needs {needed / 1e6:,.0f} MB: "
@@ -240,7 +240,7 @@ def check_space(folder: Path, needed: int) -> None:
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Lock the run for this process; raise if another process has it. A killed process loses its lock."""
+    """Lock the run for this process; raise if another process holds the lock. A killed process loses its lock."""
     with ExitStack() as held:
         try:
             held.enter_context(locked(folder / LOCK, patience=0))

@@ -32,16 +32,16 @@ def check_free(folder: Path) -> None:
         return
     if run_folder.is_run(folder):
         raise ValueError(f"{folder} holds a run already: resume it, choose another folder, or remove this one")
-    raise ValueError(f"{folder} exists and is no run: choose another folder")
+    raise ValueError(f"{folder} exists and is not a run: choose another folder")
 
 
 def start(
     settings: Recipe, folder: Path, processes: int, division: Division, validation: dict[str, int] | None
 ) -> None:
     """Write environment, split and recipe of a new run."""
-    check_free(folder)  # again, as another process may have written here while the data were read
+    check_free(folder)  # again, because another process may have written here while the data were read
     environment = _environment(processes, validation)
-    # The id of this run, which its checkpoints carry.
+    # The id of this run, which its checkpoints contain.
     run_folder.write_json(folder / run_folder.ENVIRONMENT, {"run": uuid.uuid4().hex, **environment})
     run_folder.write_json(folder / run_folder.SPLIT, asdict(division))
     run_folder.write(folder / run_folder.RECIPE, recipe.dump(settings))  # last: it makes the folder a run
@@ -56,10 +56,10 @@ def record_resume(
     epochs: int | None,
     finished: bool,
 ) -> None:
-    """Add to the environment of a run that it is resumed, where, and with how many epochs if that was given.
+    """Record in the environment file of a run that it is resumed, with this process's environment.
 
-    epochs: the new number of epochs, written to the recipe, too · finished: whether no step is left, so that a run with
-    an encoder is left as it is
+    epochs: the new number of epochs, if one is given; also written to the recipe · finished: whether no step is left; a
+    finished run with an encoder is not changed
     """
     if finished and (folder / run_folder.ENCODER).exists():
         return
@@ -69,7 +69,7 @@ def record_resume(
     run_folder.write_json(folder / run_folder.ENVIRONMENT, recorded)
     if epochs is not None:
         run_folder.write(folder / run_folder.RECIPE, recipe.dump(settings))
-    # Otherwise the results of an unfinished run would pass for those of the finished one.
+    # Otherwise these results would be taken for those of the resumed run.
     for name in (run_folder.EVALUATION, run_folder.ENCODER):
         (folder / name).unlink(missing_ok=True)
 
@@ -95,15 +95,13 @@ def check_recorded(folder: Path, validation: dict[str, int] | None) -> None:
     environment = run_folder.read_json(folder / run_folder.ENVIRONMENT)
     resumed = environment.get("resumed", [])
     if not isinstance(resumed, list) or not all(isinstance(entry, dict) for entry in resumed):
-        raise ValueError(
-            f"{folder / run_folder.ENVIRONMENT}: resumed must be a list of objects: put the file back as it was"
-        )
+        raise ValueError(f"{folder / run_folder.ENVIRONMENT}: resumed must be a list of objects: restore the file")
     run_folder.metrics(folder)
     recorded = environment.get("validation")
     if recorded != validation:
         raise ValueError(
             f"{folder} was begun with the validation part {recorded}, and its data now give {validation}: "
-            "put the data back as they were, or begin anew in another folder"
+            "restore the data, or start again in another folder"
         )
 
 
@@ -154,7 +152,7 @@ def resume_point(
     if changed := [name for name in changed if name not in may_change]:
         raise ValueError(
             f"{folder / run_folder.RECIPE} was changed in {', '.join(changed)} since {file} was written: undo the "
-            f"change, or begin anew with hardneg train {folder / run_folder.RECIPE} --run ANOTHER_FOLDER"
+            f"change, or start again with hardneg train {folder / run_folder.RECIPE} --run ANOTHER_FOLDER"
         )
     total = settings.trainer.epochs * len(batches)
     if done > total:
@@ -173,7 +171,7 @@ def use_recorded_threads(folder: Path) -> None:
         if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
             raise ValueError(
                 f"{file}: threads must be a whole number from 1 to {MAX_THREADS}, got {str(threads)[:50]!r}: "
-                "put the file back as it was"
+                "restore the file"
             )
         torch.set_num_threads(threads)
 

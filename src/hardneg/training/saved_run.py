@@ -32,21 +32,21 @@ class Loaded:
 
     @property
     def prepare(self) -> Callable[[Tensor], Tensor] | None:
-        """What turns samples into the encoder's input, if anything does."""
+        """The function that converts samples to the encoder's input, or None."""
         return getattr(self.views, "plain", None)
 
 
 def load_run(
     folder: str | Path, *, trust: bool = False, data: Any = None, views: Any = None, encoder: nn.Module | None = None
 ) -> Loaded:
-    """The recipe and the encoder of a run: the finished one, or as it was at the last checkpoint.
+    """The recipe and the encoder of a run; of an unfinished run, the encoder of the last checkpoint.
 
     trust: allow code that the folder names as ``module:callable`` · data, views, encoder: what was given to `train` as
     an object; the encoder takes the weights of the run
     """
     folder = Path(folder)
     if not (folder / run_folder.RECIPE).exists():
-        raise ValueError(f"{folder} is no run: {run_folder.RECIPE} is missing")
+        raise ValueError(f"{folder} is not a run: {run_folder.RECIPE} is missing")
     run_folder.check_regular(folder)
     settings = recipe.load(folder / run_folder.RECIPE)
     recipe.check_trust(settings, folder, trust)
@@ -58,8 +58,8 @@ def load_run(
             with safe_open(folder / run_folder.ENCODER, "pt") as file:
                 shape = tuple(int(side) for side in file.metadata()["shape"].split(","))
                 settings.kind.check_shape(shape)
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        except Exception as error:  # of safetensors' own, or of metadata that are not ours
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        except Exception as error:  # raised by safetensors, or by metadata that hardneg did not write
             raise ValueError(
                 f"{folder / run_folder.ENCODER} cannot be read as the encoder of a run ({error!r}): remove it and "
                 "resume the run, which writes it again"

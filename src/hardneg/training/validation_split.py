@@ -14,7 +14,7 @@ DRAW = 4  # the counter of the draw that chooses them
 
 
 def divide(settings: Recipe, train_set: Any) -> tuple[Any, Any]:
-    """What to train on, and what to validate on if the objective adapts to accuracy; else all of it and None.
+    """The training and the validation part of a set; the whole set and None if no schedule observes accuracy.
 
     A tenth of every class, at least one sample of a class of two or more, drawn by the recipe's seed. Samples without a
     label stay in the first part. Raises if an adaptive schedule could not move before the last step.
@@ -34,8 +34,8 @@ def divide(settings: Recipe, train_set: Any) -> tuple[Any, Any]:
             f"{needs} two readings of online kNN before the last epoch, and trainer.epochs={chosen.epochs} with "
             f"trainer.knn_every={chosen.knn_every} gives {readings}: set trainer.knn_every=1, or train longer"
         )
-    labelled = (train_set.labels >= 0).nonzero()[:, 0]  # (n,)
-    _, targets, counts = torch.unique(train_set.labels[labelled], return_inverse=True, return_counts=True)
+    labeled = (train_set.labels >= 0).nonzero()[:, 0]  # (n,)
+    _, targets, counts = torch.unique(train_set.labels[labeled], return_inverse=True, return_counts=True)
     held = (SHARE * counts).round().long().clamp(min=1).minimum(counts - 1)  # (classes,)
     if int((held > 0).sum()) < 2:
         raise ValueError(
@@ -43,7 +43,7 @@ def divide(settings: Recipe, train_set: Any) -> tuple[Any, Any]:
             f"{int((held > 0).sum())}: use anneal=linear, step or loss"
         )
     taken = torch.zeros(len(train_set), dtype=torch.bool)
-    taken[labelled] = random_ranks(targets, settings.seed, DRAW) < held[targets]
+    taken[labeled] = random_ranks(targets, settings.seed, DRAW) < held[targets]
     warnings.warn(
         f"objective.anneal=accuracy observes kNN on {int(taken.sum())} of the {len(train_set)} training samples "
         f"(seed {settings.seed}), which are not trained on",
@@ -61,7 +61,7 @@ def divide(settings: Recipe, train_set: Any) -> tuple[Any, Any]:
 
 
 def stated(settings: Recipe, train_set: Any, held_out: Any) -> dict[str, int] | None:
-    """What the run folder says about the validation part; ``train_set`` is the rest."""
+    """The record of the validation part for the run folder; ``train_set`` is the rest."""
     if held_out is None:
         return None
     return {"samples": len(held_out), "of": len(train_set) + len(held_out), "seed": settings.seed}

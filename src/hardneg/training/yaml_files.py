@@ -23,7 +23,7 @@ def text_of(file: str | Path) -> str:
     with file.open("rb") as opened:
         content = opened.read(LARGEST + 1)
     if len(content) > LARGEST:
-        raise ValueError(f"{file} is larger than {LARGEST:,} bytes: it is no recipe")
+        raise ValueError(f"{file} is larger than {LARGEST:,} bytes: it is not a recipe")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -46,9 +46,9 @@ def parse(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = "" if mark is None else f", line {mark.line + 1}"
+        line = "" if mark is None else f", line {mark.line + 1}"
         problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ValueError(f"{where} is not readable YAML: {problem}{place}") from error
+        raise ValueError(f"{where} is not readable YAML: {problem}{line}") from error
     except Exception as error:  # values such as 2001-99-99 raise the error of their conversion
         reason = " ".join(str(error).split())
         raise ValueError(f"{where} is not readable YAML: {reason}") from error
@@ -81,12 +81,12 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
             if isinstance(key_node, yaml.ScalarNode):
                 key = self.construct_object(key_node)
                 if key in seen:
-                    raise _refused(f"the key {key!r} stands twice, leave one out", key_node)
+                    raise _refused(f"the key {key!r} occurs twice, leave one out", key_node)
                 seen.add(key)
         return super().construct_mapping(node, deep)
 
 
-# PyYAML follows YAML 1.1, where a number such as 1e-3 needs a dot; YAML 1.2 and its users do not.
+# PyYAML implements YAML 1.1, where a number such as 1e-3 needs a dot; in YAML 1.2 it does not.
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+"), "+-0123456789")
 
 

@@ -14,7 +14,7 @@ _BETWEEN_STEPS = ("pause",)  # online evaluation is not part of a step
 
 def step_time(contents: Contents) -> Part:
     """Milliseconds of a step by phase, and samples per second."""
-    hint = "Mean duration of a training step by phase. Bars of equal length: the choice of negatives costs no time."
+    hint = "Mean duration of a training step by phase. If bars are equally long, choosing negatives costs no time."
     steps = {group.name: _step(group) for group in contents.groups}
     measured = {name: parts for name, parts in steps.items() if parts}
     if not measured:

@@ -67,7 +67,7 @@ def fused(device: torch.device) -> Kernel:
 
 @lru_cache
 def runs_fused(device: torch.device) -> bool:
-    """Is the fused kernel the fastest on this device? It needs Triton and a GPU that multiplies bfloat16 matrices."""
+    """True if the fused kernel is the fastest on this device: it needs Triton and a GPU with bfloat16 products."""
     return device.type == "cuda" and _has_triton() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 

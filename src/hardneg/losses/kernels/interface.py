@@ -114,7 +114,7 @@ class Eligibility:
 
     @property
     def is_plain(self) -> bool:
-        """Are the only ineligible candidates the excluded ones?"""
+        """True if only the excluded candidates are ineligible."""
         return self.anchor_groups is None and self.allowed is None
 
 
@@ -168,7 +168,7 @@ class Rule:
 
     @property
     def is_banded(self) -> bool:
-        """Does it keep fewer than all eligible candidates?"""
+        """True if it may keep fewer than all eligible candidates."""
         return self.lower is not None or self.upper is not None or bool(self.rings)
 
     def ranks(self, eligible: Tensor) -> tuple[Tensor, Tensor]:
@@ -250,7 +250,7 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
         if torch.is_grad_enabled():
-            raise RuntimeError("this kernel has no second derivative of its own: use backend='reference'")
+            raise RuntimeError("this kernel has no second derivative: use backend='reference'")
         return backward(ctx, *grads)
 
     return guarded
@@ -283,7 +283,7 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradient of ``function(*inputs)`` in the inputs ``needed``, with a graph; None for the others.
 
-    grad: of the value, of its shape
+    grad: gradient of the function's value, of the same shape
     """
     with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False):
         # One alias each: the same tensor given twice, as in loss(z, z), must get two gradients, not twice their sum.

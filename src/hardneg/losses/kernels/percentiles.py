@@ -1,8 +1,8 @@
 """Percentile bands by rank: the first and the last candidate of each row's band, exact and, on a CPU, without sorting.
 
-A band needs two order statistics of a row, not its order. A sample of the row gives two scores between which each of
-them probably lies; few scores lie there, and a quickselect among those few finds it. If it does not lie there, the
-quickselect runs over the whole row: slower, with the same result.
+A band needs two order statistics of a row, not its order. A sample of the row gives a window of scores that probably
+contains each of them; few scores are in the window, and a quickselect among those finds it. If the window does not
+contain it, the quickselect runs over the whole row: slower, with the same result.
 """
 
 import math
@@ -19,8 +19,8 @@ from hardneg.losses.kernels.interface import Rule, count_true
 # Scores sampled from a row. More of them narrow the window but take longer to sort: twice as many gain little.
 SAMPLE = 2048
 
-# Half the window in standard deviations of a sampled rank. By the normal approximation one edge in 400 misses it and
-# needs the whole row.
+# Half the window in standard deviations of a sampled rank. By the normal approximation one edge in 400 is outside of
+# the window and needs the whole row.
 SPREAD = 3.0
 
 # Shorter rows are sorted whole: one call for all rows costs less there than a dozen calls for each.
@@ -43,7 +43,7 @@ class Edges:
     tied: Tensor | None = None
 
     def outside(self, scores: Tensor) -> Tensor:
-        """Which of the scores (R, N) lie outside the band, (R, N) bool; masked ones (−inf) may be either."""
+        """Which of the scores (R, N) are outside the band, (R, N) bool; masked ones (−inf) may be either."""
         if self.tied is None:
             return self._outside_by_index(scores, slice(None))
         outside = scores < self.low[:, None]
@@ -66,7 +66,7 @@ def edges(scores: Tensor, rule: Rule) -> Edges:
 
     Examples:
         >>> band = edges(torch.tensor([[0.3, 0.1, 0.2, 0.1]]), Rule(rings=((0.25, 0.75),)))
-        >>> band.outside(torch.tensor([[0.3, 0.1, 0.2, 0.1]]))  # of the two at 0.1 the first comes first
+        >>> band.outside(torch.tensor([[0.3, 0.1, 0.2, 0.1]]))  # ties are ordered by index
         tensor([[ True,  True, False, False]])
     """
     on_cpu = scores.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -122,7 +122,7 @@ def by_values(scores: Tensor, rule: Rule) -> Edges:
 def selected(scores: Tensor, rule: Rule) -> Edges:
     """As `edges`, by selection: a few passes over each row while it is in the cache. For a CPU.
 
-    On one thread: dividing the rows between two was no faster on 2 cores.
+    Runs on one thread: two threads were no faster on 2 cores.
     """
     table = scores.detach().numpy()  # (R, N)
     rows, columns = table.shape

@@ -31,11 +31,11 @@ from hardneg.losses.kernels.interface import (
 # 128 MiB, because every strip takes several launches.
 STRIP_ELEMENTS = {"cpu": 1 << 20, "accelerator": 1 << 25}
 
-# Each strip reads all shared candidates again, so with few rows per strip the time goes into reading. Where the above
-# gives fewer rows than this on a CPU, a strip may hold four times as many scores. At N = 65,536 that halves the time.
+# Each strip reads all shared candidates again, so with few rows per strip reading dominates. Where STRIP_ELEMENTS gives
+# fewer rows than this on a CPU, a strip may hold four times as many scores. At N = 65,536 that halves the time.
 LEAST_ROWS = 64
 
-# Up to here e^{±x} and sums of millions of them are normal float32 numbers, so no row maximum is subtracted.
+# Up to this x, e^{±x} and sums of millions of them are normal float32 numbers, so no row maximum is subtracted.
 SAFE_EXPONENT = 40.0
 
 units = losses = pair_loss = None  # computed by plain operations
@@ -44,7 +44,7 @@ units = losses = pair_loss = None  # computed by plain operations
 def log_sums(
     anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility, rule: Rule
 ) -> LogSums:
-    """As `reference.log_sums`, for every rule but general weights."""
+    """As `reference.log_sums`, for every rule except general weights."""
     mean, weight, count = _reduce(_NegativeSums(eligibility, rule, anchors), anchors, candidates, scale)
     return LogSums(mean, weight, count)
 
@@ -59,12 +59,12 @@ def positive_sums(
 ) -> tuple[Tensor, Tensor]:
     """As `reference.positive_sums`."""
     terms, total, derivative = _reduce(_PositiveSums(eligibility, offset.detach()), anchors, [pool], scale)
-    # ∂terms/∂offset is known, so the offset's gradient needs no pass of its own.
+    # ∂terms/∂offset is known, so the gradient of the offset needs no separate pass.
     return terms + derivative * (offset - offset.detach()), total
 
 
 def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows and their scores (R, N), strip by strip; each strip overwrites the one before."""
+    """Rows and their scores (R, N), strip by strip; each strip overwrites the previous one."""
     rows, columns, cost, shared = len(anchors), 0, 0, True
     for block in candidates:
         columns += block.shape[-2]
@@ -117,7 +117,7 @@ def largest_magnitude(anchors: Tensor, candidates: Sequence[Tensor], scale: Tens
 
 
 class _Reduction(Protocol):
-    """Three numbers per anchor computed from its row of scores, and the derivative of a loss of them.
+    """Three numbers per anchor computed from its row of scores, and the gradient of a loss in those scores.
 
     keeps_exponentials: whether `forward` leaves in its strip what `coefficients` can reuse · symmetric: whether
     ∂L/∂s_ji can be computed from the strip of row i, if scores are symmetric

@@ -19,8 +19,9 @@ from hardneg.training.recipe import Recipe, tree_of
 class Checkpoints(Checkpoint):
     """Writes ``last.ckpt`` after every epoch, every ``trainer.save_every`` optimizer steps, and when training stops.
 
-    The file is replaced in one operation, so that a kill leaves the old one or the new one. Weights with NaN or inf are
-    an error and leave the old one. It must be the last callback: the checkpoint then contains what the others did.
+    The file is replaced atomically, so that a killed process leaves the old file or the new one. Weights with NaN or
+    inf are an error and leave the old file. It must be the last callback: the checkpoint then contains the changes of
+    the others.
 
     Args:
         settings: the recipe
@@ -64,7 +65,7 @@ class Checkpoints(Checkpoint):
             os.replace(fresh, self.folder / run_folder.CHECKPOINT)
             # From now on a missing checkpoint is an error.
             (self.folder / run_folder.METRICS).touch()
-        module.clock.restart()  # evaluation and checkpoint belong to no step
+        module.clock.restart()  # evaluation and checkpoint are not part of a step
 
 
 def _is_finite(module: Method) -> bool:

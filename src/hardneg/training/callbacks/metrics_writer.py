@@ -25,7 +25,7 @@ class MetricsWriter(L.Callback):
 
     They get the numbers under the keys of the file, those within a group as ``batches/mean_cosine``. The losses are
     summed on the device and read once per epoch. A line is written after the checkpoint of its epoch, and the
-    checkpoint contains it, so that a kill in between loses nothing.
+    checkpoint contains it, so that nothing is lost if the process is killed in between.
 
     Args:
         folder: of the run
@@ -107,7 +107,7 @@ class MetricsWriter(L.Callback):
         self._pending = False
 
     def _restore(self) -> None:
-        """Remove lines written after the checkpoint that is resumed, and add its own if a kill came before it."""
+        """Remove lines written after the checkpoint that is resumed, and add the checkpoint's own if it is missing."""
         kept = [line for line in run_folder.metrics(self.folder) if line["step"] <= self._step]
         if self.last and (not kept or kept[-1]["step"] < self.last["step"]):
             kept.append(self.last)

@@ -71,7 +71,7 @@ class OnlineEvaluation(L.Callback):
         kind, workers = self.settings.kind, getattr(self.settings.data, "workers", 0)
         with torch.autocast(module.device.type, torch.bfloat16, enabled="bf16" in self.settings.trainer.precision):
             train, test = (
-                kind.labelled(kind.embed(module.encoder, part, module.views, workers), part)
+                kind.labeled(kind.embed(module.encoder, part, module.views, workers), part)
                 for part in (self.train_set, queries)
             )
         return knn_accuracy(*train, *test) if len(train[1]) and len(test[1]) else None

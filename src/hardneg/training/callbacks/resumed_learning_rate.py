@@ -5,9 +5,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 class ResumedLearningRate(L.Callback):
-    """Sets the learning rate of the first step after a resume by the number of epochs that the run has now.
+    """Sets the learning rate of the first step after a resume, computed with the current number of epochs.
 
-    The checkpoint holds the one for the number of epochs at the time. Without more epochs, the two are equal.
+    The checkpoint holds the rate computed with the number of epochs of the interrupted run.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -58,7 +58,7 @@ class Refresh(L.Callback):
 def shared_embeddings(
     embed: Callable[[Tensor], Tensor], size: int, networks: Sequence[nn.Module]
 ) -> Callable[[], Tensor]:
-    """The embeddings of all samples, of which each process computes its share.
+    """A function that returns the embeddings of all samples; each process computes a share of them.
 
     All processes compute with the buffers of the first one, such as running statistics, so that the result is the
     embeddings that the first process would compute alone.

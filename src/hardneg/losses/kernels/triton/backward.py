@@ -73,7 +73,7 @@ def score_gradient(
     scores, error, tilted_coef, weight_coef, shift, tilt,
     KIND: tl.constexpr, BOUNDED: tl.constexpr, PRESCALED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """∂L/∂s of a tile of scores as rows of their anchors, whose values lie along one side of the tile.
+    """∂L/∂s of a tile of scores, from the coefficients of the anchors along one side of the tile.
 
     shift: the level of POSITIVES, else the row maximum of the anchor if not BOUNDED · error: if EXACT, the rounding
     errors of the scores, in base e

@@ -1,4 +1,4 @@
-"""Passes over a block of candidates: the arguments of the kernels, and into which parts the work is split."""
+"""Passes of the anchors over blocks of candidates: kernel arguments, launches, and the split of the work into parts."""
 
 import math
 from collections.abc import Sequence
@@ -110,8 +110,8 @@ def band(
 class BlockPass:
     """One pass of the anchors over a block of candidates.
 
-    column: index of the first candidate of the block among all candidates · self_block: whether the block is the
-    anchors
+    column: index of the first candidate of the block among all candidates · self_block: whether the candidates of the
+    block are the anchors themselves
     """
 
     spec: NegativeSums | PositiveSums
@@ -174,7 +174,7 @@ class BlockPass:
     def common(self) -> dict[str, Any]:
         """The arguments that all kernels take."""
         spec = self.spec
-        # Exact float32 products do not use tensor cores; beside them, fully accurate exponentials take no extra time.
+        # Exact float32 products do not use tensor cores; next to them, fully accurate exponentials take no extra time.
         precision = precision_of(self.anchors.dtype)
         exact = self.anchors.dtype == torch.float32 and precision == "ieee"
         return {

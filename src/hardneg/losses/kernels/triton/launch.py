@@ -20,7 +20,7 @@ except ImportError:  # before Triton 3.4
 # On AMD GPUs a compiled kernel depends on more than `Compiled.signature` holds: there Triton looks it up every time.
 CACHES_KERNELS = torch.version.hip is None
 
-# The cache is emptied at this size: every step may bring new sizes, and Triton keeps the kernels themselves.
+# The cache is emptied at this size: every step may have new sizes, and Triton keeps the kernels themselves.
 MAX_CACHED = 1024
 
 
@@ -78,17 +78,17 @@ class Compiled:
         or floats, and on the constants, which come last. None for any other argument.
         """
         signature = values.copy()
-        for place in range(self.constants):
-            value = values[place]
+        for position in range(self.constants):
+            value = values[position]
             if value is None or type(value) is int:
                 continue
             if isinstance(value, Tensor):
-                address = values[place] = value.data_ptr()
-                signature[place] = value.dtype if address % 16 == 0 else (value.dtype,)
+                address = values[position] = value.data_ptr()
+                signature[position] = value.dtype if address % 16 == 0 else (value.dtype,)
             elif type(value) is float:
-                signature[place] = float
+                signature[position] = float
             elif TensorDescriptor is not None and type(value) is TensorDescriptor:
-                signature[place] = (value.base.dtype, *value.block_shape)
+                signature[position] = (value.base.dtype, *value.block_shape)
             else:
                 return None
         return signature

@@ -1,13 +1,12 @@
-"""The fused kernel for GPUs: the same results as the other kernels, from tiles of scores that are never stored, in
-Triton.
+"""The fused kernel for GPUs, in Triton: the same results as the other kernels, without storing the score matrix.
 
 The forward pass stores a few numbers per anchor, the backward pass recomputes the tiles: memory is O(A + N), not
-O(A·N), and everything but the products costs little more than one exponential per pair. Matrix products are in the
+O(A·N), and the cost beyond the products is little more than one exponential per pair. Matrix products are in the
 precision of the embeddings (bfloat16 and float16 on tensor cores; float32 exactly, or as tf32 if
 ``torch.set_float32_matmul_precision`` allows it); everything else is float32. Atomics add integers only, so results are
 bitwise reproducible.
 
-Calls that it does not support go to the tiled kernel: float64, candidates per anchor, draws (``num_negatives``).
+The tiled kernel computes what this one does not support: float64, candidates per anchor, draws (``num_negatives``).
 """
 
 import math
@@ -39,9 +38,9 @@ def suits(anchors: Tensor, candidates: Sequence[Tensor], rule: Rule) -> bool:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def uncompiled(function: Callable[..., Any], *given: Any, **num_excluded: Any) -> Any:
+def uncompiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a function outside of compiled graphs, which cannot contain these kernels."""
-    return function(*given, **num_excluded)
+    return function(*args, **kwargs)
 
 
 def log_sums(

@@ -66,9 +66,9 @@ def count_at_most(scores, key_0, key_1):
 
 
 @triton.jit
-def combine_statistics(count, lowest, highest, more, min_pairs, higher):
+def combine_statistics(count, lowest, highest, other_count, other_lowest, other_highest):
     """Sum, minimum and maximum, for `tl.reduce`."""
-    return count + more, tl.minimum(lowest, min_pairs), tl.maximum(highest, higher)
+    return count + other_count, tl.minimum(lowest, other_lowest), tl.maximum(highest, other_highest)
 
 
 @triton.jit
@@ -103,8 +103,8 @@ def lowest_from(scores, key_0, key_1):
 @triton.jit
 def split_key(low, high, below, upto, rank, rounds):
     """A key at which to split a range that contains the key of this rank; see `key_bounds`."""
-    # Interpolated as for evenly distributed scores, moved a little to the middle: that errs less at the end of a long
-    # tail.
+    # Interpolated as for evenly distributed scores, then moved a little to the middle: more accurate at the end of a
+    # long tail.
     share = 0.8 * ((rank - below) + 0.5) / (upto - below) + 0.1
     begin, end = key_score(low), key_score(high)
     expected = score_key(begin + share * (end - begin))
@@ -129,7 +129,7 @@ def select_half(low, high, below, upto, middle, count, rank):
 def key_bounds(
     scores, low_0, high_0, below_0, upto_0, rank_0, slack_0, low_1, high_1, below_1, upto_1, rank_1, slack_1
 ):  # fmt: skip
-    """Bounds of the keys of two ranks (from 0), narrowed until at most ``slack`` other scores lie within them.
+    """Bounds of the keys of two ranks (from 0), narrowed until at most ``slack`` other scores are within them.
 
     scores: (n,) · low, high: initial keys · below, upto: numbers of scores below ``low`` and up to ``high`` · returns
     these four for each rank. Equal scores cannot be separated: then low equals high.

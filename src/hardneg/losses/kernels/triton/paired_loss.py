@@ -1,5 +1,4 @@
-"""The whole loss of a paired batch, from embeddings to a number, in a few launches: small batches are bound by the
-host.
+"""The whole loss of a paired batch in a few launches, because small batches are bound by the host.
 
 It covers the most common cases: NT-Xent, DCL and HCL over both views of the batch of one process (six launches),
 between two towers in one direction or in both, or over a queue or bank, with bands, schedules and a learnable
@@ -71,17 +70,17 @@ def finish_loss(
     tilted_coef, weight_coef = by_mean, by_mean * 0
     if THROUGH:
         tilted_coef, weight_coef = by_mean * (tilt + 1), -by_mean * tilt
-    place = kept + i
-    tl.store(place, loss, mask=inside)
-    tl.store(place + anchors, count, mask=inside)
-    tl.store(place + 2 * anchors, floored.to(tl.float32), mask=inside)
-    tl.store(place + 3 * anchors, tl.where(nonempty, row_max, float("inf")), mask=inside)  # see `forward.finish`
+    pointer = kept + i
+    tl.store(pointer, loss, mask=inside)
+    tl.store(pointer + anchors, count, mask=inside)
+    tl.store(pointer + 2 * anchors, floored.to(tl.float32), mask=inside)
+    tl.store(pointer + 3 * anchors, tl.where(nonempty, row_max, float("inf")), mask=inside)  # see `forward.finish`
     factors = kept + 4 * anchors + 2 * i
     tl.store(factors, tl.div_rn(tilted_coef, tl.where(nonempty, tilted_sum, 1.0)), mask=inside)
     tl.store(factors + 1, tl.div_rn(weight_coef, tl.where(nonempty, weight_sum, 1.0)), mask=inside)
-    tl.store(place + 6 * anchors, by_positive * scale, mask=inside)
-    tl.store(place + 7 * anchors, by_scale, mask=inside)
-    tl.store(place + 8 * anchors, tl.abs(by_mean) * (2 * tilt + 1), mask=inside)
+    tl.store(pointer + 6 * anchors, by_positive * scale, mask=inside)
+    tl.store(pointer + 7 * anchors, by_scale, mask=inside)
+    tl.store(pointer + 8 * anchors, tl.abs(by_mean) * (2 * tilt + 1), mask=inside)
     total = tl.sum(tl.where(inside, loss, 0.0), axis=0)
     valid = tl.sum(tl.where(inside & nonempty, 1.0, 0.0), axis=0)
     tl.store(result + tl.program_id(0), tl.div_rn(total, tl.maximum(valid, 1.0)) if MEAN else total)
@@ -92,7 +91,7 @@ class PairedLoss(torch.autograd.Function):
     """Loss of a paired batch as one autograd function: (), or (A,) if not reduced.
 
     z1, z2: (B, d). Candidates are both views of all other pairs, or only the other view (A = 2B); for anchors z1 alone
-    (A = B) all z2 but their own, or negatives (N, d).
+    (A = B) all z2 except their own, or negatives (N, d).
 
     plain: the same loss of z1, z2, negatives and scale by PyTorch operations, for second derivatives
 
@@ -165,7 +164,7 @@ class PairedLoss(torch.autograd.Function):
         z1, z2 = rowwise.row_contiguous(z1), rowwise.row_contiguous(z2)
         spec, loss_form = ctx.spec, ctx.loss_form
         row_max, values, made = kept[3], kept[4:6].view(-1, 2), kept[6:].unbind()
-        # All gradients are linear in that of the loss: a single number is multiplied last, without a launch of its own.
+        # All gradients are linear in that of the loss: a single number is multiplied last, without a separate launch.
         gradient_scale = rowwise.GradientScale(grad, numbers if loss_form.mean else None) if loss_form.reduced else None
         for_similarity, by_scale, bound = made if loss_form.reduced else (part * grad for part in made)
         values = values if loss_form.reduced else values * grad[:, None]

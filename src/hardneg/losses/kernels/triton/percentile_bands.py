@@ -1,7 +1,6 @@
-"""Percentile bands on a GPU: the first and the last candidate of each anchor's band, exactly, in one pass over the
-products.
+"""Percentile bands on a GPU: the first and the last candidate of each anchor's band, exact, in one pass.
 
-A sample of the candidates determines between which two scores each edge lies (Floyd and Rivest 1975). One pass over all
+A sample of the candidates gives two scores that enclose each edge (Floyd and Rivest 1975). One pass over all
 candidates lists the few between them, counts the others and, if requested, sums over those that are certainly in the
 band; the edges are found in the lists, as well as the remaining terms of the sums. If a list has no room, a second pass
 writes one list for all parts; if the sample is not representative, more passes bisect the range. The result is always
@@ -27,7 +26,7 @@ from hardneg.losses.kernels.triton.launch import launch
 STEP = 16
 
 # Half the distance between the two pivots of an edge, in standard deviations of a sampled rank. By the normal
-# distribution one edge in 500 million lies outside, and its tile of anchors then takes fifty passes instead of one.
+# distribution one edge in 500 million is outside, and its tile of anchors then takes fifty passes instead of one.
 # With more than half a million candidates lists would be too long: then the distance is reduced, down to the second
 # number.
 SPREAD, LEAST_SPREAD = 6.0, 4.0
@@ -68,8 +67,9 @@ class Edges:
 
 
 def edges(block_pass: Any, rule: Rule, summed: bool = False) -> Edges:
-    """The edges of the band that the rings of ``rule`` select from each anchor's candidates, by score and then by
-    index.
+    """The edges of the band that the rings of ``rule`` select from each anchor's candidates.
+
+    Candidates are ordered by score and then by index.
 
     block_pass: anchors (A, d), candidates (N, d) and eligibility · summed: also sum exponentials, which must be within
     the range of float32
@@ -141,7 +141,7 @@ def make_plan(columns: int, rings: tuple[tuple[float, float], ...]) -> Plan:
     size = columns // step
     spread = SPREAD
     while True:
-        # As `bracket` chooses pivots: up to an eighth further out.
+        # `bracket` may choose pivots up to an eighth further out.
         margins = [spread * math.sqrt(size * share * (1 - share)) + spread**2 / 6 for share in (low, high)]
         between = 2 * sum(margins) * 17 / 16 + 4
         # The gaps between sampled ranks vary, and so does the number of listed candidates of a part.

@@ -1,6 +1,6 @@
 """Triton kernels that find the edges of percentile bands that `percentile_edges` did not find: collect, bisect.
 
-Both return at once if they are not needed. Atomics add integers only: counts, which do not depend on the order, and
+Both return immediately if they are not needed. Atomics add integers only: counts, which do not depend on the order, and
 positions in a list whose order no result depends on.
 """
 
@@ -25,10 +25,10 @@ from hardneg.losses.kernels.triton.score_tile import NO_INDEX, compute_scores, l
 
 
 @triton.jit
-def pivot_of(pivot_, cut_, place, inside):
+def pivot_of(pivot_, cut_, offset, inside):
     """A pivot of each row, the next higher score, and its cut; where not ``inside`` all candidates are below."""
-    pivot = tl.load(pivot_ + place, mask=inside, other=float("inf"))
-    return pivot, next_above(pivot), tl.load(cut_ + place, mask=inside, other=0)
+    pivot = tl.load(pivot_ + offset, mask=inside, other=float("inf"))
+    return pivot, next_above(pivot), tl.load(cut_ + offset, mask=inside, other=0)
 
 
 @triton.jit
@@ -41,22 +41,23 @@ def collect(
 ):  # fmt: skip
     """The same as `list_candidates` for anchors with a full list: one list for all parts, and ties separated by cuts.
 
-    Without such an anchor it returns at once. list_: (anchors − base, capacity) · for one part of ``span`` candidates
+    Returns immediately if there is no such anchor. list_: (anchors − base, capacity), for one part of ``span``
+    candidates
     """
     tl.static_assert(INNER_BLOCK <= CUT_MULTIPLE)
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
-    place = i - base
-    counter, lists = counters + place * COUNTERS, (list_ + place.to(tl.int64) * capacity)[:, None]
+    strip_row = i - base
+    counter, lists = counters + strip_row * COUNTERS, (list_ + strip_row.to(tl.int64) * capacity)[:, None]
     no_room = tl.load(counter + STATUS, mask=i < anchors, other=0) == NO_ROOM
     if tl.max(no_room.to(tl.int32), axis=0) > 0:
         tile, scale, group = load_anchors(
             anchors_, anchor_groups, scale_, i, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, GROUPS
         )
-        pivot_0, above_0, cut_0 = pivot_of(pivot_, cut_, place * 4, no_room)
-        pivot_1, above_1, cut_1 = pivot_of(pivot_, cut_, place * 4 + 1, no_room)
-        pivot_2, above_2, cut_2 = pivot_of(pivot_, cut_, place * 4 + 2, no_room)
-        pivot_3, above_3, cut_3 = pivot_of(pivot_, cut_, place * 4 + 3, no_room)
+        pivot_0, above_0, cut_0 = pivot_of(pivot_, cut_, strip_row * 4, no_room)
+        pivot_1, above_1, cut_1 = pivot_of(pivot_, cut_, strip_row * 4 + 1, no_room)
+        pivot_2, above_2, cut_2 = pivot_of(pivot_, cut_, strip_row * 4 + 2, no_room)
+        pivot_3, above_3, cut_3 = pivot_of(pivot_, cut_, strip_row * 4 + 3, no_room)
         for start in range(part * span, min(part * span + span, candidates), INNER_BLOCK):
             j, _, scores = compute_scores(
                 tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
@@ -94,15 +95,15 @@ def bisect(
 ):  # fmt: skip
     """The edges that are not in the lists, by bisection of the scores and then of the indices, with one pass per step.
 
-    Fifty times the work of another kernel, for the rare anchor with an unrepresentative sample; without one it returns
-    at once.
+    Fifty times the work of another kernel, for the rare anchor with an unrepresentative sample; returns immediately if
+    there is none.
     """
     row, edge = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
-    place, rows = i - base, anchors - base
-    missed = tl.load(missed_ + edge * rows + place, mask=i < anchors, other=0) != 0
+    strip_row, rows = i - base, anchors - base
+    missed = tl.load(missed_ + edge * rows + strip_row, mask=i < anchors, other=0) != 0
     if tl.max(missed.to(tl.int32), axis=0) > 0:
-        within = tl.where(i < anchors, place, 0)
+        within = tl.where(i < anchors, strip_row, 0)
         rank, _empty = edge_rank(within, edge, eligible_, first_, end_, candidates, known, COUNTED)
         tile, scale, group = load_anchors(
             anchors_, anchor_groups, scale_, i, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, GROUPS

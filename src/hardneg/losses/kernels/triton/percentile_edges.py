@@ -44,18 +44,18 @@ def edge_rank(row, edge, eligible_, first_, end_, candidates, known, COUNTED: tl
 
 
 @triton.jit
-def listed_index(words, begin, place, mask, one_list, capacity, PARTS: tl.constexpr, SIZE: tl.constexpr):
-    """Indices of the candidates at these places of the lists of `select`, NO_INDEX where not in ``mask``."""
-    part = place // SIZE
+def listed_index(words, begin, entry, mask, one_list, capacity, PARTS: tl.constexpr, SIZE: tl.constexpr):
+    """Indices of the candidates in these entries of the lists of `select`, NO_INDEX where not in ``mask``."""
+    part = entry // SIZE
     # Deferred, so that the addresses of the scores are not kept in registers.
-    pointer = words + deferred(begin) + (part * capacity + place % SIZE) * 2
+    pointer = words + deferred(begin) + (part * capacity + entry % SIZE) * 2
     found = tl.load(pointer, mask=mask, other=0)
     return tl.where(mask, tl.where(one_list, found, interleaved_index(found, part, PARTS)), NO_INDEX)
 
 
 @triton.jit
 def tied_index(
-    words, lists, place, scores, score, unique, rank, default, one_list, capacity,
+    words, lists, entry, scores, score, unique, rank, default, one_list, capacity,
     PARTS: tl.constexpr, SIZE: tl.constexpr, MARKED: tl.constexpr,
 ):  # fmt: skip
     """The index of the candidate of this rank among the listed ones with the same score; ``default`` if ``unique``.
@@ -65,13 +65,13 @@ def tied_index(
     index = rank * 0 + default
     if ~unique:
         if MARKED:
-            indices = listed_index(words, lists, place, scores == score, one_list, capacity, PARTS, SIZE)
+            indices = listed_index(words, lists, entry, scores == score, one_list, capacity, PARTS, SIZE)
             lowest, highest = tl.min(indices, axis=0), tl.max(tl.where(indices < NO_INDEX, indices, -1), axis=0)
             begin, _ = index_bounds(indices, rank, 0, lowest, highest)
             index = tl.min(tl.where(indices >= begin, indices, NO_INDEX), axis=0)
         else:
-            one = tl.min(tl.where(scores == score, place, NO_INDEX), axis=0)
-            other = tl.max(tl.where(scores == score, place, -1), axis=0)
+            one = tl.min(tl.where(scores == score, entry, NO_INDEX), axis=0)
+            other = tl.max(tl.where(scores == score, entry, -1), axis=0)
             one = listed_index(words, lists, one, other >= 0, one_list, capacity, PARTS, SIZE)
             other = listed_index(words, lists, other, other >= 0, one_list, capacity, PARTS, SIZE)
             index = tl.where(rank == 0, tl.minimum(one, other), tl.maximum(one, other))
@@ -90,10 +90,10 @@ def select(
 
     words: the lists, as pairs of 32-bit words: candidate and score · MARKED: only for anchors with a STATUS; if not,
     anchors with a full list are skipped, and those with more than two candidates that tie with an edge get the status
-    TIED: their case needs so many registers that half as many programs would run · outputs: scores (2, stride); indices
-    (2, stride), 0 and NO_INDEX if no other candidate ties with the edge; and whether the lists do not contain the edges
-    (2, rows) · if SUMMED: tilted_sum_, weight_sum_: (PARTS + 1, stride), the last slot holds the sums over the listed
-    candidates in the band · recompute_: (stride,), whether the sums of an anchor must be recomputed
+    TIED: with the registers that their case needs, half as many programs would run · outputs: scores (2, stride);
+    indices (2, stride), 0 and NO_INDEX if no other candidate ties with the edge; and whether the lists do not contain
+    the edges (2, rows) · if SUMMED: tilted_sum_, weight_sum_: (PARTS + 1, stride), the last slot holds the sums over
+    the listed candidates in the band · recompute_: (stride,), whether the sums of an anchor must be recomputed
     """
     row = tl.program_id(0)
     status = tl.load(counters + row * COUNTERS + STATUS)
@@ -105,8 +105,8 @@ def select(
     counter, part_counts = counters + row * COUNTERS, part_counts_ + row * PARTS + tl.arange(0, PARTS)
     below_low = candidates - tl.sum(tl.load(part_counts + NUM_ABOVE * rows * PARTS), axis=0)
     length, room = tl.sum(tl.load(part_counts + NUM_LISTED * rows * PARTS), axis=0), PARTS * capacity
-    place = tl.arange(0, PARTS * SIZE)
-    part, slot = place // SIZE, place % SIZE
+    entry = tl.arange(0, PARTS * SIZE)
+    part, slot = entry // SIZE, entry % SIZE
     begin = row * room * 2  # all lists together have fewer than 2³¹ words
     number = tl.load(part_counts_ + (NUM_LISTED * rows + row) * PARTS + part)
     # Older versions of Triton evaluate both sides of ``and``.
@@ -127,7 +127,7 @@ def select(
     below_high = gap + tl.sum(tl.load(part_counts + NUM_BETWEEN * rows * PARTS), axis=0)
     if MARKED:  # noqa: SIM102
         if one_list:
-            tied = listed_index(words, begin, place, held & (scores == pivot_1), one_list, capacity, PARTS, SIZE)
+            tied = listed_index(words, begin, entry, held & (scores == pivot_1), one_list, capacity, PARTS, SIZE)
             cut = tl.load(cut_ + row * 4 + 1)
             lower_listed = tl.sum((held & ((scores < pivot_1) | (tied < cut))).to(tl.int32), axis=0)
             gap, below_high = below_low + lower_listed, tl.load(counter + BELOW_HIGH)
@@ -160,10 +160,10 @@ def select(
             counter + STATUS, TIED, mask=(~unique_0 & (upto_0 > below_0 + 2)) | (~unique_1 & (upto_1 > below_1 + 2))
         )
     first = tied_index(
-        words, begin, place, scores, low, unique_0, rank_0 - below_0, 0, one_list, capacity, PARTS, SIZE, MARKED
+        words, begin, entry, scores, low, unique_0, rank_0 - below_0, 0, one_list, capacity, PARTS, SIZE, MARKED
     )
     last = tied_index(
-        words, begin, place, scores, high, unique_1, rank_1 - below_1, NO_INDEX, one_list, capacity, PARTS, SIZE, MARKED
+        words, begin, entry, scores, high, unique_1, rank_1 - below_1, NO_INDEX, one_list, capacity, PARTS, SIZE, MARKED
     )
     score, index = score_ + base + row, index_ + base + row
     tl.store(score, tl.where(empty, float("inf"), low))

@@ -129,7 +129,7 @@ def bracket(
     sample_, pivot_, cut_, counters, size, low_share, high_share, spread,
     STEP: tl.constexpr, SIZE: tl.constexpr, OPEN: tl.constexpr,
 ):  # fmt: skip
-    """The pivots of an anchor between which the edges of its band lie, from the ranks of a sample.
+    """The pivots of an anchor that enclose the edges of its band, from the ranks of a sample.
 
     Of pivots 0 … 3 the first two enclose the lower edge, the last two the upper one; a candidate is below a pivot if
     its score is lower than ``pivot``, or equal and its index lower than ``cut``. Cuts are multiples of CUT_MULTIPLE:
@@ -145,9 +145,9 @@ def bracket(
     tl.store(counter + BELOW_LOW, 0)
     tl.store(counter + BELOW_HIGH, 0)
     tl.store(counter + LISTED, 0)
-    place = tl.arange(0, SIZE)
-    pointer = sample_ + row.to(tl.int64) * size + place
-    scores = tl.load(pointer, mask=place < size, other=float("-inf"))
+    position = tl.arange(0, SIZE)
+    pointer = sample_ + row.to(tl.int64) * size + position
+    scores = tl.load(pointer, mask=position < size, other=float("-inf"))
     eligible_mask = scores > float("-inf")
     eligible, lowest, highest = count_min_max(
         tl.where(eligible_mask, scores, float("inf")), eligible_mask, float("inf")
@@ -158,7 +158,7 @@ def bracket(
         # The binomial distribution of a sampled rank is skewed to the middle; spread²/6 corrects for it (Cornish,
         # Fisher).
         margin = spread * tl.sqrt(eligible * share * (1 - share)) + spread * spread / 6
-        # A pivot may lie a little further out if that saves rounds.
+        # A pivot may be a little further out if that saves rounds.
         slack = (margin / 8).to(tl.int32)
         lower = tl.floor(share * eligible - margin).to(tl.int32)
         upper = tl.ceil(share * eligible + margin).to(tl.int32)
@@ -173,11 +173,11 @@ def bracket(
         first, last = tl.zeros((), tl.int32), tl.full((), SIZE - 1, tl.int32)
         if (low == low_end) & ~all_above:
             first, _ = index_bounds(
-                tl.where(scores == key_score(low), place, NO_INDEX), lower - under, slack, 0, SIZE - 1
+                tl.where(scores == key_score(low), position, NO_INDEX), lower - under, slack, 0, SIZE - 1
             )
         if (high_begin == high) & ~all_below:
             _, last = index_bounds(
-                tl.where(scores == key_score(high), place, NO_INDEX), upper - over, slack, 0, SIZE - 1
+                tl.where(scores == key_score(high), position, NO_INDEX), upper - over, slack, 0, SIZE - 1
             )
         first_cut = first * STEP // CUT_MULTIPLE * CUT_MULTIPLE
         last_cut = tl.where(
@@ -238,7 +238,7 @@ def list_candidates(
     PRECISION: tl.constexpr, PARTS: tl.constexpr, COUNTED: tl.constexpr, SUMMED: tl.constexpr, KIND: tl.constexpr,
     OPEN: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
 ):  # fmt: skip
-    """Lists the candidates of one part that lie between the pivots of an edge, and counts the others.
+    """Lists the candidates of one part that are between the pivots of an edge, and counts the others.
 
     Candidates are interleaved between the parts so that the lists have about equal length, also if similar candidates
     are adjacent. list_: (anchors − base, PARTS, capacity) int64, the bits of a score above its position in the part ·
@@ -249,23 +249,23 @@ def list_candidates(
     tl.static_assert(INNER_BLOCK <= ROTATION_LENGTH)
     row, part = base + tl.program_id(0) * OUTER_BLOCK, tl.program_id(1)
     i = row + tl.arange(0, OUTER_BLOCK)
-    inside, place, rows = i < anchors, i - base, anchors - base
+    inside, strip_row, rows = i < anchors, i - base, anchors - base
     tile, scale, group = load_anchors(
         anchors_, anchor_groups, scale_, i, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, GROUPS
     )
     tilt = 0.0
     if SUMMED:
         tilt = tl.load(tilt_)
-    bound_0 = tl.maximum(tl.load(pivot_ + place * 4, mask=inside, other=float("inf")), LOWEST_SCORE)
-    bound_1 = tl.maximum(bound_0, next_above(tl.load(pivot_ + place * 4 + 1, mask=inside, other=float("inf"))))
-    bound_2 = tl.maximum(bound_1, tl.load(pivot_ + place * 4 + 2, mask=inside, other=float("inf")))
-    bound_3 = tl.maximum(bound_2, next_above(tl.load(pivot_ + place * 4 + 3, mask=inside, other=float("inf"))))
+    bound_0 = tl.maximum(tl.load(pivot_ + strip_row * 4, mask=inside, other=float("inf")), LOWEST_SCORE)
+    bound_1 = tl.maximum(bound_0, next_above(tl.load(pivot_ + strip_row * 4 + 1, mask=inside, other=float("inf"))))
+    bound_2 = tl.maximum(bound_1, tl.load(pivot_ + strip_row * 4 + 2, mask=inside, other=float("inf")))
+    bound_3 = tl.maximum(bound_2, next_above(tl.load(pivot_ + strip_row * 4 + 3, mask=inside, other=float("inf"))))
     k = tl.arange(0, INNER_BLOCK)
     triangle = (k[:, None] <= k[None, :]).to(tl.float16)
     ones = tl.full((INNER_BLOCK, 16), 1.0, tl.float16)
     # Deferred: for a constant factor the compiler emits a select, which is slower than a multiplication.
     no_slot = deferred(part * 0 + NO_SLOT).to(tl.float32)
-    lists = (list_ + (place.to(tl.int64) * PARTS + part) * capacity)[:, None]
+    lists = (list_ + (strip_row.to(tl.int64) * PARTS + part) * capacity)[:, None]
     before = tl.zeros((OUTER_BLOCK, 16), tl.float32)
     packed_counts = tl.zeros((OUTER_BLOCK, 8), tl.float32)
     eligible = tl.zeros((OUTER_BLOCK, 8), tl.float32)
@@ -306,8 +306,8 @@ def list_candidates(
         before = tl.dot(marks, ones, before)
         write_entries(lists, slot, capacity, scores, (start + k)[None, :])
     number = tl.max(before, axis=1).to(tl.int32)
-    tl.store(counters + place * COUNTERS + STATUS, NO_ROOM, mask=inside & (number > capacity))
-    part_counts = part_counts_ + place * PARTS + part
+    tl.store(counters + strip_row * COUNTERS + STATUS, NO_ROOM, mask=inside & (number > capacity))
+    part_counts = part_counts_ + strip_row * PARTS + part
     digits = packed_counts.to(tl.int32)
     tl.store(part_counts + NUM_LISTED * rows * PARTS, number, mask=inside)
     tl.store(part_counts + NUM_ABOVE * rows * PARTS, tl.sum(digits % COUNT_BASE, axis=1), mask=inside)

@@ -1,7 +1,6 @@
-"""Row-wise operations around the fused sums, each in one launch: normalization of the embeddings, and the losses of
-anchors.
+"""Row-wise operations around the fused sums, each in one launch: normalization of embeddings, and losses of anchors.
 
-In small batches a GPU waits for the host, and with PyTorch operations these would be a hundred launches.
+Small batches are bound by the host, and with PyTorch operations these would be a hundred launches.
 """
 
 # Arguments of Triton kernels have no types that mypy knows.
@@ -64,15 +63,15 @@ def normalize(
     """Unit vectors of rows of z1 and z2, rounded, into rows i and i + rows of out; and their inner products."""
     i, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
     inside = (i < rows)[:, None] & (k < width)
-    place = out + i.to(tl.int64)[:, None] * width + k
+    pointer = out + i.to(tl.int64)[:, None] * width + k
     first, _, finite1 = unit_rows(z1, i, rows, width, stride1, smallest, WIDTH)
     first = rounded(first, ROUNDING)
-    tl.store(place, first.to(out.dtype.element_ty), mask=inside)
+    tl.store(pointer, first.to(out.dtype.element_ty), mask=inside)
     if PAIRED:
         second, _, finite2 = unit_rows(z2, i, rows, width, stride2, smallest, WIDTH)
         second = rounded(second, ROUNDING)
         finite1 = finite1 & finite2
-        tl.store(place + (tl.full((), 0, tl.int64) + rows) * width, second.to(out.dtype.element_ty), mask=inside)
+        tl.store(pointer + (tl.full((), 0, tl.int64) + rows) * width, second.to(out.dtype.element_ty), mask=inside)
         tl.store(similarity + i, tl.sum(first * second, axis=1), mask=i < rows)
     if not finite1:
         tl.store(finite, 0)
@@ -90,29 +89,29 @@ def normalize_backward(
     """
     i, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
     inside = (i < rows)[:, None] & (k < width)
-    place = i.to(tl.int64)[:, None] * width + k
+    index = i.to(tl.int64)[:, None] * width + k
     gradient_scale = 1.0
     if TIMES:
         gradient_scale = tl.load(grad_)
     if OVER:
         gradient_scale = tl.div_rn(gradient_scale, tl.maximum(tl.load(number_), 1.0))
     first, inverse_norm, _ = unit_rows(z1, i, rows, width, stride1, smallest, WIDTH)
-    grad = tl.load(for_out + place, mask=inside, other=0.0)
+    grad = tl.load(for_out + index, mask=inside, other=0.0)
     if PAIRED:
-        second, shrink2, _ = unit_rows(z2, i, rows, width, stride2, smallest, WIDTH)
+        second, inverse_norm2, _ = unit_rows(z2, i, rows, width, stride2, smallest, WIDTH)
         grad2 = tl.zeros((ROWS, WIDTH), tl.float32)
         if SECOND:
-            grad2 += tl.load(for_out + (tl.full((), 0, tl.int64) + rows) * width + place, mask=inside, other=0.0)
+            grad2 += tl.load(for_out + (tl.full((), 0, tl.int64) + rows) * width + index, mask=inside, other=0.0)
         if VIEWS > 0:
             coefficient = tl.load(for_similarity + i, mask=i < rows, other=0.0)
             if VIEWS == 2:
                 coefficient += tl.load(for_similarity + rows + i, mask=i < rows, other=0.0)
             grad += coefficient[:, None] * rounded(second, ROUNDING)
             grad2 += coefficient[:, None] * rounded(first, ROUNDING)
-        grad2 = (grad2 - second * tl.sum(second * grad2, axis=1)[:, None]) * (shrink2 * gradient_scale)[:, None]
-        tl.store(d2 + place, grad2.to(d2.dtype.element_ty), mask=inside)
+        grad2 = (grad2 - second * tl.sum(second * grad2, axis=1)[:, None]) * (inverse_norm2 * gradient_scale)[:, None]
+        tl.store(d2 + index, grad2.to(d2.dtype.element_ty), mask=inside)
     grad = (grad - first * tl.sum(first * grad, axis=1)[:, None]) * (inverse_norm * gradient_scale)[:, None]
-    tl.store(d1 + place, grad.to(d1.dtype.element_ty), mask=inside)
+    tl.store(d1 + index, grad.to(d1.dtype.element_ty), mask=inside)
 
 
 def normalized(
@@ -308,10 +307,10 @@ def combine_backward(
     inside = i < batch
     total = tl.zeros((BLOCK,), tl.float32)
     for view in range(views):
-        place = view * batch + i
-        grad = tl.load(grad_ + place * grad_stride, mask=inside, other=0.0)
-        tl.store(for_mean + place, grad * tl.load(d_mean + place, mask=inside, other=0.0), mask=inside)
-        total += grad * tl.load(d_positive + place, mask=inside, other=0.0)
+        index = view * batch + i
+        grad = tl.load(grad_ + index * grad_stride, mask=inside, other=0.0)
+        tl.store(for_mean + index, grad * tl.load(d_mean + index, mask=inside, other=0.0), mask=inside)
+        total += grad * tl.load(d_positive + index, mask=inside, other=0.0)
     tl.store(for_similarity + i, total * tl.load(scale_), mask=inside)
 
 

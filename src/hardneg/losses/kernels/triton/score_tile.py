@@ -23,7 +23,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_REST = tl.constexpr(1.9259629911266175e-08)  # the rounding error of LOG2E in float32
 LN2 = tl.constexpr(0.6931471805599453)
 NO_INDEX = tl.constexpr(0x7FFFFFFF)  # an index beyond every candidate
-LOWEST_SCORE = tl.constexpr(-3.4e38)  # a score below all others but −inf, that of masked candidates
+LOWEST_SCORE = tl.constexpr(-3.4e38)  # below all scores except −inf, the score of masked candidates
 
 # Tilts: β = 0, 1, 2 and ½ need one exponential for both sums, any other β two. POSITIVES: sums over positives instead.
 NONE, ONE, TWO, HALF, ANY, POSITIVES = (tl.constexpr(kind) for kind in range(6))
@@ -59,8 +59,7 @@ def load_rows(
     first,
     DESCRIPTOR: tl.constexpr = False,
 ):
-    """Loads a tile (BLOCK, WIDTH) of a matrix (rows, width) from row ``start`` and column ``first`` on; 0 beyond its
-    edges.
+    """Loads a tile (BLOCK, WIDTH) of a matrix (rows, width) from row ``start`` and column ``first``; 0 outside of it.
 
     source: a pointer, or with DESCRIPTOR a tensor descriptor, which is read by the copy engine (TMA)
     """
@@ -94,11 +93,9 @@ def inner_products(
 
 @triton.jit
 def deferred(x, ENABLED: tl.constexpr = True):
-    """Returns the integer x; the compiler cannot compute it before the branch, which keeps it from executing both
-    branches.
+    """Returns the integer x, such that the compiler cannot compute it before a branch and then execute both branches.
 
-    Without effect (not ENABLED) where a branch does much work, and beside float32 products, where it would cause
-    spilling.
+    Not ENABLED where a branch does much work, and next to float32 products, where it would cause register spilling.
     """
     if not (ASSEMBLY and ENABLED):
         return x
@@ -120,7 +117,7 @@ def mask_scores(
     ``candidate``, if GROUPS · the rest: see `hardneg.losses.kernels.interface.Eligibility`
     """
     if needs_mask:
-        # A name of its own: loads below that use ``anchors`` would wait for the branch.
+        # A separate name: loads below that use ``anchors`` would wait for the branch.
         rows = deferred(anchors, HALF_PRECISION and not OWN)
         eligible = (anchor < rows) & (candidate < candidates)
         if OWN:
@@ -137,9 +134,9 @@ def mask_scores(
     if GROUPS == 2:  # only candidates of the same group are eligible
         scores = tl.where(anchor_group == candidate_group, scores, float("-inf"))
     if ALLOWED:
-        place = candidate + column - (columns - allowed_columns)
-        known = (anchor < anchors) & (candidate < candidates) & (place >= 0)
-        pointer = allowed + (anchor % allowed_rows).to(tl.int64) * allowed_columns + place
+        mask_column = candidate + column - (columns - allowed_columns)
+        known = (anchor < anchors) & (candidate < candidates) & (mask_column >= 0)
+        pointer = allowed + (anchor % allowed_rows).to(tl.int64) * allowed_columns + mask_column
         scores = tl.where(tl.load(pointer, mask=known, other=1) != 0, scores, float("-inf"))
     return scores
 
@@ -159,7 +156,7 @@ def mask_ties(scores, candidate, tied, lowest, highest, first, last, HALF_PRECIS
 
 @triton.jit
 def in_bands(scores, lowest, highest, LOWER: tl.constexpr, UPPER: tl.constexpr):
-    """1.0 where a score is within the bands, else 0.0; bounds are numbers or lie along the anchors' side of the tile.
+    """1.0 where a score is within the bands, else 0.0; bounds are numbers or vectors along the anchors' side.
 
     Floats, because the comparison instruction returns them, and the product with one fuses with the addition of a sum.
     lowest: at least LOWEST_SCORE, so that masked scores are outside of every band

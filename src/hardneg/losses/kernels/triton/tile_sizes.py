@@ -48,7 +48,7 @@ class Tile:
 @lru_cache
 def tile_options(name: str, width: int, bytes_each: int, whole: bool) -> list[Tile]:
     """Tiles to measure, the one for small problems first; the best of two dozen on an H200."""
-    if name == "recompute":  # mostly returns at once, which cannot be measured
+    if name == "recompute":  # mostly returns immediately, which cannot be measured
         return tile_options("sums", width, bytes_each, whole)[:1]
     if name == "collect":
         return tile_options("list_candidates", width, bytes_each, whole)[:1]
@@ -200,10 +200,9 @@ def _milliseconds(attempt: Callable[[Tile], None], tile: Tile) -> float:
 
 
 def split_inner_rows(rows: int, others: int, device: torch.device) -> tuple[int, int]:
-    """Number of parts that inner rows are split into, so that every multiprocessor has programs to run, and their
-    length.
+    """Number of parts that inner rows are split into, and the length of a part.
 
-    The results of the parts are stored separately.
+    There are enough parts to keep every multiprocessor busy. The results of the parts are stored separately.
     """
     if rows * others <= SMALL_PROBLEM:
         return 1, math.ceil(others / PART_MULTIPLE) * PART_MULTIPLE

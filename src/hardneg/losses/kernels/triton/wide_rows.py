@@ -1,4 +1,4 @@
-"""Passes over rows that are too wide for a tile with their gradient: strips of anchors, in both passes.
+"""Forward and backward passes in strips of anchors, for rows that are too wide for a tile with their gradient.
 
 If anchors and candidates are the same rows, a strip begins at the diagonal (or, if the halves are crossed, covers the
 first half), and each score is used for both of its anchors. That computes little more than half of the scores.
@@ -17,7 +17,7 @@ from hardneg.losses.kernels.triton.row_sums import NegativeSums
 # Size of a strip of ∂L/∂s, in addition to three bytes per element of the rows.
 STRIP_BYTES = 48 << 20
 
-# Maximum number of rows of a strip at the diagonal: the entries on the wrong side of it are computed in vain.
+# Maximum number of rows of a strip at the diagonal: the entries on the other side of it are computed but not used.
 MAX_STRIP_ROWS = 4096
 
 # Anchors of a strip in the forward pass, and the minimum number of strips: with fewer, products take too small a part
@@ -111,7 +111,7 @@ def gradient(
 
 
 def strips_of(rows: int, columns: int, room: int, diagonal: bool) -> Iterator[tuple[int, int, int]]:
-    """First row, end and stride of strips of ∂L/∂s, each of at most ``room`` elements, if a single row has no more.
+    """First row, end and stride of strips of ∂L/∂s, each of at most ``room`` elements or of a single row.
 
     diagonal: a strip begins at the diagonal, so later ones are narrower and may have more rows
 
