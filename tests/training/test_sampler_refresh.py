@@ -138,9 +138,9 @@ def test_a_run_builds_its_graphs_from_the_cosines_that_its_loss_scores(tmp_path:
             refresh = next(one for one in trainer.callbacks if isinstance(one, Refresh))  # type: ignore[attr-defined]
             pl_module.eval()
             assert pl_module.views is not None
-            assert pl_module.images is not None
+            images: Tensor = pl_module.resident().images  # type: ignore[attr-defined]
             with torch.no_grad():
-                raw = pl_module.head(pl_module.encoder(pl_module.views.plain(pl_module.images)))  # type: ignore[attr-defined]
+                raw = pl_module.head(pl_module.encoder(pl_module.views.plain(images)))  # type: ignore[attr-defined]
             found.extend([refresh.embeddings(), raw])
 
     run.train(settings, tmp_path / "run", callbacks=[Look()])

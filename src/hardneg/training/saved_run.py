@@ -83,7 +83,9 @@ def load_run(
                     make_encoder().load_state_dict(weights, assign=True)
             encoder = make_encoder()
         encoder.load_state_dict(weights)
-    except (RuntimeError, MemoryError, OverflowError, ZeroDivisionError) as error:
+    except (ValueError, RuntimeError, MemoryError, OverflowError, ZeroDivisionError) as error:
+        if isinstance(error, ValueError) and ":" in settings.encoder.name:
+            raise  # the user's code could not be imported or called
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{origin}: the weights do not fit encoder {settings.encoder.name!r}: {reason}") from error
     if views is None and owner.uses_views:
