@@ -215,5 +215,5 @@ def test_an_image_moved_from_the_train_part_to_the_test_part_is_noticed(tmp_path
     with pytest.warns(UserWarning, match="has changed since the run was trained"):
         evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
     Image.fromarray(image(3)).save(source / "train" / "ant" / "003.png")
-    with pytest.warns(UserWarning, match="1 of the 11 images of photos-test are in photos-train, too"):
+    with pytest.warns(UserWarning, match="1 of the 11 images of photos-test are also in photos-train"):
         evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
