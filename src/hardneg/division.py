@@ -40,6 +40,8 @@ def read_division(file: Path) -> Division:
         return Division()
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
+        if "images" in found:  # its name in version 0.1
+            found["samples"] = found.pop("images")
         read = Division(**{**found, "held_out": tuple(found["held_out"])})
         names = (*TEST_PARTS, Division.HELD_OUT, Division.NO_TEST, Division.FOLDS, Division.UNKNOWN)
         valid = read.test in names and isinstance(read.samples, int)

@@ -93,6 +93,11 @@ def check_recorded(folder: Path, validation: dict[str, int] | None) -> None:
     validation: the validation part that the data give now
     """
     environment = run_folder.read_json(folder / run_folder.ENVIRONMENT)
+    if str(environment.get("hardneg", "")).startswith("0.1."):
+        raise ValueError(
+            f"{folder} was started by hardneg {environment['hardneg']}, whose checkpoints cannot be resumed here: "
+            "resume it with that version, or train again"
+        )
     resumed = environment.get("resumed", [])
     if not isinstance(resumed, list) or not all(isinstance(entry, dict) for entry in resumed):
         raise ValueError(f"{folder / run_folder.ENVIRONMENT}: resumed must be a list of objects: restore the file")
