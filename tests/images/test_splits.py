@@ -178,7 +178,7 @@ def test_a_recorded_division_is_kept_when_images_are_added_or_removed(tmp_path: 
     source = photos(tmp_path / "all", {"a": range(50), "b": range(50, 100)})
     train, test = set(tones(source, "train")), set(tones(source, "test"))
     recorded = division(source)
-    assert (recorded.test, recorded.images, len(recorded.held_out)) == ("held out", 80, 20)
+    assert (recorded.test, recorded.samples, len(recorded.held_out)) == ("held out", 80, 20)
     gone = {min(test), min(train)}
     for tone in gone:
         next(source.glob(f"*/{tone:04}.png")).unlink()
