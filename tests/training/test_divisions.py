@@ -198,7 +198,7 @@ def test_classes_that_only_the_test_set_has_stop_an_evaluation(tmp_path: Path) -
     trained(source, tmp_path / "run")
     assert evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
     add(source / "test", "cow", range(120, 125))
-    with pytest.raises(ValueError, match="photos-test has images of cow, and photos-train has none"):
+    with pytest.raises(ValueError, match="photos-test has images of cow, but photos-train has none"):
         evaluate.evaluate(tmp_path / "run")
     runs = compare.plan([compare.Cell("one", recipe.load({}, [f"data.source={source}"]))], tmp_path, [0])
     with pytest.raises(ValueError, match="photos-test has images of cow"):
