@@ -539,7 +539,7 @@ def test_the_demo_prints_every_row_and_writes_the_report(capsys: pytest.CaptureF
     assert f"report: {page.relative_to(tmp_path)}" in out
     assert "H-SCL (labels)" in page.read_text()
     code, out, err = hardneg(capsys, "demo", "--seeds", "2", "--epochs", "1")
-    assert "10 of 10 runs are in runs/demo already" in err
+    assert "10 of 10 runs are already in runs/demo" in err
     check_in_browser(page)
 
 

@@ -184,7 +184,7 @@ class Modality(ABC):
         """One sample as an image (C, H, W) uint8."""
 
     def example(self, shape: tuple[int, ...], views: Any) -> Tensor | None:
-        """A batch of one sample as the encoder takes it, for export; None if it is no tensor."""
+        """A batch of one sample in the form of the encoder's input, for export; None if it is not a tensor."""
         return None
 
     @abstractmethod

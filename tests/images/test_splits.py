@@ -178,7 +178,7 @@ def test_a_recorded_division_is_kept_when_images_are_added_or_removed(tmp_path: 
     source = photos(tmp_path / "all", {"a": range(50), "b": range(50, 100)})
     train, test = set(tones(source, "train")), set(tones(source, "test"))
     recorded = division(source)
-    assert (recorded.test, recorded.images, len(recorded.held_out)) == ("held out", 80, 20)
+    assert (recorded.test, recorded.samples, len(recorded.held_out)) == ("held out", 80, 20)
     gone = {min(test), min(train)}
     for tone in gone:
         next(source.glob(f"*/{tone:04}.png")).unlink()
@@ -264,16 +264,16 @@ def test_a_streamed_test_set_is_numbered_too(tmp_path: Path) -> None:
 def test_classes_that_training_lacks_are_named(classes: tuple[str, ...]) -> None:
     train = labelled(classes[:3] if len(classes) == 4 else ("ant", "bee"), [0, 1], "birds-train")
     test = labelled(classes, [0, 1, len(classes) - 1], "birds-test", 50)
-    with pytest.raises(ValueError, match="birds-test has images of dog, and birds-train has none: "):
+    with pytest.raises(ValueError, match="birds-test has images of dog, but birds-train has none: "):
         comparable(train, test)
     both = labelled(classes, [0, 1], "birds-train")  # where all parts share the names of classes
-    with pytest.raises(ValueError, match="birds-test has images of dog, and birds-train has none: "):
+    with pytest.raises(ValueError, match="birds-test has images of dog, but birds-train has none: "):
         comparable(both, test)
 
 
 def test_images_that_are_in_both_sets_are_counted() -> None:
     train, test = labelled(("ant", "bee"), [0, 1] * 5, "train"), labelled(("ant", "bee"), [0, 1] * 3, "test", 7)
-    with pytest.warns(UserWarning, match="3 of the 6 images of test are in train, too"):
+    with pytest.warns(UserWarning, match="3 of the 6 images of test are also in train"):
         comparable(train, test)
 
 

@@ -198,7 +198,7 @@ def test_classes_that_only_the_test_set_has_stop_an_evaluation(tmp_path: Path) -
     trained(source, tmp_path / "run")
     assert evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
     add(source / "test", "cow", range(120, 125))
-    with pytest.raises(ValueError, match="photos-test has images of cow, and photos-train has none"):
+    with pytest.raises(ValueError, match="photos-test has images of cow, but photos-train has none"):
         evaluate.evaluate(tmp_path / "run")
     runs = compare.plan([compare.Cell("one", recipe.load({}, [f"data.source={source}"]))], tmp_path, [0])
     with pytest.raises(ValueError, match="photos-test has images of cow"):
@@ -215,5 +215,5 @@ def test_an_image_moved_from_the_train_part_to_the_test_part_is_noticed(tmp_path
     with pytest.warns(UserWarning, match="has changed since the run was trained"):
         evaluate.evaluate(tmp_path / "run", metrics=["nearest"])
     Image.fromarray(image(3)).save(source / "train" / "ant" / "003.png")
-    with pytest.warns(UserWarning, match="1 of the 11 images of photos-test are in photos-train, too"):
+    with pytest.warns(UserWarning, match="1 of the 11 images of photos-test are also in photos-train"):
         evaluate.evaluate(tmp_path / "run", metrics=["nearest"])

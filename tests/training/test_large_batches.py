@@ -161,7 +161,7 @@ def test_synchronized_batch_norm_is_refused_with_split_batch_norm() -> None:
 
 
 def test_graphs_are_not_cut_into_chunks() -> None:
-    with pytest.raises(ValueError, match="trainer.chunk_size is not used by method=graphcl on graphs"):
+    with pytest.raises(ValueError, match=r"trainer\.chunk_size is not used by method=graphcl on graphs"):
         recipe.load(recipe.find("imdb-binary-graphcl"), ["trainer.chunk_size=8"])
 
 

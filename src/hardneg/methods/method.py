@@ -261,7 +261,7 @@ class Method(L.LightningModule, ABC):
         processes = self.trainer.world_size if self._trainer is not None else 1
         counters = [self.seed, step]
         if processes > 1 and "total" in accepted:
-            # Each process takes its part of the draws for the whole batch, so that their number changes nothing.
+            # Each process uses its part of the draws for the whole batch: views do not depend on their number.
             options |= {"first": self.global_rank * count, "total": processes * count}
         elif processes > 1:
             counters.append(self.global_rank)
