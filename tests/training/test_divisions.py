@@ -178,7 +178,7 @@ def test_a_run_without_a_record_is_not_evaluated_on_an_undivided_source(photos: 
     trained(photos, tmp_path / "run")
     record = tmp_path / "run" / "split.json"
     found = json.loads(record.read_text(encoding="utf-8"))
-    assert (found["test"], found["images"], len(found["held_out"])) == ("held out", 80, 20)
+    assert (found["test"], found["samples"], len(found["held_out"])) == ("held out", 80, 20)
     for text in ("{", "[]", '{"held_out": [1e400]}', json.dumps({**found, "test": "../.."})):
         record.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=r"split.json cannot be read .*: restore it, or train again"):
