@@ -369,5 +369,5 @@ def test_a_threshold_on_cosines_follows_the_temperature() -> None:
     assert_close(moved(*views(), labels=labels), made(*views(), labels=labels))
     with pytest.raises(ValueError, match="needs a temperature that is known"):
         moved.temperature = hn.Learnable(0.1)
-    with pytest.raises(ValueError, match="one of them"):
+    with pytest.raises(ValueError, match="exactly one of"):
         hn.Threshold(1.0, cosine=0.5)
