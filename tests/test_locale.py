@@ -47,6 +47,7 @@ def test_recipes_are_listed_and_printed_in_an_ascii_locale(tmp_path: Path) -> No
     assert out == other[0].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_with_names_beyond_ascii_works_in_an_ascii_locale(tmp_path: Path) -> None:
     about = "Größe β, 学习"
     (tmp_path / "mine.yaml").write_text(f"about: {about}\ndata: {{source: digits}}\n", encoding="utf-8")

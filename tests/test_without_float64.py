@@ -14,6 +14,7 @@ pytest.importorskip("lightning")
 pytest.importorskip("torch_geometric", reason="the views of graphs are among the cases")
 
 
+@pytest.mark.slow
 def test_nothing_makes_float64_on_a_device_without_it() -> None:
     # A process of its own: the emulated device is there until the process ends.
     command = [sys.executable, str(Path(__file__).with_name("without_float64.py"))]

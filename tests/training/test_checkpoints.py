@@ -348,10 +348,20 @@ def test_a_transfer_file_of_deep_brackets_gives_one_line(
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 @pytest.mark.parametrize(
     ("command", "name"),
-    [("evaluate", "last.ckpt"), ("export", "last.ckpt"), ("train --resume", "last.ckpt"),
-     ("evaluate", "encoder.safetensors"), ("train --resume", "encoder.safetensors"),
-     ("train --resume", "metrics.jsonl")],
-)  # fmt: skip
+    [
+        ("train --resume", "last.ckpt"),
+        ("evaluate", "encoder.safetensors"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("evaluate", "last.ckpt"),
+                ("export", "last.ckpt"),
+                ("train --resume", "encoder.safetensors"),
+                ("train --resume", "metrics.jsonl"),
+            )
+        ),
+    ],
+)
 def test_a_named_pipe_in_place_of_a_file_is_refused_at_once(
     begun: Path, tmp_path: Path, command: str, name: str
 ) -> None:

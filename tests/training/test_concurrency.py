@@ -159,6 +159,7 @@ def test_a_broken_transfer_file_is_named_and_kept(finished: Path) -> None:
         file.unlink()
 
 
+@pytest.mark.slow
 def test_runs_started_at_once_get_a_folder_each(tmp_path: Path) -> None:
     command = ["train", "digits-simclr", "trainer.epochs=1", "trainer.knn_every=0", "--no-evaluate", "--json"]
     started = [process(*command, cwd=tmp_path) for _ in range(3)]

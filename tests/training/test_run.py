@@ -216,6 +216,7 @@ run.train(recipe.load(settings, overrides), folder)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_to_the_weights_of_one(tmp_path: Path) -> None:
     script = tmp_path / "two.py"
     script.write_text(TWO)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import lightning as L
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -89,6 +90,7 @@ def test_two_processes_share_the_batches_of_one(tmp_path: Path) -> None:
     assert [one + other for one, other in zip(first, second, strict=True)] == fit()[0].seen
 
 
+@pytest.mark.slow
 def test_each_process_embeds_its_share_with_the_statistics_of_the_first(tmp_path: Path) -> None:
     found = shared_refresh.launch(tmp_path)
     assert [len(part["indices"]) for part in found] == [12, 11]
@@ -118,6 +120,7 @@ def test_two_processes_build_the_graph_of_one_and_embed_half_the_samples_each(tm
     assert (first["embedded"], second["embedded"]) == (649, 648)  # of 1297, at one refresh
 
 
+@pytest.mark.slow
 def test_the_sampler_refuses_to_be_replaced_by_lightning_and_says_what_to_do(tmp_path: Path) -> None:
     done = in_two_processes(tmp_path, own=False)
     assert done.returncode != 0
