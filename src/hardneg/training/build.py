@@ -160,7 +160,11 @@ def loader(batches: Batches, train_set: Any, settings: Recipe) -> Any:
         return batches
     workers = getattr(settings.data, "workers", 0)
     return DataLoader(
-        train_set, batch_sampler=_Lists(batches), num_workers=workers, pin_memory=True, persistent_workers=workers > 0
+        train_set,
+        batch_sampler=_Lists(batches),
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        persistent_workers=workers > 0,
     )
 
 
