@@ -44,6 +44,7 @@ def test_spawned_processes_that_take_too_long_are_killed() -> None:
     assert [process for process in left if "spawn_main" in " ".join(process.cmdline())] == []
 
 
+@pytest.mark.slow
 def test_a_test_that_hangs_fails_in_time_and_its_processes_end(tmp_path: Path) -> None:
     pytest.importorskip("pytest_timeout")
     (tmp_path / "test_it.py").write_text(

@@ -309,6 +309,7 @@ def test_a_run_in_use_by_another_process_is_not_changed(capsys: pytest.CaptureFi
     assert "stopped; resume with: hardneg train --resume run" in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_that_resumes_exactly(finished: Path, tmp_path: Path) -> None:
     stopped = process("train", "digits-simclr", *QUICK, "--run", "run", cwd=tmp_path)
     deadline = time.monotonic() + 120
@@ -369,6 +370,7 @@ def test_names_with_brackets_and_spaces_are_printed_unchanged(
     assert "hardneg report 'a [/b] c'" in out
 
 
+@pytest.mark.slow
 def test_checkpoints_are_written_without_the_temporary_folder(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": "/proc"}  # where nothing can be written
     command = [sys.executable, "-m", "hardneg", "train", "digits-simclr", "trainer.epochs=1", "--run", "run"]
@@ -530,6 +532,7 @@ def test_an_interrupted_comparison_resumes_without_repeating_runs(
     assert "holds a run of another recipe" in err
 
 
+@pytest.mark.slow
 def test_the_demo_prints_every_row_and_writes_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = hardneg(capsys, "demo", "--seeds", "2", "--epochs", "1")
     assert code == 0, err

@@ -69,6 +69,7 @@ def test_an_unfinished_run_of_other_source_starts_anew(
     assert found["knn"]["1"] > 0.5
 
 
+@pytest.mark.slow
 def test_the_queue_runs_what_is_missing_once_and_tells_it(
     evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ def test_the_processes_of_these_tests_have_an_ascii_locale() -> None:
     assert done.stdout.split() == [b"ANSI_X3.4-1968", b"ascii"]
 
 
+@pytest.mark.slow
 def test_recipes_are_listed_and_printed_in_an_ascii_locale(tmp_path: Path) -> None:
     code, out, err = hardneg(tmp_path, "recipes")
     assert code == 0, err
@@ -78,6 +79,7 @@ for arguments in {commands!r}:
 """
 
 
+@pytest.mark.slow
 def test_no_command_leaves_an_encoding_to_the_locale(tmp_path: Path) -> None:
     commands = [
         ["recipes"],

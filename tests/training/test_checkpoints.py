@@ -350,10 +350,10 @@ def test_a_transfer_file_of_deep_brackets_gives_one_line(
     ("command", "name"),
     [
         ("train --resume", "last.ckpt"),
-        ("evaluate", "encoder.safetensors"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("evaluate", "encoder.safetensors"),
                 ("evaluate", "last.ckpt"),
                 ("export", "last.ckpt"),
                 ("train --resume", "encoder.safetensors"),

@@ -100,7 +100,6 @@ QUICK = [
     ("uniform", "after epoch 1"),
     ("uniform", "while saving"),
     ("proximity", "after step 7"),
-    ("each once, from the bank", "after step 7"),
     ("accumulated", "after batch 6"),
 ]
 MORE = [
@@ -110,6 +109,7 @@ MORE = [
     ("uniform", "after epoch 3"),
     ("proximity", "after step 10"),
     ("proximity", "after epoch 2"),
+    ("each once, from the bank", "after step 7"),
     ("knn", "after step 9"),
     ("accumulated", "after batch 8"),
 ]

@@ -83,6 +83,7 @@ def in_two_processes(folder: Path, own: bool) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_batches_of_one(tmp_path: Path) -> None:
     done = in_two_processes(tmp_path, own=True)
     assert done.returncode == 0, done.stderr
