@@ -579,7 +579,7 @@ def test_unsupported_calls_raise_an_error_with_the_fix() -> None:
 @pytest.mark.slow  # three more processes that import torch and Triton; test_distributed has the other kernels
 def test_two_processes_equal_one(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # inherited by the processes
-    names, sizes = ["learnt temperature", "hscl", "batch and queue"], [5, 7]
+    names, sizes = ["learnable temperature", "hscl", "batch and queue"], [5, 7]
     children.spawn(interpreted.run_process, (sizes, names, str(tmp_path)), 2)
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for name in names:
