@@ -247,7 +247,7 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
         "local aggregation": aggregated,
     }
     for name in processes.settings():
-        if name not in ("learnable temperature", "other view", "symmetric", "draws"):  # parameters stay on the host here
+        if name not in ("learnable temperature", "other view", "symmetric", "draws"):  # parameters stay on the host
             for backend in ("reference", "tiled"):
                 found[f"{name}, {backend}"] = partial(objective, name, backend)
     return found
