@@ -1,11 +1,12 @@
 """Checks of arguments: each failure names the argument, the value given and what to do."""
 
 import inspect
+import operator
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -62,51 +63,32 @@ def as_tensor(name: str, given: object) -> Tensor:
     raise ValueError(f"{name} must be a tensor, a numpy array or a list of numbers, got {type(given).__name__}")
 
 
-@overload
-def number(
-    name: str,
-    given: float,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-) -> float: ...
+class Limits(TypedDict, total=False):
+    """The range of a number: > above, ≥ at_least, < below, ≤ at_most."""
+
+    above: float
+    at_least: float
+    below: float
+    at_most: float
+
+
+_COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "above": (">", operator.gt),
+    "at_least": ("≥", operator.ge),
+    "below": ("<", operator.lt),
+    "at_most": ("≤", operator.le),
+}
 
 
 @overload
-def number(
-    name: str,
-    given: Schedule,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-) -> Schedule: ...
-
-
+def number(name: str, given: float, **limits: Unpack[Limits]) -> float: ...
 @overload
-def number(
-    name: str,
-    given: object,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-) -> float | Schedule: ...
+def number(name: str, given: Schedule, **limits: Unpack[Limits]) -> Schedule: ...
+@overload
+def number(name: str, given: object, **limits: Unpack[Limits]) -> float | Schedule: ...
 
 
-def number(
-    name: str,
-    given: object,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-) -> float | Schedule:
+def number(name: str, given: object, **limits: Unpack[Limits]) -> float | Schedule:
     """Raise unless ``given`` is a number in the range or a schedule between such numbers; return it.
 
     A numpy scalar or a tensor without dimensions is returned as a Python number. A schedule is checked at both ends.
@@ -118,16 +100,13 @@ def number(
     found = given if isinstance(given, Schedule) else _python_number(name, given)
     if found is None:
         raise ValueError(f"{name} must be a number or a schedule, got {given!r}")
+    bounds: list[tuple[str, Callable[[Any, Any], bool], Any]] = [
+        (*_COMPARISONS[key], limit) for key, limit in limits.items()
+    ]
     for end in [value(found, 0.0), value(found, 1.0)] if isinstance(found, Schedule) else [float(found)]:
-        too_low = (above is not None and not end > above) or (at_least is not None and not end >= at_least)
-        too_high = (below is not None and not end < below) or (at_most is not None and not end <= at_most)
-        if end != end or too_low or too_high:
-            limits = [
-                f"{sign} {limit:g}"
-                for sign, limit in ((">", above), ("≥", at_least), ("<", below), ("≤", at_most))
-                if limit is not None
-            ]
-            raise ValueError(f"{name} must be {' and '.join(limits) or 'a number'}, got {end:g}")
+        if end != end or not all(holds(end, limit) for _, holds, limit in bounds):
+            wanted = " and ".join(f"{sign} {limit:g}" for sign, _, limit in bounds) or "a number"
+            raise ValueError(f"{name} must be {wanted}, got {end:g}")
     return found
 
 

@@ -50,6 +50,12 @@ def total(tensor: Tensor) -> Tensor:
     return result
 
 
+def total_loss(part: Tensor) -> Tensor:
+    """The sum over all processes of their parts of a loss, whose gradients DDP's average over processes makes exact."""
+    share = world_size() * part
+    return share + (total(part) - share).detach()
+
+
 def maximum(tensor: Tensor) -> Tensor:
     """The maximum over all processes; no gradient."""
     result = tensor.detach().clone()

@@ -2,12 +2,15 @@
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
+import children
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from losses import jsd_processes
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -421,3 +424,16 @@ def test_no_argument_may_be_overwritten_before_the_backward_pass(options: dict[s
         given[name].zero_()
         with pytest.raises(RuntimeError, match="inplace operation"):
             value.sum().backward()
+
+
+def test_two_processes_have_the_loss_and_the_gradients_of_one(tmp_path: Path) -> None:
+    children.spawn(jsd_processes.work, (tmp_path,), 2)
+    for name in jsd_processes.CASES:
+        whole = jsd_processes.result(name, slice(0, 12), slice(0, 5), gather=False)
+        assert whole["nodes"].abs().max() > 1e-3
+        for rank, (rows, graph_rows) in enumerate(jsd_processes.SHARES):
+            found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)[name]
+            assert_close(found["loss"], whole["loss"])
+            # DDP averages the gradients of weights over the processes: each gives twice its part.
+            assert_close(found["nodes"] / 2, whole["nodes"][rows])
+            assert_close(found["graphs"] / 2, whole["graphs"][graph_rows])

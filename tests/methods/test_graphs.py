@@ -1,5 +1,6 @@
 """GraphCL and InfoGraph compute the losses of their papers, learn, and take batches of graphs or of indices."""
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -280,15 +281,18 @@ run.train(recipe.load({}, overrides), folder, callbacks=[FirstStep(folder)], dat
 """
 
 
+def environment() -> dict[str, str]:
+    folders = Path(__file__).parents[1], Path(hn.__file__).parents[1]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+
+
 def test_graphcl_in_two_processes_compares_all_graphs_of_both_with_views_of_their_own(tmp_path: Path) -> None:
     script = tmp_path / "two.py"
     script.write_text(TWO)
-    folders = Path(__file__).parents[1], Path(hn.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
     overrides = ["method=graphcl", "objective.preset=graphcl", "trainer.devices=2", "trainer.accelerator=cpu",
                  "trainer.batch_size=24", "trainer.epochs=2", "encoder.options={width: 8, layers: 2}",
                  "views.options.second=drop_nodes"]  # fmt: skip
-    children.run([sys.executable, str(script), str(tmp_path / "run"), *overrides], check=True, env=environment)
+    children.run([sys.executable, str(script), str(tmp_path / "run"), *overrides], check=True, env=environment())
     first, second = (torch.load(tmp_path / f"run.{rank}", weights_only=True) for rank in (0, 1))
     assert first["support"] == second["support"] == 23  # of 24 graphs, of which a process holds 12
 
@@ -305,6 +309,18 @@ def test_graphcl_in_two_processes_compares_all_graphs_of_both_with_views_of_thei
     for name, weight in module.named_parameters():
         assert_close(first["gradients"][name], weight.grad, rtol=1e-4, atol=1e-5)
         assert torch.equal(first["gradients"][name], second["gradients"][name])
+
+
+@pytest.mark.slow
+def test_infograph_in_two_processes_compares_nodes_with_the_graphs_of_both(tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(TWO.replace("callbacks=[FirstStep(folder)], ", ""))
+    overrides = ["method=infograph", "objective.preset=infograph", "trainer.devices=2", "trainer.accelerator=cpu",
+                 "trainer.batch_size=24", "trainer.epochs=2", "encoder.options={width: 8, layers: 2}"]  # fmt: skip
+    children.run([sys.executable, str(script), str(tmp_path / "run"), *overrides], check=True, env=environment())
+    first, last = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert first["objective"]["support"] == last["objective"]["support"] == 23  # of 24 graphs, 12 in each process
+    assert last["loss"] < first["loss"]
 
 
 def test_processes_draw_different_views_of_equal_graphs() -> None:

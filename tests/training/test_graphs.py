@@ -130,7 +130,6 @@ REFUSED = {
     "an image encoder": ("infograph", "encoder.name=resnet18", "encoder.name='resnet18' is not known: .*'gin'"),
     "an unknown encoder option": ("infograph", "encoder.options={width: 8, depth: 2}", "encoder.options: .*'depth'"),
     "a projection head": ("graphcl", "encoder.outputs=7", "encoder.outputs is not used by method=graphcl on graphs"),
-    "two processes of infograph": ("infograph", "trainer.devices=2", "set trainer.devices=1 .*, or use method=graphcl"),
     "views of a method without views": ("infograph", "views.preset=graphcl", "views.preset is not used by .*graphcl"),
     "an unknown preset": ("graphcl", "views.preset=nonsense", "views.preset='nonsense' is not known: .*'graphcl'"),
     "an unknown option of views": ("graphcl", "views.options.foo=1", "views.options: .*'foo'"),

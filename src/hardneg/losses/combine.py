@@ -310,13 +310,8 @@ def _reduce(settings: Settings, losses: list[Tensor], records: list[CallRecord])
     else:
         weight = valid * torch.cat([record.positive_count for record in records])
         total, number = (joined * weight).sum(), weight.sum()
-    processes = distributed.world_size() if settings.gather else 1
-    global_total = total if processes == 1 else distributed.total(total)
+    gathers = settings.gather and distributed.world_size() > 1
     if settings.reduction == "mean":
-        number = number if processes == 1 else distributed.total(number)
-        total, global_total = total / number.clamp(min=1), global_total / number.clamp(min=1)
-    if processes == 1:
-        return total
-    # The value is the global loss; the gradient is scaled so that DDP's average over processes is exact.
-    scaled = processes * total
-    return scaled + (global_total - scaled).detach()
+        number = distributed.total(number) if gathers else number
+        total = total / number.clamp(min=1)
+    return distributed.total_loss(total) if gathers else total

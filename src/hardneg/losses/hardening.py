@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -81,17 +81,8 @@ class Hardening:
         vars(changed).update(numbers)
         return changed
 
-    def _check(
-        self,
-        name: str,
-        *,
-        above: float | None = None,
-        at_least: float | None = None,
-        below: float | None = None,
-        at_most: float | None = None,
-    ) -> None:
+    def _check(self, name: str, **limits: Unpack[checks.Limits]) -> None:
         """Check a setting of a frozen dataclass, and store it as a Python number unless it is a schedule."""
-        limits = {"above": above, "at_least": at_least, "below": below, "at_most": at_most}
         number = checks.number(name, getattr(self, name), **limits)
         object.__setattr__(self, name, number if isinstance(number, Schedule) else float(number))
 

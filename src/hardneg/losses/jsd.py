@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
-from hardneg import checks
+from hardneg import checks, distributed
 from hardneg.losses import node_graph
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, GuardedLoss
 from hardneg.losses.node_graph import NodeGraphScores, Weighting
@@ -38,6 +38,8 @@ class JSD(Adjustable):
         grad_through_weights: False treats the weights as constants
         published: as in HCL's published code, for comparison only: the tilt has the opposite sign, τ⁺ is 0.5, its
             correction is added instead of subtracted, and the zeros of masked pairs enter means and sums
+        gather: compare nodes with the graphs of all processes; every process returns the global loss, and the average
+            of the processes' gradients (which DDP computes) is its exact gradient
         reduction: ``"mean"`` over nodes, ``"sum"`` or ``"none"`` (one loss per node)
         tile: nodes at a time; by default as many as keep a temporary at 1 MiB on a CPU, 128 MiB elsewhere
 
@@ -57,11 +59,12 @@ class JSD(Adjustable):
     supervision: Supervision
     grad_through_weights: bool
     published: bool
+    gather: bool
     reduction: Reduction
     tile: int | None
     _beta: float  # at the current progress
     _prior: float
-    _last: NodeGraphScores | None = None  # of the last call, detached
+    _last: tuple[NodeGraphScores, Weighting] | None = None  # of the last call, detached
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class JSD(Adjustable):
         supervision: Supervision = "none",
         grad_through_weights: bool = True,
         published: bool = False,
+        gather: bool = False,
         reduction: Reduction = "mean",
         tile: int | None = None,
     ) -> None:
@@ -99,10 +103,16 @@ class JSD(Adjustable):
         with torch.autocast(nodes.device.type, enabled=False):  # float32 arithmetic inside, always
             dtype = torch.promote_types(torch.float32, torch.promote_types(nodes.dtype, graphs.dtype))
             nodes, graphs = nodes.to(dtype), graphs.to(dtype)
+            if self._gathers:
+                sizes = distributed.batch_sizes(len(graphs), graphs.device)
+                batch = batch + sum(sizes[: distributed.rank()])
+                graphs = distributed.gather(graphs, sizes)
+                labels = None if labels is None else distributed.gather(labels, sizes)
             scores = NodeGraphScores(nodes, graphs, batch, labels, self.supervision, self.tile, counts)
             self._check_range(scores)
-            self._last = scores.detached()
-            loss = self._reduced(scores)
+            weighting = self._weighting(scores)
+            self._last = scores.detached(), weighting.detached()
+            loss = self._reduced(scores, weighting)
         if loss.requires_grad and not torch.compiler.is_compiling():
             loss = GuardedLoss.apply(loss, None, *given)  # type: ignore[no-untyped-call]
         return loss
@@ -116,7 +126,7 @@ class JSD(Adjustable):
         """
         if self._last is None:
             raise RuntimeError("diagnostics() describes the last call, and there has been none: call the loss first")
-        columns, counts = self._statistics(self._last), self._last.counts  # (n, 5), (n,)
+        columns, counts = self._statistics(*self._last), self._last[0].counts  # (n, 5), (n,)
         some = columns[:, 0] > 0
         means = (columns[some].T @ counts[some].to(columns) / counts[some].sum().clamp(min=1)).tolist()
         return {
@@ -146,7 +156,7 @@ class JSD(Adjustable):
             given["weight_range"] = checks.number("weight_range", given["weight_range"], above=0, below=math.inf)
         checks.choice("supervision", given["supervision"], SUPERVISION)
         checks.choice("reduction", given["reduction"], REDUCTION)
-        for name in ("grad_through_weights", "published"):
+        for name in ("grad_through_weights", "published", "gather"):
             given[name] = checks.boolean(name, given[name])
         if given["tile"] is not None:
             given["tile"] = checks.whole("tile", given["tile"])
@@ -155,10 +165,11 @@ class JSD(Adjustable):
             or given["supervision"] != "none"
             or given["weight_range"] != 2.0
             or not given["grad_through_weights"]
+            or given["gather"]
         ):
             raise ValueError(
                 "published=True fixes the prior, the range and the gradients and uses no labels: leave class_prior, "
-                "weight_range, grad_through_weights and supervision at their defaults"
+                "weight_range, grad_through_weights, supervision and gather at their defaults"
             )
         numbers = self._numbers(given["beta"], given["class_prior"], self.progress)
         self.__dict__.update(given, _beta=numbers[0], _prior=numbers[1])
@@ -174,30 +185,37 @@ class JSD(Adjustable):
             checks.number("class_prior", value(class_prior, progress), at_least=0, below=1),
         )
 
-    def _reduced(self, scores: NodeGraphScores) -> Tensor:
+    @property
+    def _gathers(self) -> bool:
+        return self.gather and distributed.world_size() > 1
+
+    def _reduced(self, scores: NodeGraphScores, weighting: Weighting) -> Tensor:
         if self.reduction == "none":
-            return self._losses(scores)
+            return self._losses(scores, weighting)
         shares = (scores.counts * (scores.support() > 0)).to(scores.nodes.dtype)  # (n,)
         if self.reduction == "mean":
-            shares = shares / shares.sum().clamp(min=1)
+            number = distributed.total(shares.sum()) if self._gathers else shares.sum()
+            shares = shares / number.clamp(min=1)
         if self.published:
-            return (self._losses(scores) * shares).sum()
-        return node_graph.weighted_total(scores, self._weighting(scores), shares)
+            return (self._losses(scores, weighting) * shares).sum()
+        loss = node_graph.weighted_total(scores, weighting, shares)
+        return distributed.total_loss(loss) if self._gathers else loss
 
     def _weighting(self, scores: NodeGraphScores) -> Weighting:
         largest = None
         if self._beta > 0 and self.weight_range is not None:
-            largest = scores.largest_negative()  # (), with its gradient
+            largest, bound = scores.largest_negative(), scores.bound()  # () each, the first with its gradient
+            if self._gathers:
+                largest, bound = distributed.maximum(largest), distributed.maximum(bound)
             # Positives may be far larger than all negatives, and negatives tiny: weights and gradients stay finite.
-            least = (scores.bound() / LARGE).clamp(min=1 / LARGE) * (self.weight_range * max(self._beta, 1.0))
+            least = (bound / LARGE).clamp(min=1 / LARGE) * (self.weight_range * max(self._beta, 1.0))
             largest = torch.where(largest > 0, torch.maximum(largest, least), least.clamp(min=1.0))
             largest = largest if self.published else largest.detach()
         sign = -1 if self.published else 1
         return Weighting(sign * self._beta, self._prior, self.weight_range, largest, self.grad_through_weights)
 
-    def _losses(self, scores: NodeGraphScores) -> Tensor:
+    def _losses(self, scores: NodeGraphScores, weighting: Weighting) -> Tensor:
         """The loss of each node, (n,)."""
-        weighting = self._weighting(scores)
         if not self.published:
             return node_graph.divergence(scores, weighting)
         parts = []
@@ -208,9 +226,9 @@ class JSD(Adjustable):
         return torch.cat(parts)
 
     @torch.no_grad()
-    def _statistics(self, scores: NodeGraphScores) -> Tensor:
+    def _statistics(self, scores: NodeGraphScores, weighting: Weighting) -> Tensor:
         """Support, effective negatives, mean positive and negative score, and second term of each node, (n, 5)."""
-        weighting, found = self._weighting(scores), []
+        found = []
         for block in scores:
             effective = 1 / node_graph.weights(block, weighting).square().sum(dim=1).clamp(min=1e-30)
             mask = torch.ones_like(block.positive, dtype=torch.bool)

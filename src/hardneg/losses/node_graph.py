@@ -29,6 +29,10 @@ class Weighting:
     largest: Tensor | None
     grad_through_weights: bool
 
+    def detached(self) -> "Weighting":
+        """A copy without the autograd graph."""
+        return replace(self, largest=None if self.largest is None else self.largest.detach())
+
     def log_weight(self, scores: Tensor) -> Tensor:
         """Log-weights of scores of any shape, not normalized."""
         return self.beta * self.rescaled(scores)

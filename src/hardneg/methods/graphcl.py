@@ -4,20 +4,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hardneg.methods.method import Plan
+from hardneg.methods.method import Method, Plan
 from hardneg.methods.simclr import SimCLR, check_in_batch
 
 
-class GraphBatches:
-    """How methods on graphs read a batch: a PyG batch with ``index`` (and ``y``), or indices into the resident set."""
+class GraphMethod(Method):
+    """A method on graphs. A batch is a PyG batch with ``index`` (and ``y``), or indices into the resident set."""
 
-    objective: Any
-
-    encoder: nn.Module
-
-    def look_up(self, index: Tensor) -> Any:
-        """The PyG batch of these graphs."""
-        raise NotImplementedError
+    modalities = ("graphs",)
 
     def embedding_network(self) -> nn.Module:
         """The encoder alone: the representation that is evaluated."""
@@ -36,7 +30,7 @@ class GraphBatches:
         return graphs.index, graphs, labels
 
 
-class GraphCL(GraphBatches, SimCLR):
+class GraphCL(GraphMethod, SimCLR):
     """Trains an encoder so that two views of a graph agree (You et al. 2020), with any `InfoNCE`.
 
     Args:
@@ -47,17 +41,12 @@ class GraphCL(GraphBatches, SimCLR):
         optimizer, rate, seed: as for `Method`
     """
 
-    modalities = ("graphs",)
-
     @classmethod
     def parts(cls, plan: Plan, encoder: nn.Module) -> Any:
         objective = plan.make_infonce()
         check_in_batch(objective)
         head = graph_projection(plan.modality.feature_size(encoder, plan.shape))
         return head, objective, plan.make_views()
-
-    def look_up(self, index: Tensor) -> Any:
-        return self.resident().batch(index)
 
 
 def graph_projection(features: int) -> nn.Sequential:

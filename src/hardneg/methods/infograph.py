@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from hardneg.graphs.gin import Discriminator
 from hardneg.losses.jsd import JSD
-from hardneg.methods.graphcl import GraphBatches
-from hardneg.methods.method import Method, Plan
+from hardneg.methods.graphcl import GraphMethod
+from hardneg.methods.method import Plan
 
 
-class InfoGraph(GraphBatches, Method):
+class InfoGraph(GraphMethod):
     """Trains an encoder whose node embeddings identify the graph they belong to (Sun et al. 2020).
 
     Args:
@@ -25,7 +25,6 @@ class InfoGraph(GraphBatches, Method):
         optimizer, rate, seed: as for `Method`
     """
 
-    modalities = ("graphs",)
     uses_views = False
 
     def __init__(
@@ -48,11 +47,6 @@ class InfoGraph(GraphBatches, Method):
     def build(cls, plan: Plan) -> Self:
         encoder = plan.given_encoder or cls.make_encoder(plan.modality, plan.encoder, plan.shape)
         objective = plan.make_loss()
-        if plan.processes > 1:  # the loss would depend on the number of processes
-            raise ValueError(
-                f"method=infograph compares nodes with the graphs of their own process, and this run has "
-                f"{plan.processes}: set trainer.devices=1 and trainer.nodes=1, or use method=graphcl"
-            )
         if not isinstance(objective, JSD):
             raise ValueError("method=infograph compares nodes with graphs: use objective.preset=infograph")
         width = plan.modality.feature_size(encoder, plan.shape)

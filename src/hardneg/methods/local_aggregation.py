@@ -58,8 +58,7 @@ class LocalAggregationMethod(InstanceDiscrimination):
         loss: Tensor = self.aggregation(z, self.memory.bank.rows, index, clusters)
         if not self.objective.gather or distributed.world_size() == 1:
             return loss
-        # The value is the mean over all processes, the gradient that of this process: DDP averages gradients.
-        return loss + (distributed.total(loss) / distributed.world_size() - loss).detach()
+        return distributed.total_loss(loss / distributed.world_size())
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:

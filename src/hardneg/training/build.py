@@ -112,10 +112,9 @@ def loss(settings: Recipe, processes: int = 1) -> InfoNCE | JSD:
     """The loss of the recipe; arguments that it does not set have the defaults of its method."""
     defaults = methods.get(settings.method).loss_defaults(settings.memory)
     made = settings.make_loss(**{key: value for key, value in defaults.items() if key not in settings.objective})
-    if isinstance(made, InfoNCE):
-        made.gather = processes > 1
-        if made.in_batch is not None and settings.trainer.batch_size < 2:
-            raise ValueError("trainer.batch_size=1 leaves no negatives in the batch: use at least 2")
+    made.gather = processes > 1
+    if isinstance(made, InfoNCE) and made.in_batch is not None and settings.trainer.batch_size < 2:
+        raise ValueError("trainer.batch_size=1 leaves no negatives in the batch: use at least 2")
     if made.reduction == "none":
         raise ValueError("objective.reduction=none gives no single loss to train on: use mean or sum")
     return made
