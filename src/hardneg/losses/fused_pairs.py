@@ -16,7 +16,7 @@ from hardneg.losses.candidates import pair_eligibility
 from hardneg.losses.combine import banded_rule, inverse_temperature, plain_loss, weight_rule
 from hardneg.losses.hardening import Hardening
 from hardneg.losses.inputs import check_negatives, check_views, half_precision
-from hardneg.losses.kernels import Eligibility, PairLoss, PairRecord
+from hardneg.losses.kernels import Eligibility, LossForm, PairLoss, PairRecord
 from hardneg.losses.settings import Settings
 
 
@@ -86,6 +86,12 @@ def compute_loss(
         log_number = None if settings.negative_count == "support" else math.log(max(eligibility.count_per_anchor, 1))
     else:
         log_number = math.log(settings.negative_count)
+    form = LossForm(
+        log_number,
+        None if settings.prior is None else (settings.prior.log, settings.prior.log_rest),
+        not settings.positive_in_denominator,
+        settings.reduction,
+    )
     loss, record = pair_loss(
         z1,
         z2,
@@ -93,10 +99,7 @@ def compute_loss(
         eligibility,
         scale,
         rule,
-        log_number,
-        None if settings.prior is None else (settings.prior.log, settings.prior.log_rest),
-        not settings.positive_in_denominator,
-        settings.reduction,
+        form,
         partial(_plain_loss, settings, exclude, negative_mask),
     )
     return loss, record, scale.detach()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hardneg.losses.kernels import reference, tiled
-from hardneg.losses.kernels.interface import Eligibility, HalfCopies, LogSums, PairRecord, RowLayout, Rule
+from hardneg.losses.kernels.interface import Eligibility, HalfCopies, LogSums, LossForm, PairRecord, RowLayout, Rule
 
 Units = Callable[[Tensor, Tensor | None, float, torch.dtype | None, str], tuple[Tensor, Tensor]]
 Losses = Callable[..., tuple[Tensor, Tensor]]
@@ -83,6 +83,7 @@ __all__ = [
     "HalfCopies",
     "Kernel",
     "LogSums",
+    "LossForm",
     "Losses",
     "PairLoss",
     "PairRecord",

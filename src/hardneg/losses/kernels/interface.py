@@ -183,6 +183,23 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class LossForm:
+    """How the losses of a paired batch follow from the sums of its anchors, and how they are reduced.
+
+    log_number: log Q, or None for the size of the support · prior: logarithms of τ⁺ and 1 − τ⁺, or None ·
+    decoupled: log(Q·G) − p instead of log(1 + Q·G·e^{−p}) · reduction: ``"mean"``, ``"sum"`` or ``"none"`` ·
+    positives: ``"own"`` if the other view is the only positive; if they are found by label, how they are combined:
+    ``"mean_of_logs"`` or ``"in_denominator"``
+    """
+
+    log_number: float | None
+    prior: tuple[float, float] | None
+    decoupled: bool
+    reduction: str
+    positives: str = "own"
+
+
+@dataclass(frozen=True)
 class PairRecord:
     """Intermediate results of a kernel that computes the whole loss of a paired batch, without gradients.
 

@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 
 from hardneg.losses.kernels import tiled
-from hardneg.losses.kernels.interface import Eligibility, HalfCopies, LogSums, PairRecord, RowLayout, Rule, first_order
+from hardneg.losses.kernels.interface import (
+    Eligibility,
+    HalfCopies,
+    LogSums,
+    LossForm,
+    PairRecord,
+    RowLayout,
+    Rule,
+    first_order,
+)
 from hardneg.losses.kernels.triton import backward, forward, rowwise, score_tile, tile_sizes
 from hardneg.losses.kernels.triton.blocks import BlockPass, Coefficients, Sums, bands_and_sums, tilt
 from hardneg.losses.kernels.triton.row_sums import NegativeSums, PositiveSums, number_groups
@@ -213,28 +222,22 @@ def pair_loss(
     eligibility: Eligibility,
     scale: Tensor,
     rule: Rule,
-    log_number: float | None,
-    prior: tuple[float, float] | None,
-    decoupled: bool,
-    reduction: str,
+    form: LossForm,
     plain: Callable[..., Tensor],
 ) -> tuple[Tensor, Callable[[], PairRecord]]:
     """The loss of pairs (B, d) against all others, or of anchors z1 against negatives (N, d).
 
     eligibility: which candidates are eligible; 2B candidates are both views, B candidates are z2 with z1 as anchors ·
-    log_number, prior, decoupled: see `losses` · plain: the same loss of z1, z2, negatives and scale by PyTorch
+    form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch
     operations
     """
     from hardneg.losses.kernels.triton import paired_loss
 
     tensors = (z1, z2) if negatives is None else (z1, z2, negatives)
     smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for tensor in tensors))
-    loss_form = paired_loss.LossForm(
-        smallest, rule.half_copies.precision, log_number, prior, decoupled, reduction != "none", reduction == "mean"
-    )
     seen: list[Tensor] = []
     sums = NegativeSums(eligibility, rule)
-    loss = paired_loss.PairedLoss.apply(z1, z2, negatives, scale, sums, loss_form, plain, seen)  # type: ignore[no-untyped-call]
+    loss = paired_loss.PairedLoss.apply(z1, z2, negatives, scale, sums, smallest, form, plain, seen)  # type: ignore[no-untyped-call]
     layout = eligibility.own or RowLayout(len(z1), 1, 0, len(z1), z1.device)
 
     def record() -> PairRecord:

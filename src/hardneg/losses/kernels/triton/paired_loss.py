@@ -10,7 +10,6 @@ temperature. Everything else goes through `hardneg.losses.candidates` and the se
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hardneg.losses.kernels import interface
+from hardneg.losses.kernels.interface import LossForm
 from hardneg.losses.kernels.triton import blocks, forward, rowwise
 from hardneg.losses.kernels.triton.launch import launch
 from hardneg.losses.kernels.triton.row_sums import NegativeSums
@@ -27,19 +27,6 @@ from hardneg.losses.kernels.triton.rowwise import pair_losses
 from hardneg.losses.kernels.triton.score_tile import LN2, log
 
 BLOCK = 1024  # anchors per program
-
-
-@dataclass(frozen=True)
-class LossForm:
-    """The settings of normalization and loss; see `rowwise.UnitVectors` and `rowwise.pair_losses`."""
-
-    smallest: float
-    precision: torch.dtype | None
-    log_number: float | None
-    prior: tuple[float, float] | None
-    decoupled: bool
-    reduced: bool  # to one number
-    mean: bool  # mean over the anchors, else the sum
 
 
 @triton.jit
@@ -109,13 +96,14 @@ class PairedLoss(torch.autograd.Function):
         negatives: Tensor | None,
         scale: Tensor,
         spec: NegativeSums,
-        loss_form: LossForm,
+        smallest: float,
+        form: LossForm,
         plain: Callable[..., Tensor],
         seen: list[Tensor],
     ) -> Tensor:
         given = (z1, z2, negatives)
         z1, z2 = rowwise.row_contiguous(z1), rowwise.row_contiguous(z2)
-        smallest, precision = loss_form.smallest, loss_form.precision
+        precision = spec.rule.half_copies.precision
         dtype, batch = precision or torch.float32, z1.shape[0]
         anchors, similarity = rowwise.normalized(z1, z2, smallest, precision, dtype, "z1 or z2")
         candidates = anchors
@@ -131,43 +119,44 @@ class PairedLoss(torch.autograd.Function):
         num_blocks = math.ceil(rows / BLOCK)
         shape = () if num_blocks == 1 else (num_blocks,)
         kept, result, numbers = tilted_sum.new_empty(9, rows), tilted_sum.new_empty(shape), tilted_sum.new_empty(shape)
-        log_prior, log_rest = loss_form.prior or (0.0, 0.0)
+        log_prior, log_rest = form.prior or (0.0, 0.0)
         arguments = {
             "tilted_sum_": tilted_sum, "weight_sum_": weight_sum, "count_": count, "slot_max_": slot_max,
             "tilt_": blocks.tilt(spec.rule, anchors.device), "scale_": scale, "similarity": similarity,
             "kept": kept, "result": result, "numbers": numbers,
             "anchors": rows, "batch": batch, "slots": len(tilted_sum), "known": float(spec.known_count()),
-            "log_number": loss_form.log_number or 0.0, "log_prior": log_prior, "log_rest": log_rest,
+            "log_number": form.log_number or 0.0, "log_prior": log_prior, "log_rest": log_rest,
             "BLOCK": BLOCK, "KIND": spec.kind, "BOUNDED": spec.bounded, "COUNTED": spec.counted,
-            "SUPPORT": loss_form.log_number is None, "DEBIASED": loss_form.prior is not None,
-            "DECOUPLED": loss_form.decoupled,
-            "THROUGH": spec.rule.grad_through_weights, "MEAN": loss_form.mean and num_blocks == 1,
+            "SUPPORT": form.log_number is None, "DEBIASED": form.prior is not None,
+            "DECOUPLED": form.decoupled,
+            "THROUGH": spec.rule.grad_through_weights, "MEAN": form.reduction == "mean" and num_blocks == 1,
         }  # fmt: skip
         launch(finish_loss, (num_blocks,), arguments)
         if num_blocks > 1:
             numbers = numbers.sum()
-            result = result.sum() / numbers.clamp(min=1) if loss_form.mean else result.sum()
+            result = result.sum() / numbers.clamp(min=1) if form.reduction == "mean" else result.sum()
         # The original tensors: autograd then raises in the backward pass if one was overwritten.
         watched = interface.saveable(spec.eligibility.excluded, spec.eligibility.allowed)
         ctx.save_for_backward(*given, scale, anchors, candidates, numbers, kept, *watched)
-        ctx.spec, ctx.loss_form, ctx.band, ctx.plain = spec, loss_form, band, plain
+        ctx.spec, ctx.smallest, ctx.form, ctx.band, ctx.plain = spec, smallest, form, band, plain
         seen += (anchors, candidates, similarity, kept)
         # A clone: a view could not be changed in place, as in total += other.
-        return result if loss_form.reduced else kept[0].clone()
+        return result if form.reduction != "none" else kept[0].clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z1, z2, negatives, scale, anchors, candidates, numbers, kept, *_watched = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
             inputs = (z1, z2, negatives, scale)
-            return *interface.gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None, None
+            return *interface.gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None, None, None
         z1, z2 = rowwise.row_contiguous(z1), rowwise.row_contiguous(z2)
-        spec, loss_form = ctx.spec, ctx.loss_form
+        spec, form = ctx.spec, ctx.form
+        mean, reduced = form.reduction == "mean", form.reduction != "none"
         row_max, values, made = kept[3], kept[4:6].view(-1, 2), kept[6:].unbind()
         # All gradients are linear in that of the loss: a single number is multiplied last, without a separate launch.
-        gradient_scale = rowwise.GradientScale(grad, numbers if loss_form.mean else None) if loss_form.reduced else None
-        for_similarity, by_scale, bound = made if loss_form.reduced else (part * grad for part in made)
-        values = values if loss_form.reduced else values * grad[:, None]
+        gradient_scale = rowwise.GradientScale(grad, numbers if mean else None) if reduced else None
+        for_similarity, by_scale, bound = made if reduced else (part * grad for part in made)
+        values = values if reduced else values * grad[:, None]
         largest = bound.abs().amax() if anchors.dtype == torch.float16 else None
         coefficients = blocks.Coefficients(values, None if spec.bounded else row_max, largest)
         towers = negatives is None and len(candidates) == len(z1)
@@ -178,8 +167,8 @@ class PairedLoss(torch.autograd.Function):
         for_anchors, for_scale = gradients(coefficients, ctx.needs_input_grad[3])
         back = partial(
             rowwise.normalized_backward,
-            smallest=loss_form.smallest,
-            precision=loss_form.precision,
+            smallest=ctx.smallest,
+            precision=spec.rule.half_copies.precision,
             gradient_scale=gradient_scale,
         )
         d1, d2 = back(z1, z2, for_anchors, for_similarity)
@@ -190,5 +179,5 @@ class PairedLoss(torch.autograd.Function):
         if for_scale is not None:
             for_scale = for_scale + by_scale.sum()
             if gradient_scale is not None:
-                for_scale = for_scale * (grad / numbers.clamp(min=1) if loss_form.mean else grad)
-        return d1, d2, d_negatives, for_scale, None, None, None, None
+                for_scale = for_scale * (grad / numbers.clamp(min=1) if mean else grad)
+        return d1, d2, d_negatives, for_scale, None, None, None, None, None
