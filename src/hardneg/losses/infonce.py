@@ -159,7 +159,7 @@ class InfoNCE(Adjustable):
         """
         compiling = torch.compiler.is_compiling()
         if self.backend == "fused" and compiling:
-            from hardneg.losses.kernels.triton.operators import uncompiled
+            from hardneg.losses.kernels.triton.compiled import uncompiled
 
             return uncompiled(  # type: ignore[no-any-return]
                 self.forward, z1, z2, labels=labels, negatives=negatives, exclude=exclude,

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
+from hardneg import checks
 from hardneg.losses.hardening import Bound, Hardening
 from hardneg.losses.kernels import Eligibility, RowLayout, Rule
 
@@ -139,6 +140,7 @@ def work(options: Options, arguments: dict[str, Tensor], constants: dict[str, An
             module, attribute = name.split(".")
             patch.setattr(import_module(f"{KERNELS}.{module}"), attribute, value)
         patch.setattr(GridExecutor, "__call__", counted)
+        patch.setattr(checks, "finite", lambda name, tensor: None)  # not called on a GPU
         given = {k: v.requires_grad_() if k in ("z1", "z2") else v for k, v in arguments.items()}
         with watch:
             loss(**given).backward()
@@ -169,25 +171,6 @@ def guarded(options: Options, arguments: dict[str, Tensor], constants: dict[str,
     return found
 
 
-def measuring(options: Options, arguments: dict[str, Tensor], constants: dict[str, Any]) -> Found:
-    """`guarded` as the first call of its kind on a GPU: every kernel is launched with two tiles, several times."""
-    from hardneg.losses.kernels.triton import tile_sizes
-
-    def two_tiles(matrix: Tensor, name: str, whole: bool) -> list[tile_sizes.Tile]:
-        return [tile_sizes.Tile(32, 32, 4, stages, None if whole else 64) for stages in (1, 2)]
-
-    def milliseconds(attempt: Any, tile: tile_sizes.Tile) -> float:
-        attempt(tile)
-        return 1.0
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile_sizes, "options_for", two_tiles)
-        patch.setattr(tile_sizes, "_milliseconds", milliseconds)
-        patch.setattr(tile_sizes, "_best", {})
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        return guarded(options, arguments, constants | {"tile_sizes.MIN_MEASURED_PAIRS": 0, "tile_sizes.ROUNDS": 2})
-
-
 @contextmanager
 def _empty_by(make: Any, shape: Any) -> Iterator[None]:
     with ExitStack() as stack:
@@ -199,12 +182,13 @@ def _empty_by(make: Any, shape: Any) -> Iterator[None]:
 
 
 def masked(layout: RowLayout, pool_views: int) -> Tensor:
-    """Which candidates of a pool (N,) are masked in the tiles of scores of each anchor, (A, N)."""
-    from hardneg.losses.kernels.triton import blocks, row_sums
+    """Which candidates of a pool (N,) are masked in the scores of each anchor, (A, N)."""
+    from hardneg.losses.kernels.triton import passes, percentile_bands
 
     anchors, pool = torch.randn(layout.batch * layout.views, 2), torch.randn(layout.global_batch * pool_views, 2)
-    spec = row_sums.NegativeSums(Eligibility(len(pool), own=layout, pool_views=pool_views), Rule())
-    return blocks.BlockPass(spec, torch.ones(()), anchors, pool, 0, blocks.Band(), False).scores() == -torch.inf
+    problem = passes.Problem(Eligibility(len(pool), own=layout, pool_views=pool_views), Rule())
+    block_pass = passes.BlockPass(problem, torch.ones(()), anchors, pool)
+    return torch.cat([scores.clone() for _, scores in percentile_bands.strips([block_pass])]) == -torch.inf
 
 
 def refuses_overwritten_negatives(normalize: bool, dtype: torch.dtype) -> str:

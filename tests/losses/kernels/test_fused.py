@@ -27,12 +27,12 @@ Call = Callable[..., Any]
 Arguments = dict[str, Tensor]
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 # Constants with which small problems take the code paths of large ones.
-IN_PARTS = {"tile_sizes.SMALL_PROBLEM": 0, "tile_sizes.PART_MULTIPLE": 64}
-IN_STRIPS = {"blocks.WIDEST": 16, "wide_rows.STRIP_BYTES": 0}
+IN_PARTS = {"launch.SMALL_PROBLEM": 0, "operators.SMALL_PROBLEM": 0, "launch.PART_MULTIPLE": 64}
+IN_STRIPS = {"passes.WIDEST": 16, "passes.STRIP_BYTES": 0}
 SYMMETRIC = IN_STRIPS | {
-    "wide_rows.SYMMETRIC_STRIP": 32,
-    "wide_rows.MIN_SYMMETRIC_STRIPS": 2,
-    "tile_sizes.SMALL_PROBLEM": 0,
+    "passes.SYMMETRIC_STRIP": 32,
+    "passes.MIN_SYMMETRIC_STRIPS": 2,
+    "launch.SMALL_PROBLEM": 0,
 }
 
 
@@ -287,7 +287,7 @@ def test_two_towers_support_a_bound_per_anchor(call: Call, options: dict[str, An
     check(call(interpreted.guarded, options, arguments, constants), options, arguments)
 
 
-@pytest.mark.parametrize(("constants", "rows"), [(IN_PARTS, 78), slow({"tile_sizes.SMALL_PROBLEM": 0}, 270)])
+@pytest.mark.parametrize(("constants", "rows"), [(IN_PARTS, 78), slow({"launch.SMALL_PROBLEM": 0}, 270)])
 @pytest.mark.parametrize("options", [{}, {"hardening": hn.Exponential(1.3), "normalize": False}, {"temperature": 0.01}])
 def test_both_directions_of_two_towers_are_right_wherever_tiles_and_parts_begin(
     call: Call, options: dict[str, Any], constants: dict[str, Any], rows: int
@@ -340,26 +340,6 @@ def test_symmetric_scores_of_wide_rows_are_computed_once(
     check(call(interpreted.guarded, options, arguments, SYMMETRIC), options, arguments)
     work: Work = call(interpreted.work, options, arguments, SYMMETRIC)
     assert (work.launches.count("sums") >= 3) == symmetric  # strips of 32 rows
-
-
-@pytest.mark.parametrize(
-    ("options", "constants", "rows"),
-    [
-        ({}, SYMMETRIC, 33),
-        (TOWERS, {}, 33),
-        ({"in_batch": "other"}, IN_STRIPS, 33),
-        *(
-            slow(options, constants, 65)
-            for options in ({}, TOWERS, {"in_batch": "other"}, {"hardening": hn.Ring(0.3, 0.9)})
-            for constants in ({}, IN_STRIPS, SYMMETRIC)
-        ),
-    ],
-)
-def test_measuring_tiles_changes_no_result(
-    call: Call, options: dict[str, Any], constants: dict[str, Any], rows: int
-) -> None:
-    options, arguments = {"hardening": hn.Exponential(1.0), "class_prior": 0.02} | options, views(rows, 18)
-    check(call(interpreted.measuring, options, arguments, constants), options, arguments)
 
 
 @pytest.mark.parametrize("name", ["other view", "labels", "queue", "below positive", "unnormalized", "both directions"])

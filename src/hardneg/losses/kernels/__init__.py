@@ -15,19 +15,16 @@ from hardneg.losses.kernels import reference, tiled
 from hardneg.losses.kernels.interface import Eligibility, HalfCopies, LogSums, LossForm, PairRecord, RowLayout, Rule
 
 Units = Callable[[Tensor, Tensor | None, float, torch.dtype | None, str], tuple[Tensor, Tensor]]
-Losses = Callable[..., tuple[Tensor, Tensor]]
 PairLoss = Callable[..., tuple[Tensor, Callable[[], PairRecord]]]  # the record is computed on request
 
 
 class Kernel(Protocol):
-    """The functions of a kernel module; the last three are None where plain operations do the same.
+    """The functions of a kernel module; the first two are None where plain operations do the same.
 
-    units: unit vectors of both views, and their inner products · losses: of anchors with one positive, from their
-    log-sums · pair_loss: the whole loss of a paired batch
+    units: unit vectors of both views, and their inner products · pair_loss: the whole loss of a paired batch
     """
 
     units: Units | None
-    losses: Losses | None
     pair_loss: PairLoss | None
 
     def log_sums(
@@ -84,7 +81,6 @@ __all__ = [
     "Kernel",
     "LogSums",
     "LossForm",
-    "Losses",
     "PairLoss",
     "PairRecord",
     "RowLayout",

@@ -247,7 +247,7 @@ def draw(kept: Tensor, draws: Tensor) -> Tensor:
 def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number as a tensor on a device, cached: creating it costs a launch."""
     with torch.inference_mode(False):  # training refuses inference tensors
-        return torch.tensor(number, dtype=dtype, device=device)
+        return torch.full((), number, dtype=dtype, device=device)  # unlike torch.tensor, without waiting for a copy
 
 
 # Second derivatives. Kernels compute gradients by formulas that autograd does not see. Where a graph of the gradient is

@@ -18,7 +18,7 @@ from hardneg.losses.kernels.interface import (
     per_row,
 )
 
-units = losses = pair_loss = None  # computed by plain operations
+units = pair_loss = None  # computed by plain operations
 
 
 def log_sums(

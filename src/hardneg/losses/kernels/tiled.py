@@ -38,7 +38,7 @@ LEAST_ROWS = 64
 # Up to this x, e^{±x} and sums of millions of them are normal float32 numbers, so no row maximum is subtracted.
 SAFE_EXPONENT = 40.0
 
-units = losses = pair_loss = None  # computed by plain operations
+units = pair_loss = None  # computed by plain operations
 
 
 def log_sums(
