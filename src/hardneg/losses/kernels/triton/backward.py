@@ -142,11 +142,11 @@ def gradient(
         factor = tl.load(coefficients.factor)
     BANDED: tl.constexpr = T.lower > 0 or T.upper > 0
     tile = load_rows(outer, row, row_end, sizes.width, sizes.outer_stride, 0, OUTER_BLOCK, WIDTH, DESCRIPTOR)
-    lowest, highest, tilted_i, weight_i, shift_i, group_i, group_j = 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0
+    low_i, high_i, tilted_i, weight_i, shift_i, group_i = 0.0, 0.0, 0.0, 0.0, 0.0, 0
     if OUTER:
-        lowest, highest = load_bounds(bounds, i, inside, prescale, T)
-        lowest = lowest[:, None] if T.lower == 2 else lowest
-        highest = highest[:, None] if T.upper == 2 else highest
+        low_i, high_i = load_bounds(bounds, i, inside, prescale, T)
+        low_i = low_i[:, None] if T.lower == 2 else low_i
+        high_i = high_i[:, None] if T.upper == 2 else high_i
         tilted_i, weight_i, shift_i = load_coefficients(coefficients, i, inside, factor, T)
         tilted_i, weight_i, shift_i = tilted_i[:, None], weight_i[:, None], shift_i[:, None]
     if T.groups > 0:
@@ -158,6 +158,7 @@ def gradient(
         found, other = inner_products(
             tile, outer, inner, sizes, row, start, row_end, end, T, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, DESCRIPTOR
         )
+        group_j, lowest, highest = 0, low_i, high_i
         if T.groups > 0:
             groups = mask.candidate_groups if OUTER else mask.anchor_groups
             group_j = tl.load(groups + j, mask=inside_j, other=0)[None, :]

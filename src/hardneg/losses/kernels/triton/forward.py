@@ -80,7 +80,7 @@ def sums(
     lowest, highest = load_bounds(bounds, i, inside, prescale, T)
     lowest = lowest[:, None] if T.lower == 2 else lowest
     highest = highest[:, None] if T.upper == 2 else highest
-    level, group, other_group = 0.0, 0, 0
+    level, group = 0.0, 0
     if T.kind == POSITIVES:
         level = tl.load(level_ + i, mask=inside, other=0.0)[:, None] * LOG2E
     if T.groups > 0:
@@ -94,6 +94,7 @@ def sums(
         found, _ = inner_products(
             tile, outer, inner, sizes, row, start, row_end, end, T, OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, DESCRIPTOR
         )
+        other_group = 0
         if T.groups > 0:
             other_group = tl.load(mask.candidate_groups + j, mask=j < end, other=0)[None, :]
         scores = mask_scores(

@@ -63,13 +63,38 @@ def key_score(key):
 
 
 @triton.jit
-def descend(histogram, rank, prefix, BITS: tl.constexpr, BINS: tl.constexpr):
+def descend(histogram, rank, prefix, BITS: tl.constexpr):
     """The prefix of the key of a rank with its next digit, the rank among keys of that prefix, and their number."""
-    digits = tl.arange(0, BINS)
+    digits = tl.arange(0, histogram.shape[0])
     digit = tl.sum((tl.cumsum(histogram, axis=0) <= rank).to(tl.int32), axis=0)
     below = tl.sum(tl.where(digits < digit, histogram, 0), axis=0)
     equal = tl.sum(tl.where(digits == digit, histogram, 0), axis=0)
     return (prefix << BITS) | digit.to(tl.uint32), rank - below, equal
+
+
+@triton.jit
+def next_digit(scores_, columns, low_key, low_rank, high_key, high_rank, LEVEL: tl.constexpr, CHUNK: tl.constexpr,
+               DIGIT: tl.constexpr):  # fmt: skip
+    """One more digit of the keys of two ranks: `descend` in the histograms of the keys of their prefixes."""
+    BINS: tl.constexpr = 1 << DIGIT
+    BITS: tl.constexpr = DIGIT if (LEVEL + 1) * DIGIT <= 32 else 32 - LEVEL * DIGIT
+    SHIFT: tl.constexpr = 32 - LEVEL * DIGIT - BITS
+    low_counts, high_counts = tl.zeros((BINS,), tl.int32), tl.zeros((BINS,), tl.int32)
+    for start in range(0, columns, CHUNK):
+        j = start + tl.arange(0, CHUNK)
+        key = score_key(tl.load(scores_ + j, mask=j < columns, other=0.0))
+        digit = ((key >> SHIFT) & ((1 << BITS) - 1)).to(tl.int32)
+        if LEVEL == 0:
+            low_counts += tl.histogram(digit, BINS, mask=j < columns)
+        else:
+            prefix = key >> (SHIFT + BITS)
+            low_counts += tl.histogram(digit, BINS, mask=(j < columns) & (prefix == low_key))
+            high_counts += tl.histogram(digit, BINS, mask=(j < columns) & (prefix == high_key))
+    if LEVEL == 0:
+        high_counts = low_counts
+    low_key, low_rank, _ = descend(low_counts, low_rank, low_key, BITS)
+    high_key, high_rank, equal = descend(high_counts, high_rank, high_key, BITS)
+    return low_key, low_rank, high_key, high_rank, equal
 
 
 @triton.jit
@@ -94,26 +119,10 @@ def find_edges(scores_, columns, eligible, begin, end, CHUNK: tl.constexpr, DIGI
     low_key, high_key = low_rank.to(tl.uint32) * 0, low_rank.to(tl.uint32) * 0
     high_equal = low_rank * 0
     first, last = low_rank * 0, low_rank * 0 + NO_INDEX
-    LEVELS: tl.constexpr = (32 + DIGIT - 1) // DIGIT
-    BINS: tl.constexpr = 1 << DIGIT
-    for level in tl.static_range(LEVELS):
-        BITS: tl.constexpr = DIGIT if (level + 1) * DIGIT <= 32 else 32 - level * DIGIT
-        SHIFT: tl.constexpr = 32 - level * DIGIT - BITS
-        low_counts, high_counts = tl.zeros((BINS,), tl.int32), tl.zeros((BINS,), tl.int32)
-        for start in range(0, columns, CHUNK):
-            j = start + tl.arange(0, CHUNK)
-            key = score_key(tl.load(scores_ + j, mask=j < columns, other=0.0))
-            digit = ((key >> SHIFT) & ((1 << BITS) - 1)).to(tl.int32)
-            if level == 0:
-                low_counts += tl.histogram(digit, BINS, mask=j < columns)
-            else:
-                prefix = key >> (SHIFT + BITS)
-                low_counts += tl.histogram(digit, BINS, mask=(j < columns) & (prefix == low_key))
-                high_counts += tl.histogram(digit, BINS, mask=(j < columns) & (prefix == high_key))
-        if level == 0:
-            high_counts = low_counts
-        low_key, low_rank, _ = descend(low_counts, low_rank, low_key, BITS, BINS)
-        high_key, high_rank, high_equal = descend(high_counts, high_rank, high_key, BITS, BINS)
+    for level in tl.static_range((32 + DIGIT - 1) // DIGIT):
+        low_key, low_rank, high_key, high_rank, high_equal = next_digit(
+            scores_, columns, low_key, low_rank, high_key, high_rank, level, CHUNK, DIGIT
+        )
     low, high = key_score(low_key), key_score(high_key)
     if low_rank > 0:
         first = tied_index(scores_, columns, low, low_rank, CHUNK)
