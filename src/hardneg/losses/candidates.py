@@ -65,11 +65,12 @@ def candidate_sets(inputs: Inputs, settings: Settings) -> list[CandidateSet]:
     """The candidate sets of one call: one, or one for each direction if ``symmetric``."""
     count, batch, _ = inputs.views.shape
     views, labels, offset = inputs.views, inputs.labels, 0
-    if settings.gather and distributed.world_size() > 1:
-        sizes = distributed.batch_sizes(batch, views.device)
-        offset = sum(sizes[: torch.distributed.get_rank()])
-        views = distributed.gather(views.transpose(0, 1), sizes).transpose(0, 1)
-        labels = None if labels is None else distributed.gather(labels, sizes)
+    if distributed.gathers(settings.gather):
+        group = distributed.group_of(settings.gather)
+        sizes = distributed.batch_sizes(batch, views.device, group)
+        offset = sum(sizes[: distributed.rank(group)])
+        views = distributed.gather(views.transpose(0, 1), sizes, group).transpose(0, 1)
+        labels = None if labels is None else distributed.gather(labels, sizes, group)
     global_batch = _GlobalBatch(inputs, views, labels, offset, settings.supervision)
     first, rest = range(1), range(1, count) if count > 1 else range(1)
     if settings.in_batch == "both":

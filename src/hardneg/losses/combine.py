@@ -70,8 +70,8 @@ def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, pre
             if s.candidates
         ]
         largest = torch.stack([torch.zeros_like(scale), *magnitudes]).detach().amax()
-        if settings.gather and distributed.world_size() > 1:
-            largest = distributed.maximum(largest)
+        if distributed.gathers(settings.gather):
+            largest = distributed.maximum(largest, distributed.group_of(settings.gather))
         factor = torch.where(largest > 0, settings.weight_range / largest.clamp(min=1e-30), 1.0)
     tilt, log_weight, weighting = 0.0, None, settings.weighting
     if weighting is not None:
@@ -310,8 +310,8 @@ def _reduce(settings: Settings, losses: list[Tensor], records: list[CallRecord])
     else:
         weight = valid * torch.cat([record.positive_count for record in records])
         total, number = (joined * weight).sum(), weight.sum()
-    gathers = settings.gather and distributed.world_size() > 1
+    gathers, group = distributed.gathers(settings.gather), distributed.group_of(settings.gather)
     if settings.reduction == "mean":
-        number = distributed.total(number) if gathers else number
+        number = distributed.total(number, group) if gathers else number
         total = total / number.clamp(min=1)
-    return distributed.total_loss(total) if gathers else total
+    return distributed.total_loss(total, group) if gathers else total

@@ -53,7 +53,7 @@ def applies(
         and settings.num_negatives is None
         and settings.weight_range is None
         and not settings.needs_positive
-        and not (settings.gather and distributed.world_size() > 1)
+        and not distributed.gathers(settings.gather)
     )
 
 
