@@ -90,17 +90,20 @@ def pair_eligibility(batch: int, in_batch: str | None, symmetric: bool, device: 
     return Eligibility(views * batch, own=layout, pool_views=views, crossed=symmetric)
 
 
-def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float | Tensor) -> None:
-    """Raise if scores of unnormalized embeddings might overflow, tilted or not."""
+def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float | Tensor) -> Tensor | None:
+    """Raise if scores of unnormalized embeddings might overflow, tilted or not; see `checks.values`."""
+    validities = []
     for candidates in sets:
         anchor = candidates.anchors.detach().abs().amax()
         blocks = (candidates.pool, *candidates.candidates)
         largest = torch.stack([block.detach().abs().amax() for block in blocks]).amax()
         bound = anchor * largest * candidates.anchors.shape[1] * scale.detach() * (tilt + 2)
-        checks.values(
+        validity = checks.values(
             bound < torch.finfo(scale.dtype).max,
             "embeddings are too large for normalize=False: scores overflow; scale them down or set normalize=True",
         )
+        validities.append(validity)
+    return checks.jointly(*validities)
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class JSD(Adjustable):
         averaged. A graph without nodes is a negative like any other.
         """
         given = (batch, labels, counts)
-        batch, labels, counts = self._checked(nodes, graphs, batch, labels, counts)
+        batch, labels, counts, validity = self._checked(nodes, graphs, batch, labels, counts)
         with torch.autocast(nodes.device.type, enabled=False):  # float32 arithmetic inside, always
             dtype = torch.promote_types(torch.float32, torch.promote_types(nodes.dtype, graphs.dtype))
             nodes, graphs = nodes.to(dtype), graphs.to(dtype)
@@ -111,10 +111,10 @@ class JSD(Adjustable):
                 graphs = distributed.gather(graphs, sizes, group)
                 labels = None if labels is None else distributed.gather(labels, sizes, group)
             scores = NodeGraphScores(nodes, graphs, batch, labels, self.supervision, self.tile, counts)
-            self._check_range(scores)
+            validity = checks.jointly(validity, self._check_range(scores))
             weighting = self._weighting(scores)
             self._last = scores.detached(), weighting.detached()
-            loss = self._reduced(scores, weighting)
+            loss = self._reduced(scores, weighting, validity)
         if loss.requires_grad and not torch.compiler.is_compiling():
             loss = GuardedLoss.apply(loss, None, *given)  # type: ignore[no-untyped-call]
         return loss
@@ -185,17 +185,17 @@ class JSD(Adjustable):
             checks.number("class_prior", value(class_prior, progress), at_least=0, below=1),
         )
 
-    def _reduced(self, scores: NodeGraphScores, weighting: Weighting) -> Tensor:
+    def _reduced(self, scores: NodeGraphScores, weighting: Weighting, validity: Tensor | None) -> Tensor:
         if self.reduction == "none":
-            return self._losses(scores, weighting)
+            return checks.poisoned(self._losses(scores, weighting), validity)
         gathers, group = distributed.gathers(self.gather), distributed.group_of(self.gather)
         shares = (scores.counts * (scores.support() > 0)).to(scores.nodes.dtype)  # (n,)
         if self.reduction == "mean":
             number = distributed.total(shares.sum(), group) if gathers else shares.sum()
             shares = shares / number.clamp(min=1)
         if self.published:
-            return (self._losses(scores, weighting) * shares).sum()
-        loss = node_graph.weighted_total(scores, weighting, shares)
+            return checks.poisoned((self._losses(scores, weighting) * shares).sum(), validity)
+        loss = checks.poisoned(node_graph.weighted_total(scores, weighting, shares), validity)
         return distributed.total_loss(loss, group) if gathers else loss
 
     def _weighting(self, scores: NodeGraphScores) -> Weighting:
@@ -241,29 +241,32 @@ class JSD(Adjustable):
             found.append(torch.stack(columns, dim=1))
         return torch.cat(found)
 
-    def _check_range(self, scores: NodeGraphScores) -> None:
-        """Raise if scores might overflow, tilted or not."""
+    def _check_range(self, scores: NodeGraphScores) -> Tensor | None:
+        """Raise if scores might overflow, tilted or not; see `checks.values`."""
         tilt = max(self._beta, 1.0) if self.weight_range is None else 1.0
         # The factor of a thousandth leaves room for the sums over a row.
-        checks.values(
+        return checks.values(
             scores.bound() * tilt < 1e-3 * torch.finfo(scores.nodes.dtype).max / len(scores.graphs),
             "nodes and graphs are too large: their inner products overflow; look for a diverged model, or scale down",
         )
 
     def _checked(
         self, nodes: Tensor, graphs: Tensor, batch: Tensor, labels: Tensor | None, counts: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """The graphs of nodes, labels and counts on the device of the nodes, and the validity of all values."""
+        validities = []
         for name, tensor in (("nodes", nodes), ("graphs", graphs)):
             checks.floating(name, tensor)
             if tensor.dim() != 2 or 0 in tensor.shape:
                 raise ValueError(f"{name} must have shape (n, d) with n, d ≥ 1, got {tuple(tensor.shape)}")
-            checks.finite(name, tensor)
+            validities.append(checks.finite(name, tensor))
         if nodes.shape[1] != graphs.shape[1]:
             raise ValueError(f"graphs must have d = {nodes.shape[1]} columns as nodes, got {graphs.shape[1]}")
         if nodes.device != graphs.device:
             raise ValueError(f"graphs are on {graphs.device}, but nodes on {nodes.device}: move them to one device")
         batch = checks.integers("batch", batch, (len(nodes),), "the graph of each node").to(nodes.device)
-        checks.in_range("batch", batch, len(graphs))
+        batch, validity = checks.in_range("batch", batch, len(graphs))
+        validities.append(validity)
         if labels is not None and self.supervision == "none":
             raise ValueError(
                 "labels were given, but supervision='none' ignores them: set supervision or leave them out"
@@ -272,12 +275,12 @@ class JSD(Adjustable):
             raise ValueError(f"supervision={self.supervision!r} needs labels: pass labels=, with −1 where unknown")
         if labels is not None:
             labels = checks.integers("labels", labels, (len(graphs),), "one per graph").to(nodes.device)
-            checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
+            validities.append(checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown"))
         if counts is None:
-            return batch, labels, torch.ones_like(batch)
+            return batch, labels, torch.ones_like(batch), checks.jointly(*validities)
         counts = checks.integers("counts", counts, (len(nodes),), "nodes that each represents").to(nodes.device)
-        checks.values(counts >= 1, "counts must be ≥ 1: leave out nodes that represent none")
-        return batch, labels, counts
+        validities.append(checks.values(counts >= 1, "counts must be ≥ 1: leave out nodes that represent none"))
+        return batch, labels, counts, checks.jointly(*validities)
 
 
 def _published_losses(nodes: Tensor, graphs: Tensor, own: Tensor, weighting: Weighting) -> Tensor:
