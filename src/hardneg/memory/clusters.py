@@ -66,7 +66,7 @@ class Clusters(checks.Fixed, MemoryModule):
             raise ValueError(f"k={self.k} clusters need at least as many rows, got {len(rows)}: lower k")
         rows = where_precise(rows.detach())
         if not bool(torch.stack(torch.aminmax(rows)).isfinite().all()):
-            raise ValueError("rows holds NaN or inf: look for a diverged model before clustering")
+            raise checks.NonFiniteError("rows holds NaN or inf: look for a diverged model before clustering")
         step = whole("step", step, at_least=0)
         backend = self.backend
         if backend == "auto":
