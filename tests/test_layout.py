@@ -30,8 +30,9 @@ ALLOWED: dict[str, set[str]] = {
     "terminal": LEAVES | {"evaluation", "insight"},
     "demo": LEAVES | {"evaluation", "training"},
     "doctor": LEAVES | {"version"},
+    "warm_up": LEAVES | {"losses"},
     "export": LEAVES | {"training", "version"},
-    "cli": LEAVES | {"training", "insight", "terminal", "demo", "doctor", "export"},
+    "cli": LEAVES | {"training", "insight", "terminal", "demo", "doctor", "export", "warm_up"},
     "__main__": {"cli"},
     "__init__": {"public"},
 }

@@ -332,11 +332,23 @@ def export(
     say(f"{made}: outputs differ by at most {difference:.1e}")
 
 
-@app.command()
-def doctor(as_json: Json = False) -> None:
+@app.command(epilog="Examples:\n\n    hardneg doctor\n\n    hardneg doctor --warm --batch-size 1024 --dim 256")
+def doctor(
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Compile the GPU kernels of all presets ahead, instead of the checks.")
+    ] = False,
+    batch_size: Annotated[int | None, typer.Option(min=2, help="With --warm [default: 256].")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Of the embeddings, with --warm [default: 128].")] = None,
+    as_json: Json = False,
+) -> None:
     """Check versions, devices, data and extras, and print how to fix what is missing."""
     from hardneg.doctor import examine
 
+    if warm:
+        _warm_up(batch_size or 256, dim or 128, as_json)
+        return
+    if batch_size is not None or dim is not None:
+        raise ValueError("--batch-size and --dim belong to --warm: add it, or leave them out")
     findings = examine()
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
@@ -348,6 +360,24 @@ def doctor(as_json: Json = False) -> None:
         table.add_row(finding.name, f"[{color}]{finding.status}[/]", cell(finding.detail), cell(finding.fix))
     out.print(table)
     if any(finding.status == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _warm_up(batch_size: int, dim: int, as_json: bool) -> None:
+    """Compile the kernels of all presets, and print the seconds of each."""
+    from hardneg.warm_up import warm_up
+
+    done = list(warm_up(batch_size, dim))
+    if as_json:
+        print_json([dataclasses.asdict(each) for each in done])
+    else:
+        table = Table("preset", "dtype", "seconds", "", box=None)
+        for each in done:
+            error = " ".join(each.error.split())
+            table.add_row(each.preset, each.dtype, f"{each.seconds:.2f}", f"[red]{cell(error)}[/]" if error else "")
+        out.print(table)
+        say(f"{sum(each.seconds for each in done):.1f} s for embeddings of shape ({batch_size}, {dim})")
+    if any(each.error for each in done):
         raise typer.Exit(1)
 
 
