@@ -9,7 +9,7 @@ import torch
 from test_cli import hardneg
 from torch import Tensor, nn
 
-from hardneg import checks, cli
+from hardneg import checks, cli, demo
 from hardneg.training import recipe, run
 from hardneg.training.callbacks import loss_watch
 from hardneg.training.callbacks.loss_watch import DivergedError, LossWatch
@@ -156,3 +156,20 @@ def test_a_comparison_marks_diverged_runs_in_table_json_and_report(
     assert code == 0, err
     assert "failed" not in out
     assert not (tmp_path / "here" / "failed.json").exists()
+
+
+def test_a_demo_reports_the_runs_that_did_not_diverge(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "ROWS", {"SimCLR": [], "too fast": ["optimizer.lr=1e30"]})
+    code, out, err = hardneg(capsys, "demo", "--epochs", "1", "--seeds", "1", "--run", "here", "--json")
+    assert code == 1, err
+    found = json.loads(out)
+    assert list(found["failed"]) == ["too fast, seed 0"]
+    assert "SimCLR" in found["rows"]
+    assert "Failed: " in Path(found["report"]).read_text(encoding="utf-8")
+    monkeypatch.setattr(demo, "ROWS", {"too fast": ["optimizer.lr=1e30"]})
+    code, out, err = hardneg(capsys, "demo", "--epochs", "1", "--seeds", "1", "--run", "other")
+    assert (code, out) == (1, "")
+    assert "failed: too fast, seed 0: training diverged" in err
+    assert not (tmp_path / "other").exists()
