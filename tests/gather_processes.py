@@ -16,7 +16,8 @@ import hardneg as hn
 from hardneg import distributed
 
 DIM = 6
-COLLECTIVES = ("all_gather", "all_reduce", "all_to_all_single", "reduce_scatter_tensor")
+REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all_single", REDUCE_SCATTER)
 Calls = list[tuple[str, int]]
 
 

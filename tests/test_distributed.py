@@ -90,7 +90,7 @@ def test_the_backward_pass_sends_every_process_the_gradient_of_its_own_rows_only
         sent = (sum(sizes) - sizes[rank]) * row  # its own rows stay where they are
         assert sent < 2 * (len(sizes) - 1) / len(sizes) * sum(sizes) * row
         # Padded to the largest batch where the backend has a reduce-scatter.
-        assert found["reduce-scatter calls"] == [("reduce_scatter_tensor", len(sizes) * max(sizes) * row)]
+        assert found["reduce-scatter calls"] == [(gather_processes.REDUCE_SCATTER, len(sizes) * max(sizes) * row)]
         # In a whole loss only numbers are all-reduced: the number of anchors, and the loss.
         numbers = [size for name, size in found["calls of a loss"] if name == "all_reduce"]
         assert numbers == [8, 8]

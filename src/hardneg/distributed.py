@@ -127,7 +127,9 @@ class _Scatter(torch.autograd.Function):
         height = max(sizes)
         padded = torch.cat([_padded(part, height) for part in torch.split(rows, sizes)])
         found = rows.new_empty(height, *rows.shape[1:])
-        dist.reduce_scatter_tensor(found, padded, group=group)
+        # Since torch 2.13 under another name; the old one warns.
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        reduce_scatter(found, padded, group=group)
         return found[: sizes[rank(group)]]
 
     @staticmethod
