@@ -65,11 +65,12 @@ def candidate_sets(inputs: Inputs, settings: Settings) -> list[CandidateSet]:
     """The candidate sets of one call: one, or one for each direction if ``symmetric``."""
     count, batch, _ = inputs.views.shape
     views, labels, offset = inputs.views, inputs.labels, 0
-    if settings.gather and distributed.world_size() > 1:
-        sizes = distributed.batch_sizes(batch, views.device)
-        offset = sum(sizes[: torch.distributed.get_rank()])
-        views = distributed.gather(views.transpose(0, 1), sizes).transpose(0, 1)
-        labels = None if labels is None else distributed.gather(labels, sizes)
+    if distributed.gathers(settings.gather):
+        group = distributed.group_of(settings.gather)
+        sizes = distributed.batch_sizes(batch, views.device, group)
+        offset = sum(sizes[: distributed.rank(group)])
+        views = distributed.gather(views.transpose(0, 1), sizes, group).transpose(0, 1)
+        labels = None if labels is None else distributed.gather(labels, sizes, group)
     global_batch = _GlobalBatch(inputs, views, labels, offset, settings.supervision)
     first, rest = range(1), range(1, count) if count > 1 else range(1)
     if settings.in_batch == "both":
@@ -89,17 +90,20 @@ def pair_eligibility(batch: int, in_batch: str | None, symmetric: bool, device: 
     return Eligibility(views * batch, own=layout, pool_views=views, crossed=symmetric)
 
 
-def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float | Tensor) -> None:
-    """Raise if scores of unnormalized embeddings might overflow, tilted or not."""
+def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float | Tensor) -> Tensor | None:
+    """Raise if scores of unnormalized embeddings might overflow, tilted or not; see `checks.values`."""
+    validities = []
     for candidates in sets:
         anchor = candidates.anchors.detach().abs().amax()
         blocks = (candidates.pool, *candidates.candidates)
         largest = torch.stack([block.detach().abs().amax() for block in blocks]).amax()
         bound = anchor * largest * candidates.anchors.shape[1] * scale.detach() * (tilt + 2)
-        checks.values(
+        validity = checks.values(
             bound < torch.finfo(scale.dtype).max,
             "embeddings are too large for normalize=False: scores overflow; scale them down or set normalize=True",
         )
+        validities.append(validity)
+    return checks.jointly(*validities)
 
 
 @dataclass(frozen=True)

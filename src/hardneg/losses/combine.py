@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hardneg import distributed, randomness
+from hardneg import checks, distributed, randomness
 from hardneg.losses.candidates import CandidateSet, candidate_sets, check_score_range
 from hardneg.losses.debiasing import log_expected_negative
 from hardneg.losses.diagnostics import CallRecord
@@ -27,9 +27,11 @@ def compute_loss(
     """The loss of one call, and its records. scale: (), 1/temperature · key: (2,) of the draws of ``num_negatives``."""
     sets = candidate_sets(inputs, settings)
     weights = weight_rule(settings, sets, scale, inputs.precision if kernel.units is not None else None)
+    validity = inputs.validity
     if not settings.normalize:
         # Rescaled weights cannot overflow.
-        check_score_range(sets, scale, weights.tilt if settings.weight_range is None else 0.0)
+        tilt = weights.tilt if settings.weight_range is None else 0.0
+        validity = checks.jointly(validity, check_score_range(sets, scale, tilt))
     losses, records = [], []
     for number, candidates in enumerate(sets):
         draws = None if key is None else _draws(settings, candidates, number, key)
@@ -37,7 +39,7 @@ def compute_loss(
         losses.append(found)
         records.append(record)
     weights.half_copies.clear()
-    return _reduce(settings, losses, records), records
+    return _reduce(settings, losses, records, validity), records
 
 
 def plain_loss(settings: Settings, key: Tensor | None, scale: Tensor, *tensors: Tensor | None) -> Tensor:
@@ -70,8 +72,8 @@ def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, pre
             if s.candidates
         ]
         largest = torch.stack([torch.zeros_like(scale), *magnitudes]).detach().amax()
-        if settings.gather and distributed.world_size() > 1:
-            largest = distributed.maximum(largest)
+        if distributed.gathers(settings.gather):
+            largest = distributed.maximum(largest, distributed.group_of(settings.gather))
         factor = torch.where(largest > 0, settings.weight_range / largest.clamp(min=1e-30), 1.0)
     tilt, log_weight, weighting = 0.0, None, settings.weighting
     if weighting is not None:
@@ -171,6 +173,9 @@ def _anchor_losses(
     log_total, floored = _log_total(settings, candidates, negatives, sums, count, scale)
     log_total = torch.where(valid, log_total, 0.0)
     losses = torch.where(valid, _combine_positives(settings, positives, log_total, weights.half_copies), 0.0)
+    if weights.log_weight is not None and sums is not None:  # debiasing would hide NaN
+        known = ~(negatives.weight.isnan() | sums.weight.isnan())
+        losses = checks.poisoned(losses, checks.values(known, "weights must not be NaN"))
     return losses, _record(candidates, rule, kernel, valid, floored & valid, negatives.count, count)
 
 
@@ -264,9 +269,9 @@ def _record(
     return CallRecord(copies, rule, valid, floored, support.detach(), positive_count, kept)
 
 
-def _reduce(settings: Settings, losses: list[Tensor], records: list[CallRecord]) -> Tensor:
+def _reduce(settings: Settings, losses: list[Tensor], records: list[CallRecord], validity: Tensor | None) -> Tensor:
     """The losses of all anchors in one tensor, or their mean or sum as the settings say."""
-    joined = losses[0] if len(losses) == 1 else torch.cat(losses)
+    joined = checks.poisoned(losses[0] if len(losses) == 1 else torch.cat(losses), validity)
     if settings.reduction == "none":
         return joined
     valid = records[0].valid if len(records) == 1 else torch.cat([record.valid for record in records])
@@ -275,8 +280,8 @@ def _reduce(settings: Settings, losses: list[Tensor], records: list[CallRecord])
     else:
         weight = valid * torch.cat([record.positive_count for record in records])
         total, number = (joined * weight).sum(), weight.sum()
-    gathers = settings.gather and distributed.world_size() > 1
+    gathers, group = distributed.gathers(settings.gather), distributed.group_of(settings.gather)
     if settings.reduction == "mean":
-        number = distributed.total(number) if gathers else number
+        number = distributed.total(number, group) if gathers else number
         total = total / number.clamp(min=1)
-    return distributed.total_loss(total) if gathers else total
+    return distributed.total_loss(total, group) if gathers else total

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hardneg import distributed
+from hardneg import checks, distributed
 from hardneg.losses.candidates import pair_eligibility
 from hardneg.losses.combine import banded_rule, inverse_temperature, plain_loss, weight_rule
 from hardneg.losses.hardening import Hardening
@@ -53,7 +53,7 @@ def applies(
         and settings.num_negatives is None
         and settings.weight_range is None
         and not settings.needs_positive
-        and not (settings.gather and distributed.world_size() > 1)
+        and not distributed.gathers(settings.gather)
     )
 
 
@@ -69,10 +69,11 @@ def compute_loss(
     """The loss, a function that returns its record, and 1/temperature, ()."""
     check_views(z1, z2)
     batch, dim = z1.shape
+    validity = None
     if negatives is None:
         eligibility = pair_eligibility(batch, settings.in_batch, settings.symmetric, z1.device)
     else:
-        exclude, _ = check_negatives(batch, dim, negatives, exclude, None, negative_mask)
+        exclude, _, validity = check_negatives(batch, dim, negatives, exclude, None, negative_mask)
         eligibility = Eligibility(len(negatives), excluded=exclude, allowed=negative_mask)
     given = (("z2", z2), ("negatives", negatives), ("exclude", exclude), ("negative_mask", negative_mask))
     for name, tensor in given:
@@ -102,7 +103,7 @@ def compute_loss(
         form,
         partial(_plain_loss, settings, exclude, negative_mask),
     )
-    return loss, record, scale.detach()
+    return checks.poisoned(loss, validity), record, scale.detach()
 
 
 def _plain_loss(

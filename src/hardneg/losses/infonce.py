@@ -10,7 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from hardneg import checks
+from hardneg import checks, distributed
 from hardneg.losses import combine, fused_pairs, kernels
 from hardneg.losses import settings as options
 from hardneg.losses.debiasing import Prior
@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend": get_args(options.Backend),
     "reduction": options.REDUCTION,
 }
-FLAGS = ("symmetric", "positive_in_denominator", "grad_through_weights", "normalize", "gather")
+FLAGS = ("symmetric", "positive_in_denominator", "grad_through_weights", "normalize")
 # Settings that are the same in `Settings` as given.
 UNCHANGED = (
     "debias", "in_batch", "symmetric", "supervision", "combine_positives", "average", "negative_count",
@@ -63,8 +63,9 @@ class InfoNCE(Adjustable):
         weight_range: scores are rescaled to [−weight_range, weight_range] for the weights; for unnormalized embeddings
         grad_through_weights: False treats the weights as constants
         normalize: scale embeddings to unit length
-        gather: candidates from all processes; every process returns the global loss, and the average of the
-            processes' gradients (as DDP computes it) is exactly its gradient
+        gather: True takes candidates from all processes, a ``torch.distributed.ProcessGroup`` from those of the group;
+            every process returns the global loss, and the average of the processes' gradients (as DDP computes it) is
+            exactly its gradient
         backend: ``"reference"`` (plain PyTorch, any setting), ``"tiled"`` (memory linear in the batch), ``"fused"``
             (Triton, on CUDA devices) or ``"auto"``: fused on a GPU, else tiled, which is faster than the reference at
             every size measured; the reference for general weights, in ``torch.compile`` and in ``torch.func``
@@ -100,7 +101,7 @@ class InfoNCE(Adjustable):
     weight_range: float | None
     grad_through_weights: bool
     normalize: bool
-    gather: bool
+    gather: distributed.Gather
     backend: options.Backend
     reduction: options.Reduction
     generator: torch.Generator | None
@@ -129,7 +130,7 @@ class InfoNCE(Adjustable):
         weight_range: float | None = None,
         grad_through_weights: bool = True,
         normalize: bool = True,
-        gather: bool = False,
+        gather: distributed.Gather = False,
         backend: options.Backend = "auto",
         reduction: options.Reduction = "mean",
         generator: torch.Generator | None = None,
@@ -200,9 +201,6 @@ class InfoNCE(Adjustable):
         report = self._last().compute()
         self._warn_if_floored(report["floored"], report["anchors"], stacklevel=3)
         return report
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}  # a copy has no last call
 
     def extra_repr(self) -> str:
         shown = ("hardening", "class_prior", "in_batch", "supervision", "negative_count", "reduction", "backend")
@@ -308,6 +306,8 @@ def _check(given: dict[str, Any]) -> dict[str, Any]:
     for name in FLAGS:
         if not isinstance(given[name], bool):
             given[name] = checks.boolean(name, given[name])
+    if not isinstance(given["gather"], bool):
+        given["gather"] = distributed.checked("gather", given["gather"])
     if given["symmetric"] and given["in_batch"] != "other":
         raise ValueError(f"symmetric=True needs in_batch='other', got in_batch={given['in_batch']!r}")
     if given["combine_positives"] == "in_denominator" and not given["positive_in_denominator"]:

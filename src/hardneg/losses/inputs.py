@@ -17,7 +17,8 @@ class Inputs:
     views: (V, B, d), the anchors' view first · paired: there are two views, each the other's positive · labels: (B,) ·
     negatives: (N, d) or (B, N, d) · exclude: (B, E) · negative_labels: (N,) or (B, N) · negative_mask: (B, N) bool ·
     positive_mask: (B, M) bool · similarity: (B,) inner products of the two views, if they are known already ·
-    precision: the half precision of the given embeddings, or None
+    precision: the half precision of the given embeddings, or None · validity: () of the values on an accelerator, by
+    which the loss is multiplied; see `checks.values`
     """
 
     views: Tensor
@@ -30,6 +31,7 @@ class Inputs:
     positive_mask: Tensor | None = None
     similarity: Tensor | None = None
     precision: torch.dtype | None = None
+    validity: Tensor | None = None
 
 
 def check_call(
@@ -93,8 +95,9 @@ def check_negatives(
     exclude: Tensor | None,
     negative_labels: Tensor | None,
     negative_mask: Tensor | None,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Raise unless negatives, their exclusions, labels and mask fit; return ``exclude`` as (B, E), and the labels."""
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Raise unless negatives, their exclusions, labels and mask fit; return ``exclude`` as (B, E), labels, validity."""
+    validity, labels_validity = None, None
     checks.floating("negatives", negatives)
     shape = tuple(negatives.shape)
     if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == batch)) or shape[-1] != dim:
@@ -103,14 +106,14 @@ def check_negatives(
         columns = exclude.shape[1:] if isinstance(exclude, Tensor) and exclude.dim() == 2 else ()
         meaning = "indices into negatives for each row of z1"
         exclude = checks.integers("exclude", exclude, (batch, *columns), meaning).reshape(batch, -1)  # (B, E)
-        checks.in_range("exclude", exclude, shape[-2])
+        exclude, validity = checks.in_range("exclude", exclude, shape[-2])
         exclude = exclude if exclude.shape[1] else None
     if negative_labels is not None:
         negative_labels = checks.integers("negative_labels", negative_labels, shape[:-1], "one per negative")
-        checks.values(negative_labels >= -1, "negative_labels must be ≥ −1, where −1 means unknown")
+        labels_validity = checks.values(negative_labels >= -1, "negative_labels must be ≥ −1, where −1 means unknown")
     if negative_mask is not None:
         _check_mask("negative_mask", negative_mask, (batch, shape[-2]), "True = may be a negative")
-    return exclude, negative_labels
+    return exclude, negative_labels, checks.jointly(validity, labels_validity)
 
 
 def prepare(
@@ -129,9 +132,10 @@ def prepare(
     """Check shapes, dtypes and values; convert the embeddings to one dtype, and to unit length if ``normalize``."""
     views = check_views(z1, z2)
     batch, dim = z1.shape
+    validities: list[Tensor | None] = []
     if labels is not None:
         labels = checks.integers("labels", labels, (batch,), "one per row of z1")
-        checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
+        validities.append(checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown"))
     if negatives is None:
         for name, given in (
             ("exclude", exclude),
@@ -141,7 +145,10 @@ def prepare(
             if given is not None:
                 raise ValueError(f"{name} was given without negatives: pass negatives= or leave it out")
     else:
-        exclude, negative_labels = check_negatives(batch, dim, negatives, exclude, negative_labels, negative_mask)
+        exclude, negative_labels, validity = check_negatives(
+            batch, dim, negatives, exclude, negative_labels, negative_mask
+        )
+        validities.append(validity)
     if positive_mask is not None:
         if z2 is None or z2.dim() != 3:
             raise ValueError("positive_mask was given, but z2 is not (B, M, d): pass several positives or leave it out")
@@ -173,9 +180,11 @@ def prepare(
         parts = [z1.to(dtype)]
         if z2 is not None:
             parts.append((z2 if z2.dim() == 2 else z2.transpose(0, 1).reshape(-1, dim)).to(dtype))
-        flat = _checked_vectors(views, torch.cat(parts), normalize)  # (V·B, d): view after view
+        flat, validity = _checked_vectors(views, torch.cat(parts), normalize)  # (V·B, d): view after view
+        validities.append(validity)
         if negatives is not None:
-            negatives = _checked_vectors([("negatives", negatives)], negatives.to(dtype), normalize)
+            negatives, validity = _checked_vectors([("negatives", negatives)], negatives.to(dtype), normalize)
+            validities.append(validity)
     return Inputs(
         views=flat.view(-1, batch, dim),
         paired=z2 is not None and z2.dim() == 2,
@@ -187,6 +196,7 @@ def prepare(
         positive_mask=positive_mask,
         similarity=similarity,
         precision=precision,
+        validity=checks.jointly(*validities),
     )
 
 
@@ -224,20 +234,19 @@ def _smallest_length(named: list[tuple[str, Tensor]]) -> float:
     return smallest
 
 
-def _checked_vectors(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> Tensor:
-    """The vectors, checked to be finite, of unit length if ``normalize``. named: the tensors they come from."""
+def _checked_vectors(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> tuple[Tensor, Tensor | None]:
+    """The vectors, of unit length if ``normalize``, and their validity. named: the tensors they come from."""
     smallest = _smallest_length(named)
     eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    if normalize and vectors.device.type == "cpu" and vectors.numel() > 0 and eager:
+    if normalize and not checks.on_accelerator(vectors.device) and vectors.numel() > 0 and eager:
         # Lengths in this range prove that all entries are finite and that dividing is safe: a third of the time.
         lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, keepdim=True)
         shortest, longest = torch.aminmax(lengths)
         if shortest > max(1e-15, smallest * vectors.shape[-1] ** 0.5) and longest < 1e15:
             unit: Tensor = _Divide.apply(vectors, lengths)  # type: ignore[no-untyped-call]
-            return unit
-    for name, tensor in named:
-        checks.finite(name, tensor)
-    return normalized(vectors, smallest) if normalize else vectors
+            return unit, None
+    validity = checks.jointly(*[checks.finite(name, tensor) for name, tensor in named])
+    return normalized(vectors, smallest) if normalize else vectors, validity
 
 
 def _units_by_kernel(

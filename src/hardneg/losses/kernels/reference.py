@@ -36,7 +36,7 @@ def log_sums(
         # General weights get the scores of kept candidates only: elsewhere they, or their gradients, may be infinite.
         safe = scores.detach().masked_fill(~kept, -torch.inf).amax(dim=1, keepdim=True)
         log_weight = rule.log_weights(torch.where(kept, scores, safe.masked_fill(safe == -torch.inf, 0)))
-        kept = kept & (log_weight > -torch.inf)
+        kept = kept & (log_weight != -torch.inf)  # NaN is kept: the loss becomes NaN
     if rule.draws is not None:
         picked = draw(kept, rule.draws)  # (A, k)
         scores, log_weight = scores.gather(1, picked), log_weight.gather(1, picked)
