@@ -276,14 +276,6 @@ def _out_of_range(name: str, size: int) -> str:
     return f"{name} must hold indices from 0 to {size - 1}: an index is out of range"
 
 
-def flag(good: Tensor, message: str) -> None:
-    """Raise if the one number of ``good`` is 0, on a GPU by an assertion there: only for the fused kernel."""
-    if not on_accelerator(good.device):
-        require(good > 0, message)
-    else:
-        torch._assert_async(good, message)
-
-
 def regular_file(path: Path) -> Path:
     """Return the path of a regular file; raise for others: reading a FIFO would block, a device may be endless."""
     if not stat.S_ISREG(path.stat().st_mode):

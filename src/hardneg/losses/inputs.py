@@ -171,10 +171,12 @@ def prepare(
     if negatives is not None and negatives.dtype != precision and not normalize:
         precision = None  # it may not represent the negatives exactly
     if normalize and kernel.units is not None and dtype == torch.float32:
-        flat, similarity = _units_by_kernel(kernel.units, views, z1, z2, precision)
+        flat, similarity, validity = _units_by_kernel(kernel.units, views, z1, z2, precision)
+        validities.append(validity)
         if negatives is not None:
             rows = negatives.flatten(0, -2)
-            rows, _ = _units_by_kernel(kernel.units, [("negatives", negatives)], rows, None, precision)
+            rows, _, validity = _units_by_kernel(kernel.units, [("negatives", negatives)], rows, None, precision)
+            validities.append(validity)
             negatives = rows.view(negatives.shape)
     else:
         parts = [z1.to(dtype)]
@@ -251,13 +253,15 @@ def _checked_vectors(named: list[tuple[str, Tensor]], vectors: Tensor, normalize
 
 def _units_by_kernel(
     units: Units, named: list[tuple[str, Tensor]], z1: Tensor, z2: Tensor | None, precision: torch.dtype | None
-) -> tuple[Tensor, Tensor | None]:
-    """Unit vectors by the kernel's own operator, view after view; and the inner products (B,) of two views."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Unit vectors by the kernel's own operator, view after view; inner products (B,) of two views; and validity."""
     if z2 is not None and z2.dim() == 3:
         z1, z2 = torch.cat([z1, z2.transpose(0, 1).reshape(-1, z1.shape[1])]), None
     names = " or ".join(name for name, _ in named)
     unit, similarity = units(z1, z2, _smallest_length(named), precision, names)
-    return unit, None if z2 is None else similarity
+    # The inner products are NaN where an embedding is not finite.
+    validity = 1 + 0 * similarity.detach().sum() if checks.on_accelerator(z1.device) else None
+    return unit, None if z2 is None else similarity, validity
 
 
 class _Divide(torch.autograd.Function):

@@ -1,9 +1,11 @@
 """Percentile bands on a GPU: exact edges by radix selection, and the sums over the bands, on strips of stored scores.
 
 A strip holds the inner products of some anchors with all their candidates, from PyTorch's own matrix product, so that
-every pass over them sees the same numbers. One program per anchor finds both edges of its band: a few histograms give
-the scores of two ranks digit by digit, one more pass the index among equal scores; then it sums over the band. The
-backward pass computes the strips again. Memory is bounded by ``STRIP_BYTES``.
+every pass over them sees the same numbers. One program per anchor finds both edges of its band. A histogram over equal
+intervals of the scores gives the two intervals that hold the edges; their few scores are listed, and a radix selection
+finds the edges among them, digit by digit. If the list has no room (most scores are nearly equal), the selection runs
+over the whole row: slower, with the same result. Then the program sums over the band. The backward pass computes the
+strips again. Memory is bounded by ``STRIP_BYTES``.
 """
 
 # Arguments of Triton kernels have no types that mypy knows.
@@ -27,8 +29,11 @@ STRIP_BYTES = 128 << 20  # of one strip of scores
 
 CHUNK, WARPS = 4096, 8  # scores that a program reads at a time
 
-# Bits of a digit: the time of a histogram grows with its bins, the number of passes with fewer bits.
-DIGIT_BITS = 6
+# Capacity of the list of scores near the edges, a power of two. Shorter rows are searched whole.
+LIST = 4096
+
+# Bits of a digit, and of the number of intervals: the time of a histogram grows with its bins.
+DIGIT_BITS = 8
 
 NO_INDEX = tl.constexpr(0x7FFFFFFF)  # beyond every candidate
 
@@ -99,7 +104,7 @@ def next_digit(scores_, columns, low_key, low_rank, high_key, high_rank, LEVEL: 
 
 @triton.jit
 def tied_index(scores_, columns, score, rank, CHUNK: tl.constexpr):
-    """The index of the candidate of this rank among those of this score."""
+    """The position of the entry of this rank among those of this score."""
     index, before, start = rank * 0, rank * 0, rank * 0
     while (before <= rank) & (start < columns):
         j = start + tl.arange(0, CHUNK)
@@ -112,22 +117,81 @@ def tied_index(scores_, columns, score, rank, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def find_edges(scores_, columns, eligible, begin, end, CHUNK: tl.constexpr, DIGIT: tl.constexpr):
-    """The edges of the ranks ``begin`` to ``end`` − 1 among the eligible candidates; masked ones score −inf."""
-    masked = columns - eligible
-    low_rank, high_rank = masked + begin, masked + end - 1
+def interval_of(scores, lowest, factor, INTERVALS: tl.constexpr):
+    """The number of the interval of a score; monotone, and masked scores are in the first."""
+    return tl.minimum(tl.maximum((scores - lowest) * factor, 0.0), INTERVALS - 1).to(tl.int32)
+
+
+@triton.jit
+def list_near_edges(scores_, list_, columns, low_rank, high_rank, CHUNK: tl.constexpr, LIST: tl.constexpr,
+                    DIGIT: tl.constexpr):  # fmt: skip
+    """Lists the scores in the intervals of two ranks: their number, and the ranks in the list.
+
+    list_: (2, LIST) output, the scores, and their indices as bits, in the order of the row
+    """
+    INTERVALS: tl.constexpr = 1 << DIGIT
+    k = tl.arange(0, CHUNK)
+    sample = tl.load(scores_ + k * (columns // CHUNK))  # if its range is too small, the outermost intervals hold more
+    lowest = tl.min(tl.where(sample == float("-inf"), float("inf"), sample), axis=0)
+    span = tl.max(sample, axis=0) - lowest
+    factor = tl.where((span > 0) & (span < float("inf")), INTERVALS / span, 0.0)
+    lowest = tl.where(factor > 0, lowest, 0.0)
+    counts = tl.zeros((INTERVALS,), tl.int32)
+    for start in range(0, columns, CHUNK):
+        j = start + k
+        scores = tl.load(scores_ + j, mask=j < columns, other=0.0)
+        counts += tl.histogram(interval_of(scores, lowest, factor, INTERVALS), INTERVALS, mask=j < columns)
+    low, low_rank, number = descend(counts, low_rank, low_rank.to(tl.uint32) * 0, 0)
+    high, high_rank, _ = descend(counts, high_rank, low * 0, 0)
+    low, high = low.to(tl.int32), high.to(tl.int32)
+    high_rank += tl.where(high > low, number, 0)
+    before = low * 0
+    for start in range(0, columns, CHUNK):
+        j = start + k
+        scores = tl.load(scores_ + j, mask=j < columns, other=0.0)
+        interval = interval_of(scores, lowest, factor, INTERVALS)
+        listed = ((interval == low) | (interval == high)) & (j < columns)
+        slot = before + tl.cumsum(listed.to(tl.int32), axis=0) - 1
+        tl.store(list_ + slot, scores, mask=listed & (slot < LIST))
+        tl.store(list_ + LIST + slot, j.to(tl.float32, bitcast=True), mask=listed & (slot < LIST))
+        before += tl.sum(listed.to(tl.int32), axis=0)
+    tl.debug_barrier()  # all threads read the list
+    return before, low_rank, high_rank
+
+
+@triton.jit
+def find_edges(scores_, list_, columns, low_rank, high_rank, LISTED: tl.constexpr, CHUNK: tl.constexpr,
+               LIST: tl.constexpr, DIGIT: tl.constexpr):  # fmt: skip
+    """The scores and the indices of two ranks of one row; see `Edges` for the indices.
+
+    list_: memory of the list, used if LISTED
+    """
+    source, length = scores_, columns
+    in_list = low_rank < 0
+    if LISTED:
+        number, low_in_list, high_in_list = list_near_edges(
+            scores_, list_, columns, low_rank, high_rank, CHUNK, LIST, DIGIT
+        )
+        in_list = number <= LIST
+        source = tl.where(in_list, list_, scores_)
+        length = tl.where(in_list, number, columns)
+        low_rank, high_rank = tl.where(in_list, low_in_list, low_rank), tl.where(in_list, high_in_list, high_rank)
     low_key, high_key = low_rank.to(tl.uint32) * 0, low_rank.to(tl.uint32) * 0
     high_equal = low_rank * 0
-    first, last = low_rank * 0, low_rank * 0 + NO_INDEX
     for level in tl.static_range((32 + DIGIT - 1) // DIGIT):
         low_key, low_rank, high_key, high_rank, high_equal = next_digit(
-            scores_, columns, low_key, low_rank, high_key, high_rank, level, CHUNK, DIGIT
+            source, length, low_key, low_rank, high_key, high_rank, level, CHUNK, DIGIT
         )
     low, high = key_score(low_key), key_score(high_key)
+    first, last = low_rank * 0, low_rank * 0 + NO_INDEX
     if low_rank > 0:
-        first = tied_index(scores_, columns, low, low_rank, CHUNK)
+        first = tied_index(source, length, low, low_rank, CHUNK)
+        if in_list:
+            first = tl.load(list_ + LIST + first).to(tl.int32, bitcast=True)
     if high_rank < high_equal - 1:
-        last = tied_index(scores_, columns, high, high_rank, CHUNK)
+        last = tied_index(source, length, high, high_rank, CHUNK)
+        if in_list:
+            last = tl.load(list_ + LIST + last).to(tl.int32, bitcast=True)
     return low, first, high, last
 
 
@@ -144,25 +208,26 @@ def load_band(scores_, j, columns, low, first, high, last, lowest, highest, scal
 
 
 @triton.jit
-def band_sums(scores_, ranks, numbers, bounds, edges, slots, base, columns, T: tl.constexpr, COUNTED: tl.constexpr,
-              CHUNK: tl.constexpr, DIGIT: tl.constexpr):  # fmt: skip
+def band_sums(
+    scores_, ranks, numbers, bounds, edges, slots, base, columns, stride, T: tl.constexpr, COUNTED: tl.constexpr,
+    LISTED: tl.constexpr, CHUNK: tl.constexpr, LIST: tl.constexpr, DIGIT: tl.constexpr,
+):  # fmt: skip
     """The edges of the band of one anchor, and the sums over it, relative to its highest score.
 
     ranks: eligible candidates, first and one-past-last rank of the band; if COUNTED one per anchor of the strip
     """
     row, eligible, begin, end = tl.program_id(0), ranks[0], ranks[1], ranks[2]
     anchor = base + row
-    scores_ += row.to(tl.int64) * columns
+    scores_ += row.to(tl.int64) * stride
     if COUNTED:
         eligible, begin, end = tl.load(ranks[0] + row), tl.load(ranks[1] + row), tl.load(ranks[2] + row)
-    eligible, begin, end = (
-        (row * 0 + eligible).to(tl.int32),
-        (row * 0 + begin).to(tl.int32),
-        (row * 0 + end).to(tl.int32),
-    )
+    masked = columns - eligible  # their scores are −inf, the lowest
+    low_rank, high_rank = (row * 0 + masked + begin).to(tl.int32), (row * 0 + masked + end - 1).to(tl.int32)
     low, first, high, last = row * 0.0 + float("inf"), row * 0, row * 0.0 + float("-inf"), row * 0
-    if end > begin:
-        low, first, high, last = find_edges(scores_, columns, eligible, begin, end, CHUNK, DIGIT)
+    if high_rank >= low_rank:
+        low, first, high, last = find_edges(
+            scores_, scores_ + columns, columns, low_rank, high_rank, LISTED, CHUNK, LIST, DIGIT
+        )
     tl.store(edges.low + anchor, low)
     tl.store(edges.first + anchor, first)
     tl.store(edges.high + anchor, high)
@@ -194,8 +259,8 @@ def band_sums(scores_, ranks, numbers, bounds, edges, slots, base, columns, T: t
 
 
 @triton.jit
-def band_gradient(scores_, numbers, bounds, edges, coefficients, result, base, columns, T: tl.constexpr,
-                  SCALED: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+def band_gradient(scores_, numbers, bounds, edges, coefficients, result, base, columns, stride, result_stride,
+                  T: tl.constexpr, SCALED: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """∂L/∂s of one anchor with a chunk of its candidates. coefficients: as in `backward.gradient`"""
     row = tl.program_id(0)
     anchor, j = base + row, tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
@@ -205,15 +270,15 @@ def band_gradient(scores_, numbers, bounds, edges, coefficients, result, base, c
     lowest, highest = load_bounds(bounds, anchor, True, 1.0, T)
     low, first = tl.load(edges.low + anchor), tl.load(edges.first + anchor)
     high, last = tl.load(edges.high + anchor), tl.load(edges.last + anchor)
-    begin = row.to(tl.int64) * columns
-    scores, within = load_band(scores_ + begin, j, columns, low, first, high, last, lowest, highest, scale, T)
+    scores_ += row.to(tl.int64) * stride
+    scores, within = load_band(scores_, j, columns, low, first, high, last, lowest, highest, scale, T)
     both = tl.load(coefficients.packed + anchor)
     tilted_coef = both.to(tl.int32).to(tl.float32, bitcast=True) * factor
     weight_coef = (both >> 32).to(tl.int32).to(tl.float32, bitcast=True) * factor
     kept = tl.where(within > 0, scores - tl.load(coefficients.level + anchor), float("-inf"))
     tilted_exp, weight_exp = exponentials(kept, tilt, T.kind, False)
     found = tilted_coef * tilted_exp + weight_coef * weight_exp
-    tl.store(result + begin + j, found.to(result.dtype.element_ty), mask=j < columns)
+    tl.store(result + row.to(tl.int64) * result_stride + j, found.to(result.dtype.element_ty), mask=j < columns)
 
 
 @triton.jit
@@ -241,8 +306,9 @@ def strips(passes: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
     """
     anchors = passes[0].anchors
     columns = sum(len(block_pass.block) for block_pass in passes)
-    height = max(1, min(len(anchors), STRIP_BYTES // (4 * columns)))
-    buffer = anchors.new_empty(height, columns, dtype=torch.float32)
+    stride = math.ceil((columns + 2 * LIST) / 16) * 16  # with room for the list of each row
+    height = max(1, min(len(anchors), STRIP_BYTES // (4 * stride)))
+    buffer = anchors.new_empty(height, stride, dtype=torch.float32)
     for base in range(0, len(anchors), height):
         rows = min(height, len(anchors) - base)
         for block_pass in passes:
@@ -252,10 +318,10 @@ def strips(passes: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
             if traits.own or traits.excluded or traits.groups or traits.allowed:
                 arguments = {
                     "scores_": part, "mask": block_pass.mask(), "rows": rows, "candidates": len(block_pass.block),
-                    "base": base, "stride": columns, "T": traits, "ROWS": 16, "COLUMNS": 256,
+                    "base": base, "stride": stride, "T": traits, "ROWS": 16, "COLUMNS": 256,
                 }  # fmt: skip
                 launch(mask_strip, (math.ceil(rows / 16), math.ceil(len(block_pass.block) / 256)), arguments)
-        yield base, buffer[:rows]
+        yield base, buffer[:rows, :columns]
 
 
 def edges_and_sums(passes: Sequence[Any], slots: Any) -> Edges:
@@ -273,8 +339,8 @@ def edges_and_sums(passes: Sequence[Any], slots: Any) -> Edges:
             ranks = (eligibility.count_per_anchor, *known_ranks(eligibility.count_per_anchor, rule.rings))
         arguments = {
             "scores_": scores, "ranks": ranks, "numbers": first.numbers, "bounds": first.bounds, "edges": edges,
-            "slots": slots, "base": base, "columns": columns, "T": first.traits(), "COUNTED": counted, "CHUNK": CHUNK,
-            "DIGIT": DIGIT_BITS,
+            "slots": slots, "base": base, "columns": columns, "stride": scores.stride(0), "T": first.traits(),
+            "COUNTED": counted, "LISTED": columns > LIST, "CHUNK": CHUNK, "LIST": LIST, "DIGIT": DIGIT_BITS,
         }  # fmt: skip
         launch(band_sums, (len(scores),), arguments, WARPS)
     return edges
@@ -298,6 +364,7 @@ def gradients(
         arguments = {
             "scores_": scores, "numbers": first.numbers, "bounds": first.bounds, "edges": edges,
             "coefficients": coefficients, "result": weights, "base": base, "columns": columns, "T": first.traits(),
+            "stride": scores.stride(0), "result_stride": weights.stride(0),
             "SCALED": coefficients.factor is not None, "CHUNK": 1024,
         }  # fmt: skip
         launch(band_gradient, (rows, math.ceil(columns / 1024)), arguments)
