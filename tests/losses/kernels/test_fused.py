@@ -93,7 +93,7 @@ def check_numbers(found: Found, options: dict[str, Any], arguments: Arguments) -
     for name, exactly in truth.grads.items():
         worst = max(error(other.grads[name], exactly) for other in others)
         # The gradient of a temperature adds the errors of all anchors, with random signs.
-        growth = 1.0 if exactly.dim() else (2 * len(arguments["z1"])) ** 0.5
+        growth = 1.0 if exactly.dim() else (2 * len(arguments["z1"])) ** 0.5 * max(1.0, float(exactly.abs()))
         assert found.grads[name].dtype == others[0].grads[name].dtype
         assert error(found.grads[name], exactly) <= 1.2 * worst + growth * slack, name
     size = float(truth.value.norm())
