@@ -155,6 +155,23 @@ def run_labels(form: Options, arguments: dict[str, Tensor], constants: dict[str,
         return Found(value.detach(), grads)
 
 
+def random_settings(cases: int, seed: int, factor: float = 1.0) -> Any:
+    """Random settings of `benchmarks/random_settings.py`, in small. factor: of the fused kernel's results"""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+        settings = import_module("random_settings")
+        plain = settings.run
+
+        def scaled(case: Any, backend: str, double: bool = False) -> list[Tensor]:
+            return [factor * t if backend == "fused" else t for t in plain(case, backend, double)]
+
+        patch.setattr(settings, "run", scaled)
+        # The interpreter has no bfloat16.
+        limits = settings.Limits("cpu", (torch.float32, torch.float16), rows=12, keys=20, dim=40)
+        return vars(settings.run_cases(cases, seed, limits))
+
+
 class _Watch(TorchDispatchMode):
     """Records the tensors that PyTorch creates, except those of the interpreter."""
 

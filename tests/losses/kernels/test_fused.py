@@ -139,6 +139,19 @@ def test_any_settings_agree_with_the_loops(call: Call, integer: bool, examples: 
     check_reached(reached, {"valid": 35, "negatives": 12, **some, **few} | ({} if integer else {"unfloored": 6}))
 
 
+@pytest.mark.parametrize("cases", [6, slow(80)])
+def test_random_settings_equal_the_reference_in_float64(call: Call, cases: int) -> None:
+    tally = call(interpreted.random_settings, cases, 5)
+    assert (tally["tried"], tally["wrong"]) == (cases, 0), tally["failures"]
+    assert tally["reached"]["any"] > cases / 2
+
+
+def test_random_settings_find_an_error_of_two_percent(call: Call) -> None:
+    tally = call(interpreted.random_settings, 6, 5, 1.02)
+    assert tally["wrong"] >= 3
+    assert tally["worst"] > 1
+
+
 @pytest.mark.parametrize("temperature", [0.5, 0.07, 0.01])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 2.0, 1.3])
 def test_every_tilt_and_temperature_has_the_gradient_of_float64(call: Call, beta: float, temperature: float) -> None:
