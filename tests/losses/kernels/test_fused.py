@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,13 @@ def error(found: Tensor, truth: Tensor) -> float:
 
 
 def check(found: Found, options: dict[str, Any], arguments: Arguments) -> None:
-    """The error is at most 1.2 times that of other kernels in float32, or a few roundings; diagnostics are equal."""
+    """The numbers are right; diagnostics are those of another kernel."""
+    report = check_numbers(found, options, arguments)
+    assert found.report == pytest.approx(report, rel=1e-4, abs=1e-5)
+
+
+def check_numbers(found: Found, options: dict[str, Any], arguments: Arguments) -> dict[str, float]:
+    """The error is at most 1.2 times that of other kernels in float32, or a few roundings; returns their report."""
     exact = {name: t.double() if t.is_floating_point() else t for name, t in arguments.items()}
     truth = interpreted.run(options, exact, backend="reference")
     others = [interpreted.run(options, arguments, backend=backend) for backend in ("reference", "tiled")]
@@ -86,13 +93,13 @@ def check(found: Found, options: dict[str, Any], arguments: Arguments) -> None:
     for name, exactly in truth.grads.items():
         worst = max(error(other.grads[name], exactly) for other in others)
         # The gradient of a temperature adds the errors of all anchors, with random signs.
-        growth = 1.0 if exactly.dim() else (2 * len(arguments["z1"])) ** 0.5
+        growth = 1.0 if exactly.dim() else (2 * len(arguments["z1"])) ** 0.5 * max(1.0, float(exactly.abs()))
         assert found.grads[name].dtype == others[0].grads[name].dtype
         assert error(found.grads[name], exactly) <= 1.2 * worst + growth * slack, name
     size = float(truth.value.norm())
     worst = max(error(other.value, truth.value) for other in others)
     assert error(found.value, truth.value) <= 1.2 * worst + slack * max(size, 1.0)
-    assert found.report == pytest.approx(others[1].report, rel=1e-4, abs=1e-5)
+    return others[1].report
 
 
 def against_the_loops(call: Call, case: Case) -> set[str]:
@@ -130,6 +137,19 @@ def test_any_settings_agree_with_the_loops(call: Call, integer: bool, examples: 
     few = dict.fromkeys(["weight_range", "exclude", "negative_mask", "negative_labels", "below", "tau_threshold"], 2)
     some = dict.fromkeys(["beta", "rings", "labels", "negative_count"], 6)
     check_reached(reached, {"valid": 35, "negatives": 12, **some, **few} | ({} if integer else {"unfloored": 6}))
+
+
+@pytest.mark.parametrize("cases", [6, slow(80)])
+def test_random_settings_equal_the_reference_in_float64(call: Call, cases: int) -> None:
+    tally = call(interpreted.random_settings, cases, 5)
+    assert (tally["tried"], tally["wrong"]) == (cases, 0), tally["failures"]
+    assert tally["reached"]["any"] > cases / 2
+
+
+def test_random_settings_find_an_error_of_two_percent(call: Call) -> None:
+    tally = call(interpreted.random_settings, 6, 5, 1.02)
+    assert tally["wrong"] >= 3
+    assert tally["worst"] > 1
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.07, 0.01])
@@ -227,6 +247,89 @@ def test_one_view_finds_positives_by_label(call: Call) -> None:
     arguments = {"z1": views(33, 4)["z1"], "labels": torch.arange(33) % 5}
     options = {"supervision": "full", "hardening": hn.Exponential(1.0)}
     check(call(interpreted.run, options, arguments), options, arguments)
+
+
+# Options of `interpreted.label_loss`, and of the same loss; "number" is Q of the batch.
+LABEL_FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "scl": ({"number": ...}, {"negative_count": "batch"}),
+    "hscl": ({"number": ..., "tilt": 1.0}, {"negative_count": "batch", "hardening": hn.Exponential(1.0)}),
+    "hscl, any tilt": ({"tilt": 0.7}, {"hardening": hn.Exponential(0.7)}),
+    "hscl, cold": ({"tilt": 2.0, "temperature": 0.03}, {"hardening": hn.Exponential(2.0), "temperature": 0.03}),
+    "hscl, threshold": ({"number": ..., "lower": 0.0}, {"negative_count": "batch", "hardening": hn.Threshold(1.0)}),
+    "decoupled": (
+        {"tilt": 1.0, "decoupled": True},
+        {"hardening": hn.Exponential(1.0), "positive_in_denominator": False},
+    ),
+    "supcon": ({"combine": "in_denominator"}, {"combine_positives": "in_denominator"}),
+    "supcon, cold": (
+        {"combine": "in_denominator", "temperature": 0.01},
+        {"combine_positives": "in_denominator", "temperature": 0.01},
+    ),
+}
+LABELS: dict[str, Callable[[int], Tensor]] = {
+    "some": lambda rows: torch.arange(rows) % 4 << 33,  # beyond 32 bits
+    "some unknown": lambda rows: torch.arange(rows) * 7 % 5 - 1,
+    "all unknown": lambda rows: torch.full((rows,), -1),
+    "one class": lambda rows: torch.full((rows,), 3),
+    "all different": lambda rows: torch.arange(rows),
+}
+
+
+def label_case(
+    form: str, labels: str, two_views: bool, reduction: str, rows: int, dim: int
+) -> tuple[dict[str, Any], dict[str, Any], Arguments]:
+    """Options of `interpreted.label_loss`, those of `InfoNCE`, and arguments."""
+    direct, options = LABEL_FORMS[form]
+    if direct.get("number") is ...:
+        direct = {**direct, "number": float(2 * rows - 2 if two_views else rows - 1)}
+    direct = {**direct, "reduction": reduction}
+    temperature = options.get("temperature", 0.5)
+    options = {**options, "supervision": "full", "reduction": reduction, "temperature": hn.Learnable(temperature)}
+    arguments = {**views(rows, dim), "labels": LABELS[labels](rows)}
+    return direct, options, {key: t for key, t in arguments.items() if two_views or key != "z2"}
+
+
+@pytest.mark.parametrize(
+    ("form", "labels", "two_views", "reduction"),
+    [
+        *((form, "some unknown", True, "mean") for form in LABEL_FORMS),
+        *((form, "some unknown", False, "none") for form in ("hscl", "supcon", "decoupled")),
+        *((form, labels, True, "sum") for form in ("hscl", "supcon") for labels in LABELS if labels != "some unknown"),
+        *(slow(*case) for case in product(LABEL_FORMS, LABELS, (True, False), ("mean", "none", "sum"))),
+    ],
+)
+def test_labels_in_the_short_path_have_the_gradient_of_float64(
+    call: Call, form: str, labels: str, two_views: bool, reduction: str
+) -> None:
+    direct, options, arguments = label_case(form, labels, two_views, reduction, rows=19, dim=6)
+    found = call(interpreted.run_labels, direct, arguments)
+    check_numbers(found, options, arguments)
+    # Without negatives, or without positives, there is no loss.
+    empty = labels == "one class" or (labels in ("all different", "all unknown") and not two_views)
+    assert (float(found.value.abs().sum()) == 0) == empty
+    for grad in found.grads.values():
+        assert (float(grad.norm()) == 0) == empty
+
+
+@pytest.mark.parametrize("constants", [IN_PARTS, IN_STRIPS], ids=["parts", "strips"])
+@pytest.mark.parametrize("form", ["hscl", "supcon"])
+def test_labels_in_the_short_path_are_right_in_parts_and_strips(
+    call: Call, form: str, constants: dict[str, Any]
+) -> None:
+    direct, options, arguments = label_case(form, "some unknown", True, "mean", rows=37, dim=18)
+    check_numbers(call(interpreted.run_labels, direct, arguments, constants), options, arguments)
+
+
+@pytest.mark.parametrize("form", ["hscl", "supcon"])
+def test_labels_in_the_short_path_cost_only_the_rounding_in_float16(call: Call, form: str) -> None:
+    direct, options, arguments = label_case(form, "some", True, "mean", rows=12, dim=16)
+    halves = {key: t.half() if t.is_floating_point() else t for key, t in arguments.items()}
+    exact = {key: t.double() if t.is_floating_point() else t for key, t in halves.items()}
+    truth = interpreted.run(options, exact, backend="reference")
+    found = call(interpreted.run_labels, {**direct, "precision": torch.float16}, halves)
+    assert error(found.value, truth.value) < torch.finfo(torch.float16).eps
+    for key, grad in found.grads.items():
+        assert error(grad, truth.grads[key]) < 6 * torch.finfo(torch.float16).eps
 
 
 @pytest.mark.parametrize("dim", [1, 3, 16, 17, 64, 100, 257, 300])
