@@ -152,9 +152,7 @@ def _anchor_losses(
 ) -> tuple[Tensor, CallRecord]:
     """The losses of one set's anchors, (A,), and the record of them."""
     pairs = candidates.pair_similarity
-    if pairs is not None and pairs.shape[1] == 1 and candidates.positive_mask is None:
-        if kernel.losses is not None and _fits_kernel(settings, scale):
-            return _losses_by_kernel(settings, candidates, scale, weights, kernel, draws)
+    if pairs is not None and pairs.shape[1] == 1 and candidates.positive_mask is None:  # noqa: SIM102
         if settings.prior is None or weights.log_weight is None:
             return _single_positive_losses(settings, candidates, scale, weights, kernel, draws)
     positives: Positives
@@ -193,39 +191,6 @@ def _single_positive_losses(
     return torch.where(valid, losses, 0.0), _record(
         candidates, rule, kernel, valid, floored & valid, negatives.count, one
     )
-
-
-def _fits_kernel(settings: Settings, scale: Tensor) -> bool:
-    """True if the loss has the form that a kernel's own ``losses`` computes."""
-    return (
-        scale.dtype == torch.float32
-        and settings.negative_count != "batch"
-        and (settings.prior is None or settings.debias == "hcl")
-    )
-
-
-def _losses_by_kernel(
-    settings: Settings, candidates: CandidateSet, scale: Tensor, weights: Rule, kernel: Kernel, draws: Tensor | None
-) -> tuple[Tensor, CallRecord]:
-    """As `_single_positive_losses`, by the kernel's own operator, which takes fewer launches."""
-    assert kernel.losses is not None
-    assert candidates.pair_similarity is not None
-    similarity = candidates.pair_similarity[:, 0]
-    best = None
-    if settings.needs_positive:
-        best = (similarity.detach() * scale.detach()).repeat(candidates.layout.views)
-    rule, negatives = _negatives(settings, candidates, scale, weights, best, kernel, draws)
-    losses, floored = kernel.losses(
-        negatives,
-        similarity,
-        scale,
-        None if settings.negative_count == "support" else math.log(float(settings.negative_count)),
-        None if settings.prior is None else (settings.prior.log, settings.prior.log_rest),
-        None if settings.normalize else math.log(torch.finfo(scale.dtype).tiny),
-        not settings.positive_in_denominator,
-    )
-    one = constant(1.0, scale.dtype, scale.device).expand(len(losses))
-    return losses, _record(candidates, rule, kernel, negatives.count > 0, floored, negatives.count, one)
 
 
 def _negatives(

@@ -12,13 +12,15 @@ from hardneg.losses.kernels.interface import (
     Eligibility,
     HalfCopies,
     LogSums,
+    PairSupport,
     Rule,
     count_true,
     draw,
     per_row,
 )
 
-units = losses = pair_loss = None  # computed by plain operations
+units = pair_loss = None  # computed by plain operations
+pair_support = PairSupport()
 
 
 def log_sums(

@@ -24,6 +24,7 @@ from hardneg.losses.kernels.interface import (
     LogSums,
     LossForm,
     PairRecord,
+    PairSupport,
     RowLayout,
     Rule,
     first_order,
@@ -31,6 +32,8 @@ from hardneg.losses.kernels.interface import (
 from hardneg.losses.kernels.triton import backward, forward, rowwise, score_tile, tile_sizes
 from hardneg.losses.kernels.triton.blocks import BlockPass, Coefficients, Sums, bands_and_sums, tilt
 from hardneg.losses.kernels.triton.row_sums import NegativeSums, PositiveSums, number_groups
+
+pair_support = PairSupport()
 
 KEPT = 4  # tensors that `_forward` saves for the backward pass
 

@@ -5,13 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hardneg.losses.kernels import tiled
 from hardneg.losses.kernels.interface import Eligibility, Rule
+from hardneg.losses.kernels.strips import SAFE_EXPONENT
 from hardneg.losses.kernels.triton import score_tile
 from hardneg.losses.kernels.triton.percentile_bands import known_ranks
-
-# As in the tiled kernel: up to this x, e^{±x} and sums of millions of them are normal float32 numbers.
-SAFE_EXPONENT = tiled.SAFE_EXPONENT
 
 # A smaller tilt changes no sum, and might be rounded to 0, which times −inf would be NaN.
 LEAST_TILT = 1e-30
