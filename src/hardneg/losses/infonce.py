@@ -235,11 +235,12 @@ class InfoNCE(Adjustable):
         self, settings: Settings, device: torch.device, tensors: tuple[Tensor | None, ...]
     ) -> paired.Plan | None:
         """The plan of the short path, None if this call takes the general one. tensors: the arguments of `forward`."""
-        z1, z2, labels, negatives, _, negative_labels, _, positive_mask = tensors
+        z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask = tensors
         eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-        repeatable = eager and all(given is None for given in tensors[4:])
-        plan, shapes = self._plan, paired.shapes_of(z1, z2, labels, negatives)
-        if repeatable and plan is not None and plan.settings is settings and plan.shapes == shapes:
+        repeatable = eager and exclude is None and negative_labels is None
+        repeatable = repeatable and negative_mask is None and positive_mask is None
+        plan = self._plan
+        if repeatable and plan is not None and plan.fits(settings, z1, z2, labels, negatives):
             return plan
         check_call(settings, z2, labels, negatives, negative_labels, positive_mask)
         plan = paired.plan(settings, self._kernel(device), *tensors) if eager else None  # type: ignore[arg-type]

@@ -25,16 +25,25 @@ from hardneg.losses.settings import Settings
 class Plan:
     """How the loss of calls with these settings and shapes is computed.
 
-    shapes: as `shapes_of` returns them · dtype: of the scores
+    shapes: shape, dtype and device of each tensor, None for one that is not given · dtype: of the scores
     """
 
     settings: Settings
-    shapes: tuple[object, ...]
+    shapes: tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...]
     pair_loss: PairLoss
     eligibility: Eligibility
     rule: Rule
     form: LossForm
     dtype: torch.dtype
+
+    def fits(self, settings: Settings, *tensors: Tensor | None) -> bool:
+        """True if a call with these settings and tensors, z1, z2, labels and negatives, may use this plan."""
+        if settings is not self.settings:
+            return False
+        for expected, x in zip(self.shapes, tensors, strict=True):
+            if expected != ((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x):
+                return False
+        return True
 
     def compute_loss(
         self,
@@ -53,11 +62,6 @@ class Plan:
         return None if found is None else (*found, scale.detach())
 
 
-def shapes_of(*tensors: Tensor | None) -> tuple[object, ...]:
-    """Shapes, dtypes and devices, by which a plan is kept; what is not a tensor stands for itself."""
-    return tuple([(x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in tensors])
-
-
 def plan(
     settings: Settings,
     kernel: Kernel,
@@ -74,7 +78,7 @@ def plan(
     tensors = (z1, z2, labels, negatives)
     if (
         kernel.pair_loss is None
-        or not all(x is None or isinstance(x, Tensor) for x in tensors)
+        or not set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter, type(None)}
         or not _suits_settings(settings, kernel.pair_support, labels is not None)
         or not _suits_tensors(settings, kernel.pair_support, z1, z2, negatives)
         or negative_labels is not None
@@ -97,13 +101,13 @@ def plan(
     for name, tensor in given.items():
         if tensor is not None and tensor.device != z1.device:
             raise ValueError(f"{name} is on {tensor.device}, but z1 on {z1.device}: move all inputs to one device")
-    double = any(x is not None and x.dtype == torch.float64 for x in tensors)
-    dtype = torch.float64 if double else torch.float32
+    shapes = tuple([None if x is None else (x.shape, x.dtype, x.device) for x in tensors])
+    dtype = torch.float64 if torch.float64 in [x.dtype for x in tensors if x is not None] else torch.float32
     scale = inverse_temperature(settings, z1, dtype)
     rule = weight_rule(settings, [], scale, half_precision(z1, z1 if z2 is None else z2))
     if settings.bands:
         rule = banded_rule(settings, rule, None, None, scale)
-    return Plan(settings, shapes_of(*tensors), kernel.pair_loss, eligibility, rule, _form(settings, eligibility), dtype)
+    return Plan(settings, shapes, kernel.pair_loss, eligibility, rule, _form(settings, eligibility), dtype)
 
 
 def _suits_settings(settings: Settings, support: PairSupport, labelled: bool) -> bool:

@@ -4,7 +4,7 @@ R = A/D with A = Σ e^{(β+1)s} and D = Σ e^{βs}; G is R, or R corrected for t
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,24 +13,23 @@ from torch.nn.functional import softplus
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, LossForm
 
 
-@dataclass(frozen=True)
-class Sums:
+class Sums(NamedTuple):
     """Sums over the negatives of each anchor, (A,) each.
 
     tilted, weight: Σ e^{(β+1)s} and Σ e^{βs}, the latter None if β = 0; their logarithms if ``row_max`` is given, with
-    scores relative to it · count: |S|, one number if all anchors have the same
+    scores relative to it · number: |S|, one number if all anchors have the same
     """
 
     tilted: Tensor
     weight: Tensor | None
     row_max: Tensor | None
-    count: Tensor | float
+    number: Tensor | float
 
     def log_mean(self) -> Tensor:
         """log R, (A,); not defined for an anchor without negatives."""
         if self.row_max is None:
-            return (self.tilted / (self.count if self.weight is None else self.weight)).log()
-        weight = _log(self.count) if self.weight is None else self.weight
+            return (self.tilted / (self.number if self.weight is None else self.weight)).log()
+        weight = _log(self.number) if self.weight is None else self.weight
         return self.tilted - weight + self.row_max
 
     def log_total(self, form: LossForm) -> Tensor:
@@ -38,12 +37,11 @@ class Sums:
         if form.log_number is None and self.weight is None:  # Q = |S| = D
             total = self.tilted.log() if self.row_max is None else self.tilted + self.row_max
         else:
-            total = self.log_mean() + (_log(self.count) if form.log_number is None else form.log_number)
-        return torch.where(self.count > 0, total, 0.0) if isinstance(self.count, Tensor) else total
+            total = self.log_mean() + (_log(self.number) if form.log_number is None else form.log_number)
+        return torch.where(self.number > 0, total, 0.0) if isinstance(self.number, Tensor) else total
 
 
-@dataclass(frozen=True)
-class AnchorLosses:
+class AnchorLosses(NamedTuple):
     """Losses (A,) and their derivatives.
 
     valid: which anchors have negatives and positives, None if all · by_mean: ∂L/∂log R · by_positive: ∂L/∂p of the only
@@ -60,15 +58,14 @@ class AnchorLosses:
     by_floor: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class LabelSums:
+class LabelSums(NamedTuple):
     """Sums over the positives p of each anchor that are found by label, (A,) each; None where not needed.
 
-    count: n · total: Σ p · exponentials: Σ e^p, or its logarithm if sums of negatives are logarithms · terms, slopes:
+    number: n · total: Σ p · exponentials: Σ e^p, or its logarithm if sums of negatives are logarithms · terms, slopes:
     Σ softplus(T − p) and its derivative in T = log(Q·G)
     """
 
-    count: Tensor
+    number: Tensor
     total: Tensor | None = None
     exponentials: Tensor | None = None
     terms: Tensor | None = None
@@ -77,7 +74,7 @@ class LabelSums:
 
 def own_positive_losses(sums: Sums, positive: Tensor, scale: float, form: LossForm) -> AnchorLosses:
     """The losses of anchors with one positive each. positive: (A,) its score · scale: 1/temperature."""
-    valid = sums.count > 0 if isinstance(sums.count, Tensor) else None
+    valid = sums.number > 0 if isinstance(sums.number, Tensor) else None
     floored = amplified = None
     if form.prior is None:
         log_total = sums.log_total(form)
@@ -92,7 +89,7 @@ def own_positive_losses(sums: Sums, positive: Tensor, scale: float, form: LossFo
         log_g = mean + rest.log() - log_rest
         floored = (share >= 0) | (log_g <= -scale)
         log_g = log_g.masked_fill(floored, -scale)
-        log_total = log_g + (_log(sums.count) if form.log_number is None else form.log_number)
+        log_total = log_g + (_log(sums.number) if form.log_number is None else form.log_number)
         amplified = rest.masked_fill(floored, 1.0).reciprocal()  # ∂log G/∂log R = 1 − ∂log G/∂p
         if valid is not None:
             log_total, floored = torch.where(valid, log_total, 0.0), floored & valid
@@ -111,10 +108,10 @@ def own_positive_losses(sums: Sums, positive: Tensor, scale: float, form: LossFo
 
 def label_losses(sums: Sums, positives: LabelSums, log_total: Tensor, form: LossForm) -> AnchorLosses:
     """The losses of anchors whose positives are found by label. log_total: (A,), see `Sums.log_total`."""
-    valid = positives.count > 0
-    if isinstance(sums.count, Tensor):
-        valid &= sums.count > 0
-    number, by_exponential = positives.count.clamp(min=1), None
+    valid = positives.number > 0
+    if isinstance(sums.number, Tensor):
+        valid &= sums.number > 0
+    number, by_exponential = positives.number.clamp(min=1), None
     if positives.terms is not None and positives.slopes is not None:
         values, by_mean = positives.terms / number, positives.slopes / number
     else:
@@ -126,7 +123,7 @@ def label_losses(sums: Sums, positives: LabelSums, log_total: Tensor, form: Loss
         values = values + softplus(gap, threshold=EXACT_SOFTPLUS)
         by_mean, by_exponential = (-gap).sigmoid(), gap.sigmoid()
         if direct:
-            by_exponential = by_exponential / positives.exponentials.masked_fill(positives.count == 0, 1.0)
+            by_exponential = by_exponential / positives.exponentials.masked_fill(positives.number == 0, 1.0)
         by_exponential = torch.where(valid, by_exponential, 0.0)
     values, by_mean = torch.where(valid, values, 0.0), torch.where(valid, by_mean, 0.0)
     return AnchorLosses(values, by_mean, torch.where(valid, -number.reciprocal(), 0.0), valid, by_exponential)

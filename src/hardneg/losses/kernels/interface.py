@@ -339,7 +339,7 @@ def safe_lengths(vectors: Tensor, smallest: float) -> Tensor | None:
     """
     lengths: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=-1, keepdim=True)
     shortest, longest = torch.aminmax(lengths)
-    safe = bool(shortest > max(1e-15, smallest * vectors.shape[-1] ** 0.5)) and bool(longest < 1e15)
+    safe = shortest.item() > max(1e-15, smallest * vectors.shape[-1] ** 0.5) and longest.item() < 1e15
     return lengths if safe else None
 
 

@@ -8,7 +8,7 @@ One of two forms is used for the scores s of negatives:
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Eligibility, LossFo
 from hardneg.losses.kernels.strips import SAFE_EXPONENT, strip_height
 
 
-@dataclass(frozen=True)
-class Strip:
+class Strip(NamedTuple):
     """Matrices of the anchors ``rows`` with all candidates, (R, N) each.
 
     negatives: e^s of the negatives and 0 elsewhere, or s of the negatives and −inf elsewhere · pairs: (R,) scores with
@@ -38,17 +37,15 @@ class Strip:
     positives: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """Results of the forward pass.
 
-    strip: the only strip, None if there are several · scores: (A,) of the pairs if each is the other's only positive ·
+    scores: (A,) of the pairs if each is the other's only positive ·
     log_total: (A,) log(Q·G), for positives by label · positives: their sums
     """
 
     losses: AnchorLosses
     sums: Sums
-    strip: Strip | None
     scores: Tensor | None = None
     log_total: Tensor | None = None
     positives: LabelSums | None = None
@@ -98,24 +95,24 @@ class PairScores:
         self.scale, self.rule, self.form, self.groups = scale, rule, form, groups
         self.tilt = float(rule.tilt)
         self.crossed = eligibility.crossed
-        self.square = given is None and not self.crossed and eligibility.columns == len(unit)
+        self.square = given is None and not self.crossed and eligibility.columns == unit.shape[0]
         self.anchors = unit if self.square else unit[:batch]
         self.candidates = (unit if self.square else unit[batch:]) if given is None else given
-        banded = rule.lower is not None or rule.upper is not None
+        self.banded = rule.lower is not None or rule.upper is not None
         # Rounding may put s_ij inside a band and s_ji outside.
-        self.by_columns = self.crossed or (self.square and not banded)
+        self.by_columns = self.crossed or (self.square and not self.banded)
         self.direct = self.tilt in (0.0, 1.0) and (self.tilt + 1) * scale <= SAFE_EXPONENT
         self.own_positive = form.positives == "own"
         self.count: Tensor | float | None = float(eligibility.count_per_anchor)  # None: read from the scores
-        if banded or eligibility.excluded is not None or eligibility.allowed is not None:
+        if self.banded or eligibility.excluded is not None or eligibility.allowed is not None:
             self.count = None
         elif groups is not None and form.labels_exclude:
-            self.count = len(unit) - groups.sizes
+            self.count = unit.shape[0] - groups.sizes
         self._fill = 0.0 if self.direct else -math.inf
 
     def strips(self) -> Iterator[Strip]:
         """All strips; each overwrites the scores of the previous one."""
-        rows, columns = len(self.anchors), len(self.candidates)
+        rows, columns = self.anchors.shape[0], self.candidates.shape[0]
         height = strip_height(rows, columns, self.anchors.device)
         buffer = self.anchors.new_empty(height, columns)
         if height == rows:
@@ -128,16 +125,16 @@ class PairScores:
     def pair_diagonals(self, rows: slice, matrix: Tensor) -> list[tuple[slice, Tensor]]:
         """The entries of the anchors ``rows`` with the other view of their instance, as views of ``matrix`` (R, N)."""
         start, batch = rows.start, self.batch
-        if self.given is not None or len(self.unit) == batch:
+        if self.given is not None or self.unit.shape[0] == batch:
             return []
         if not self.square:
             return [(rows, matrix.diagonal(start))]
-        if len(matrix) > batch:
+        if matrix.shape[0] > batch:
             return [(slice(0, batch), matrix.diagonal(batch)), (slice(batch, 2 * batch), matrix.diagonal(-batch))]
         return [(rows, matrix.diagonal(start + batch if start < batch else start - batch))]
 
-    def compute(self) -> Result:
-        """The losses of all anchors, and what the backward pass needs."""
+    def compute(self) -> tuple[Result, Strip | None]:
+        """The losses of all anchors, and the strip that the backward pass may use again, if there is only one."""
         parts: list[list[Tensor | None]] = []
         columns: list[Tensor | None] = []
         for strip in self.strips():
@@ -156,21 +153,21 @@ class PairScores:
             assert self.groups is not None
             positives = LabelSums(self.groups.sizes - 1, total, exponentials, terms, slopes)
             losses = label_losses(found, positives, log_total, self.form)
-            return Result(losses, found, kept, log_total=log_total, positives=positives)
+            return Result(losses, found, log_total=log_total, positives=positives), kept
         scores = more[0]
         if scores is None:
             scores = torch.linalg.vecdot(self.anchors, self.unit[self.batch :]) * self.scale
         scores = scores.repeat(2) if self.crossed else scores
-        return Result(own_positive_losses(found, scores, self.scale, self.form), found, kept, scores)
+        return Result(own_positive_losses(found, scores, self.scale, self.form), found, scores), kept
 
     def _strip(self, rows: slice, buffer: Tensor) -> Strip:
-        scores = buffer[: rows.stop - rows.start]
-        torch.mm(self.anchors[rows] * self.scale, self.candidates.T, out=scores)
+        scores = of_strip(buffer, slice(0, rows.stop - rows.start))
+        torch.mm(of_strip(self.anchors, rows) * self.scale, self.candidates.t(), out=scores)
         pairs = same = plain = positives = None
         if self.own_positive and self.given is None:
-            diagonals = [diagonal for _, diagonal in self.pair_diagonals(rows, scores)]
-            pairs = diagonals[0].clone() if len(diagonals) == 1 else torch.cat(diagonals)
-        outside = self._outside(scores)
+            first, *second = self.pair_diagonals(rows, scores)
+            pairs = torch.cat([first[1], second[0][1]]) if second else first[1].clone()
+        outside = self._outside(scores) if self.banded else []
         if self.groups is not None:
             numbers = self.groups.numbers
             same = torch.eq(numbers[rows, None], numbers, out=torch.empty_like(scores))
@@ -253,6 +250,11 @@ class PairScores:
         gap = log_total[:, None] - strip.scores
         terms = torch.linalg.vecdot(softplus(gap, threshold=EXACT_SOFTPLUS), strip.same)
         return [log_total, None, None, terms, torch.linalg.vecdot(gap.sigmoid_(), strip.same)]
+
+
+def of_strip(table: Tensor, rows: slice) -> Tensor:
+    """The rows of a table, (R, …); the table itself if these are all, because indexing takes several microseconds."""
+    return table if rows.stop - rows.start == table.shape[0] else table[rows]
 
 
 def _as_sums(fields: list[Tensor | None], known: Tensor | float | None) -> Sums:

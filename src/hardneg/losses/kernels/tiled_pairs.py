@@ -7,8 +7,8 @@ W = ∂L/∂s has a term of the row and one of the column, and one product with 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from hardneg.losses.kernels.interface import (
     safe_lengths,
     saveable,
 )
-from hardneg.losses.kernels.pair_scores import Groups, PairScores, Result, Strip
+from hardneg.losses.kernels.pair_scores import Groups, PairScores, Result, Strip, of_strip
 
 
 def pair_loss(
@@ -54,7 +54,14 @@ def pair_loss(
         return None
     groups = None if labels is None else Groups(labels, 1 if z2 is None else 2, scale.dtype)
     scores = PairScores(
-        unit.vectors, len(z1), None if given is None else given.vectors, eligibility, scale.item(), rule, form, groups
+        unit.vectors,
+        z1.shape[0],
+        None if given is None else given.vectors,
+        eligibility,
+        scale.item(),
+        rule,
+        form,
+        groups,
     )
     if scores.crossed and scores.tilt > 0 and not scores.direct:
         return None  # log-sums of columns, relative to a maximum that changes from strip to strip
@@ -63,8 +70,7 @@ def pair_loss(
     return loss, lambda: _record(scores, seen[0])
 
 
-@dataclass(frozen=True)
-class _Units:
+class _Units(NamedTuple):
     """Unit vectors (R, d) and the lengths (R, 1) they had."""
 
     vectors: Tensor
@@ -80,7 +86,7 @@ def _unit_vectors(dtype: torch.dtype, *parts: Tensor) -> _Units | None:
     """Unit vectors of the rows of all parts; None if dividing by a length would not be safe."""
     smallest = max([torch.finfo(part.dtype).tiny for part in parts])
     rows = [part.detach().to(dtype) for part in parts]
-    vectors = rows[0] if len(rows) == 1 else torch.cat(rows)
+    vectors = rows[0] if len(rows) == 1 else torch.cat(rows)  # (R, d)
     lengths = safe_lengths(vectors, smallest)
     return None if lengths is None else _Units(vectors / lengths, lengths)
 
@@ -105,19 +111,20 @@ class _PairedLoss(torch.autograd.Function):
         plain: Callable[..., Tensor],
         seen: list[Result],
     ) -> Tensor:
-        result = scores.compute()
+        result, strip = scores.compute()
         values, valid, reduction = result.losses.values, result.losses.valid, scores.form.reduction
         # The original tensors: autograd then raises in the backward pass if one was overwritten.
         watched = (z1, z2, negatives, scale, scores.eligibility.excluded, scores.eligibility.allowed)
         ctx.save_for_backward(*saveable(*watched))
         ctx.unit, ctx.given, ctx.scores, ctx.plain, ctx.result = unit, given, scores, plain, result
-        seen.append(replace(result, strip=None))
+        ctx.strip = strip
+        seen.append(result)
         if reduction == "none":
             return values.clone()  # a view could not be changed in place, as in total += other
         total: Tensor = values.sum()
         if reduction == "sum":
             return total
-        number = len(values) if valid is None else valid.sum().clamp(min=1)
+        number = values.shape[0] if valid is None else valid.sum().clamp(min=1)
         ctx.number = number
         return total / number
 
@@ -138,11 +145,11 @@ def _backward(
     ctx: Any, grad: Tensor, z1: Tensor, z2: Tensor | None, negatives: Tensor | None, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients in z1, z2, the negatives and the scale, where ``needed``."""
-    scores, result, batch = ctx.scores, ctx.result, len(z1)
+    scores, result, batch = ctx.scores, ctx.result, z1.shape[0]
     weight = grad * scores.scale
     if scores.form.reduction == "mean":
         weight = weight / ctx.number
-    by_unit, by_given = _unit_gradients(scores, result, weight, needed[2])
+    by_unit, by_given = _unit_gradients(scores, result, ctx.strip, weight, needed[2])
     by_vectors, along = ctx.unit.backward(by_unit)  # (R, d), (R, 1)
     d1 = by_vectors[:batch].to(z1.dtype)
     d2 = None if z2 is None else by_vectors[batch:].to(z2.dtype)
@@ -160,11 +167,11 @@ def _backward(
 
 
 def _unit_gradients(
-    scores: PairScores, result: Result, weight: Tensor, for_given: bool
+    scores: PairScores, result: Result, kept: Strip | None, weight: Tensor, for_given: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients in the unit vectors of the views, and in those of the negatives if ``for_given``.
 
-    weight: () or (A,), the gradient of each loss, times 1/temperature
+    kept: the only strip, None if there are several · weight: () or (A,), the gradient of each loss, times 1/temperature
     """
     unit, batch = scores.unit, scores.batch
     coefficients = _Coefficients(scores, result, weight)
@@ -176,11 +183,11 @@ def _unit_gradients(
         by_columns = for_negatives = torch.zeros_like(scores.given) if for_given else None
     elif scores.square and not scores.by_columns:
         by_columns = found
-    for strip in scores.strips() if result.strip is None else (result.strip,):
+    for strip in scores.strips() if kept is None else (kept,):
         matrix = coefficients.matrix(strip)  # (R, N)
-        by_rows[strip.rows].addmm_(matrix, scores.candidates)
+        of_strip(by_rows, strip.rows).addmm_(matrix, scores.candidates)
         if by_columns is not None:
-            by_columns.addmm_(matrix.T, scores.anchors[strip.rows])
+            by_columns.addmm_(matrix.t(), of_strip(scores.anchors, strip.rows))
     return found, for_negatives
 
 
@@ -231,7 +238,7 @@ class _Coefficients:
         return found
 
     def _rows(self, strip: Strip, values: Tensor) -> Tensor:
-        return values[strip.rows].unsqueeze(1)  # (R, 1)
+        return of_strip(values, strip.rows).unsqueeze(1)  # (R, 1)
 
     def _columns(self, values: Tensor) -> Tensor:
         return values[self._scores.batch :] if self._scores.crossed else values  # (N,)
@@ -296,7 +303,7 @@ def _record(scores: PairScores, result: Result) -> PairRecord:
     groups = None if scores.groups is None else scores.groups.numbers
     if groups is not None and scores.form.labels_exclude:
         eligibility = replace(eligibility, anchor_groups=groups, candidate_groups=groups)
-    count, floored = result.sums.count, losses.floored
+    count, floored = result.sums.number, losses.floored
     return PairRecord(
         eligibility=eligibility,
         rule=scores.rule,
@@ -308,5 +315,5 @@ def _record(scores: PairScores, result: Result) -> PairRecord:
         floored=torch.zeros_like(losses.values) if floored is None else floored,
         count=count if isinstance(count, Tensor) else torch.full_like(losses.values, count),
         groups=None if scores.own_positive else groups,
-        positive_count=None if result.positives is None else result.positives.count,
+        positive_count=None if result.positives is None else result.positives.number,
     )
