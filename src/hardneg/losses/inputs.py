@@ -230,7 +230,7 @@ def _checked_vectors(named: list[tuple[str, Tensor]], vectors: Tensor, normalize
     smallest = _smallest_length(named)
     eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
     if normalize and vectors.device.type == "cpu" and vectors.numel() > 0 and eager:
-        lengths = safe_lengths(vectors, smallest)
+        lengths = safe_lengths(vectors.detach(), smallest)
         if lengths is not None:
             unit: Tensor = _Divide.apply(vectors, lengths)  # type: ignore[no-untyped-call]
             return unit

@@ -51,7 +51,7 @@ class AnchorLosses(NamedTuple):
 
     values: Tensor
     by_mean: Tensor
-    by_positive: Tensor
+    by_positive: Tensor | None
     valid: Tensor | None
     by_exponential: Tensor | None = None
     floored: Tensor | None = None
@@ -99,7 +99,7 @@ def own_positive_losses(sums: Sums, positive: Tensor, scale: float, form: LossFo
     if valid is not None:
         values, slope = torch.where(valid, values, 0.0), torch.where(valid, slope, 0.0)
     if floored is None or amplified is None:
-        return AnchorLosses(values, slope, -slope, valid)
+        return AnchorLosses(values, slope, None, valid)
     by_mean = slope * amplified
     return AnchorLosses(
         values, by_mean.masked_fill(floored, 0.0), -by_mean, valid, None, floored, slope.masked_fill(~floored, 0.0)

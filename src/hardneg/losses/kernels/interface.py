@@ -337,7 +337,7 @@ def safe_lengths(vectors: Tensor, smallest: float) -> Tensor | None:
     That proves that all entries are finite, too, in a third of the time of other checks. smallest: the length below
     which a vector counts as zero
     """
-    lengths: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=-1, keepdim=True)
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     shortest, longest = torch.aminmax(lengths)
     safe = shortest.item() > max(1e-15, smallest * vectors.shape[-1] ** 0.5) and longest.item() < 1e15
     return lengths if safe else None

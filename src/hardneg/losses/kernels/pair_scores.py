@@ -16,8 +16,30 @@ from torch.nn.functional import softplus
 
 from hardneg import checks
 from hardneg.losses.kernels.anchor_losses import AnchorLosses, LabelSums, Sums, label_losses, own_positive_losses
-from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Eligibility, LossForm, Rule
+from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Eligibility, LossForm, Rule, safe_lengths
 from hardneg.losses.kernels.strips import SAFE_EXPONENT, strip_height
+
+
+class UnitVectors(NamedTuple):
+    """Unit vectors (R, d) and the lengths (R, 1) they had."""
+
+    vectors: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, *parts: Tensor) -> "UnitVectors | None":
+        """Those of the rows of all parts; None if dividing by a length would not be safe."""
+        smallest = max([torch.finfo(part.dtype).tiny for part in parts])
+        with torch.no_grad():
+            vectors = parts[0] if len(parts) == 1 else torch.cat(parts)  # (R, d)
+            vectors = vectors if vectors.dtype == dtype else vectors.to(dtype)
+            lengths = safe_lengths(vectors, smallest)
+            return None if lengths is None else cls(vectors / lengths, lengths)
+
+    def backward(self, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient in the vectors that were divided, and ⟨unit vector, grad⟩, (R, 1). Overwrites ``grad``."""
+        along = torch.linalg.vecdot(self.vectors, grad).unsqueeze(1)
+        return grad.addcmul_(self.vectors, along, value=-1).div_(self.lengths), along
 
 
 class Strip(NamedTuple):
@@ -82,9 +104,9 @@ class PairScores:
 
     def __init__(
         self,
-        unit: Tensor,
+        unit: UnitVectors,
         batch: int,
-        given: Tensor | None,
+        given: UnitVectors | None,
         eligibility: Eligibility,
         scale: float,
         rule: Rule,
@@ -95,9 +117,10 @@ class PairScores:
         self.scale, self.rule, self.form, self.groups = scale, rule, form, groups
         self.tilt = float(rule.tilt)
         self.crossed = eligibility.crossed
-        self.square = given is None and not self.crossed and eligibility.columns == unit.shape[0]
-        self.anchors = unit if self.square else unit[:batch]
-        self.candidates = (unit if self.square else unit[batch:]) if given is None else given
+        vectors = unit.vectors
+        self.square = given is None and not self.crossed and eligibility.columns == vectors.shape[0]
+        self.anchors = vectors if self.square else vectors[:batch]
+        self.candidates = (vectors if self.square else vectors[batch:]) if given is None else given.vectors
         self.banded = rule.lower is not None or rule.upper is not None
         # Rounding may put s_ij inside a band and s_ji outside.
         self.by_columns = self.crossed or (self.square and not self.banded)
@@ -107,7 +130,10 @@ class PairScores:
         if self.banded or eligibility.excluded is not None or eligibility.allowed is not None:
             self.count = None
         elif groups is not None and form.labels_exclude:
-            self.count = unit.shape[0] - groups.sizes
+            self.count = vectors.shape[0] - groups.sizes
+        # Log-sums of columns would be relative to a maximum that changes from strip to strip.
+        self.is_served = self.direct or self.tilt == 0 or not self.crossed
+        self.result: Result | None = None  # of the forward pass
         self._fill = 0.0 if self.direct else -math.inf
 
     def strips(self) -> Iterator[Strip]:
@@ -125,7 +151,7 @@ class PairScores:
     def pair_diagonals(self, rows: slice, matrix: Tensor) -> list[tuple[slice, Tensor]]:
         """The entries of the anchors ``rows`` with the other view of their instance, as views of ``matrix`` (R, N)."""
         start, batch = rows.start, self.batch
-        if self.given is not None or self.unit.shape[0] == batch:
+        if self.given is not None or self.unit.vectors.shape[0] == batch:
             return []
         if not self.square:
             return [(rows, matrix.diagonal(start))]
@@ -156,17 +182,17 @@ class PairScores:
             return Result(losses, found, log_total=log_total, positives=positives), kept
         scores = more[0]
         if scores is None:
-            scores = torch.linalg.vecdot(self.anchors, self.unit[self.batch :]) * self.scale
+            scores = torch.linalg.vecdot(self.anchors, self.unit.vectors[self.batch :]) * self.scale
         scores = scores.repeat(2) if self.crossed else scores
         return Result(own_positive_losses(found, scores, self.scale, self.form), found, scores), kept
 
     def _strip(self, rows: slice, buffer: Tensor) -> Strip:
         scores = of_strip(buffer, slice(0, rows.stop - rows.start))
-        torch.mm(of_strip(self.anchors, rows) * self.scale, self.candidates.t(), out=scores)
+        torch.addmm(scores, of_strip(self.anchors, rows), self.candidates.t(), beta=0, alpha=self.scale, out=scores)
+        diagonals = [diagonal for _, diagonal in self.pair_diagonals(rows, scores)]
         pairs = same = plain = positives = None
-        if self.own_positive and self.given is None:
-            first, *second = self.pair_diagonals(rows, scores)
-            pairs = torch.cat([first[1], second[0][1]]) if second else first[1].clone()
+        if self.own_positive and diagonals:
+            pairs = diagonals[0].clone() if len(diagonals) == 1 else torch.cat(diagonals)
         outside = self._outside(scores) if self.banded else []
         if self.groups is not None:
             numbers = self.groups.numbers
@@ -179,10 +205,8 @@ class PairScores:
         if same is not None and self.form.labels_exclude:
             outside.append(same)  # holds the anchor and its other view, too
         else:
-            for _, diagonal in self.pair_diagonals(rows, negatives):
+            for diagonal in (*diagonals, negatives.diagonal(rows.start)) if self.square else diagonals:
                 diagonal.fill_(self._fill)
-            if self.square:
-                negatives.diagonal(rows.start).fill_(self._fill)
         for marks in outside:
             if self.direct:
                 negatives.addcmul_(negatives, marks, value=-1)  # x − x·1 = 0; a fifth of the time of masked_fill_

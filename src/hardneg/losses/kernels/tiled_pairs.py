@@ -8,7 +8,7 @@ W = ∂L/∂s has a term of the row and one of the column, and one product with 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,9 @@ from hardneg.losses.kernels.interface import (
     RowLayout,
     Rule,
     gradients,
-    safe_lengths,
     saveable,
 )
-from hardneg.losses.kernels.pair_scores import Groups, PairScores, Result, Strip, of_strip
+from hardneg.losses.kernels.pair_scores import Groups, PairScores, Strip, UnitVectors, of_strip
 
 
 def pair_loss(
@@ -46,56 +45,23 @@ def pair_loss(
     None if a vector is zero, not finite, or extremely short or long, and for a single pair: the general path serves
     such cases, or raises.
     """
-    if eligibility.count_per_anchor == 0:
-        return None
-    unit = _unit_vectors(scale.dtype, z1) if z2 is None else _unit_vectors(scale.dtype, z1, z2)
-    given = None if negatives is None else _unit_vectors(scale.dtype, negatives)
+    dtype = scale.dtype
+    unit = UnitVectors.of(dtype, z1) if z2 is None else UnitVectors.of(dtype, z1, z2)
+    given = None if negatives is None else UnitVectors.of(dtype, negatives)
     if unit is None or (given is None and negatives is not None):
         return None
-    groups = None if labels is None else Groups(labels, 1 if z2 is None else 2, scale.dtype)
-    scores = PairScores(
-        unit.vectors,
-        z1.shape[0],
-        None if given is None else given.vectors,
-        eligibility,
-        scale.item(),
-        rule,
-        form,
-        groups,
-    )
-    if scores.crossed and scores.tilt > 0 and not scores.direct:
-        return None  # log-sums of columns, relative to a maximum that changes from strip to strip
-    seen: list[Result] = []
-    loss = _PairedLoss.apply(z1, z2, negatives, scale, unit, given, scores, plain, seen)  # type: ignore[no-untyped-call]
-    return loss, lambda: _record(scores, seen[0])
-
-
-class _Units(NamedTuple):
-    """Unit vectors (R, d) and the lengths (R, 1) they had."""
-
-    vectors: Tensor
-    lengths: Tensor
-
-    def backward(self, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient in the vectors that were divided, and ⟨unit vector, grad⟩, (R, 1). Overwrites ``grad``."""
-        along = torch.linalg.vecdot(self.vectors, grad).unsqueeze(1)
-        return grad.addcmul_(self.vectors, along, value=-1).div_(self.lengths), along
-
-
-def _unit_vectors(dtype: torch.dtype, *parts: Tensor) -> _Units | None:
-    """Unit vectors of the rows of all parts; None if dividing by a length would not be safe."""
-    smallest = max([torch.finfo(part.dtype).tiny for part in parts])
-    rows = [part.detach().to(dtype) for part in parts]
-    vectors = rows[0] if len(rows) == 1 else torch.cat(rows)  # (R, d)
-    lengths = safe_lengths(vectors, smallest)
-    return None if lengths is None else _Units(vectors / lengths, lengths)
+    groups = None if labels is None else Groups(labels, 1 if z2 is None else 2, dtype)
+    scores = PairScores(unit, z1.shape[0], given, eligibility, scale.item(), rule, form, groups)
+    if (isinstance(scores.count, float) and scores.count == 0) or not scores.is_served:
+        return None
+    loss = _PairedLoss.apply(z1, z2, negatives, scale, scores, plain)  # type: ignore[no-untyped-call]
+    return loss, lambda: _record(scores)
 
 
 class _PairedLoss(torch.autograd.Function):
     """Loss of a paired batch as one autograd function: (), or (A,) if not reduced.
 
-    unit, given: unit vectors of z1 and z2, and of the negatives · plain: the same loss of z1, z2, negatives and scale
-    by PyTorch operations, for second derivatives · seen: a list that receives the result, for diagnostics
+    plain: the same loss of z1, z2, negatives and scale by PyTorch operations, for second derivatives
     """
 
     @staticmethod
@@ -105,90 +71,83 @@ class _PairedLoss(torch.autograd.Function):
         z2: Tensor | None,
         negatives: Tensor | None,
         scale: Tensor,
-        unit: _Units,
-        given: _Units | None,
         scores: PairScores,
         plain: Callable[..., Tensor],
-        seen: list[Result],
     ) -> Tensor:
-        result, strip = scores.compute()
-        values, valid, reduction = result.losses.values, result.losses.valid, scores.form.reduction
+        scores.result, strip = scores.compute()
+        losses, reduction = scores.result.losses, scores.form.reduction
         # The original tensors: autograd then raises in the backward pass if one was overwritten.
         watched = (z1, z2, negatives, scale, scores.eligibility.excluded, scores.eligibility.allowed)
         ctx.save_for_backward(*saveable(*watched))
-        ctx.unit, ctx.given, ctx.scores, ctx.plain, ctx.result = unit, given, scores, plain, result
-        ctx.strip = strip
-        seen.append(result)
+        ctx.scores, ctx.strip, ctx.plain, ctx.number = scores, strip, plain, 1
         if reduction == "none":
-            return values.clone()  # a view could not be changed in place, as in total += other
-        total: Tensor = values.sum()
-        if reduction == "sum":
-            return total
-        number = values.shape[0] if valid is None else valid.sum().clamp(min=1)
-        ctx.number = number
-        return total / number
+            return losses.values.clone()  # a view could not be changed in place, as in total += other
+        if reduction == "mean":
+            ctx.number = losses.values.shape[0] if losses.valid is None else losses.valid.sum().clamp(min=1)
+        return losses.values.sum() / ctx.number  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z1, z2, negatives, scale, *_watched = ctx.saved_tensors
-        needed = ctx.needs_input_grad[:4]
-        rest = (None,) * 5
+        inputs = ctx.saved_tensors[:4]
         if torch.is_grad_enabled():  # create_graph=True
-            return *gradients(ctx.plain, (z1, z2, negatives, scale), needed, grad), *rest
+            return *gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None
         if torch.is_autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):
-                return *_backward(ctx, grad, z1, z2, negatives, needed), *rest
-        return *_backward(ctx, grad, z1, z2, negatives, needed), *rest
+                return *_backward(ctx, grad, *inputs), None, None
+        return *_backward(ctx, grad, *inputs), None, None
 
 
 def _backward(
-    ctx: Any, grad: Tensor, z1: Tensor, z2: Tensor | None, negatives: Tensor | None, needed: tuple[bool, ...]
+    ctx: Any, grad: Tensor, z1: Tensor, z2: Tensor | None, negatives: Tensor | None, scale: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Gradients in z1, z2, the negatives and the scale, where ``needed``."""
-    scores, result, batch = ctx.scores, ctx.result, z1.shape[0]
-    weight = grad * scores.scale
-    if scores.form.reduction == "mean":
-        weight = weight / ctx.number
-    by_unit, by_given = _unit_gradients(scores, result, ctx.strip, weight, needed[2])
-    by_vectors, along = ctx.unit.backward(by_unit)  # (R, d), (R, 1)
+    """Gradients in z1, z2, the negatives and the scale."""
+    scores, batch = ctx.scores, z1.shape[0]
+    weight = grad * (scores.scale / ctx.number)
+    by_unit, by_given = _unit_gradients(scores, ctx.strip, weight, ctx.needs_input_grad[2])
+    by_vectors, along = scores.unit.backward(by_unit)  # (R, d), (R, 1)
     d1 = by_vectors[:batch].to(z1.dtype)
     d2 = None if z2 is None else by_vectors[batch:].to(z2.dtype)
     d_negatives = None
     if by_given is not None and negatives is not None:
-        d_negatives = ctx.given.backward(by_given)[0].to(negatives.dtype)
+        d_negatives = scores.given.backward(by_given)[0].to(negatives.dtype)
     d_scale = None
-    if needed[3]:
+    if ctx.needs_input_grad[3]:
         # s = scale·⟨a, c⟩, so ∂L/∂scale = Σ W·⟨a, c⟩; in a square matrix each vector is both a and c.
         d_scale = along.sum() / 2 if scores.square else along[:batch].sum()
-        if result.losses.by_floor is not None:
-            d_scale = d_scale - (result.losses.by_floor * weight).sum()  # the floor of log G is −scale
-        d_scale = d_scale / scores.scale
+        by_floor = scores.result.losses.by_floor
+        if by_floor is not None:
+            d_scale = d_scale - (by_floor * weight).sum()  # the floor of log G is −scale
+        d_scale = d_scale / scale
     return d1, d2, d_negatives, d_scale
 
 
 def _unit_gradients(
-    scores: PairScores, result: Result, kept: Strip | None, weight: Tensor, for_given: bool
+    scores: PairScores, kept: Strip | None, weight: Tensor, for_given: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients in the unit vectors of the views, and in those of the negatives if ``for_given``.
 
     kept: the only strip, None if there are several · weight: () or (A,), the gradient of each loss, times 1/temperature
     """
-    unit, batch = scores.unit, scores.batch
-    coefficients = _Coefficients(scores, result, weight)
-    found, for_negatives = torch.zeros_like(unit), None
+    unit, batch, anchors, candidates = scores.unit.vectors, scores.batch, scores.anchors, scores.candidates
+    coefficients = _Coefficients(scores, weight)
+    found = torch.empty_like(unit)
     by_rows, by_columns = (found, None) if scores.square else (found[:batch], found[batch:])
-    if scores.given is not None:
-        pair = coefficients.pair[:, None]
-        found[:batch], found[batch:] = pair * unit[batch:], pair * unit[:batch]
-        by_columns = for_negatives = torch.zeros_like(scores.given) if for_given else None
-    elif scores.square and not scores.by_columns:
-        by_columns = found
+    if (for_given and scores.given is not None) or (scores.square and not scores.by_columns):
+        by_columns = torch.empty_like(candidates)
+    elif scores.given is not None:
+        by_columns = None
     for strip in scores.strips() if kept is None else (kept,):
         matrix = coefficients.matrix(strip)  # (R, N)
-        of_strip(by_rows, strip.rows).addmm_(matrix, scores.candidates)
+        torch.mm(matrix, candidates, out=of_strip(by_rows, strip.rows))
         if by_columns is not None:
-            by_columns.addmm_(matrix.t(), of_strip(scores.anchors, strip.rows))
-    return found, for_negatives
+            beta = 0 if strip.rows.start == 0 else 1  # 0 overwrites
+            torch.addmm(by_columns, matrix.t(), of_strip(anchors, strip.rows), beta=beta, out=by_columns)
+    if scores.given is not None:
+        pair = coefficients.pair[:, None]
+        torch.mul(pair, unit[:batch], out=found[batch:])
+        by_rows.addcmul_(pair, unit[batch:])
+        return found, by_columns
+    return (found if by_columns is None or not scores.square else found.add_(by_columns)), None
 
 
 class _Coefficients:
@@ -198,7 +157,9 @@ class _Coefficients:
     pair: (A,) of the only positive
     """
 
-    def __init__(self, scores: PairScores, result: Result, weight: Tensor) -> None:
+    def __init__(self, scores: PairScores, weight: Tensor) -> None:
+        result = scores.result
+        assert result is not None
         self._scores, self._result = scores, result
         losses, sums, tilt = result.losses, result.sums, scores.tilt
         through = scores.rule.grad_through_weights and tilt > 0
@@ -221,7 +182,7 @@ class _Coefficients:
             self._log_positives = None if positives is None else positives.masked_fill(positives == -math.inf, 0.0)
         self._tilted, self._weighted = tilted, weighted
         self._exponential = None if losses.by_exponential is None else losses.by_exponential * weight
-        self.pair = losses.by_positive * weight
+        self.pair = -by_mean if losses.by_positive is None else losses.by_positive * weight
         self._pairs = self.pair
         if scores.own_positive and scores.by_columns:
             half = self.pair[: scores.batch] + self.pair[scores.batch :]
@@ -296,9 +257,11 @@ class _Coefficients:
             found.addcmul_(strip.same, slope)
 
 
-def _record(scores: PairScores, result: Result) -> PairRecord:
+def _record(scores: PairScores) -> PairRecord:
     """What the diagnostics of the call need."""
-    eligibility, losses, batch, unit = scores.eligibility, result.losses, scores.batch, scores.unit
+    result = scores.result
+    assert result is not None
+    eligibility, losses, batch, unit = scores.eligibility, result.losses, scores.batch, scores.unit.vectors
     anchors = unit if scores.crossed or scores.square else scores.anchors
     groups = None if scores.groups is None else scores.groups.numbers
     if groups is not None and scores.form.labels_exclude:
