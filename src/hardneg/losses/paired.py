@@ -41,7 +41,10 @@ class Plan:
         if settings is not self.settings:
             return False
         for expected, x in zip(self.shapes, tensors, strict=True):
-            if expected != ((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x):
+            if x is None:
+                if expected is not None:
+                    return False
+            elif not isinstance(x, Tensor) or expected != (x.shape, x.dtype, x.device):
                 return False
         return True
 
