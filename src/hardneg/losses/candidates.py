@@ -83,13 +83,6 @@ def candidate_sets(inputs: Inputs, settings: Settings) -> list[CandidateSet]:
     return sets
 
 
-def pair_eligibility(batch: int, in_batch: str | None, symmetric: bool, device: torch.device) -> Eligibility:
-    """The eligibility of a paired batch without given negatives: rows are the first views, then the second ones."""
-    views = 2 if in_batch == "both" or symmetric else 1
-    layout = RowLayout(batch, views, 0, batch, device)
-    return Eligibility(views * batch, own=layout, pool_views=views, crossed=symmetric)
-
-
 def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float | Tensor) -> Tensor | None:
     """Raise if scores of unnormalized embeddings might overflow, tilted or not; see `checks.values`."""
     validities = []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardneg import checks, distributed
-from hardneg.losses import combine, fused_pairs, kernels
+from hardneg.losses import combine, kernels, paired
 from hardneg.losses import settings as options
 from hardneg.losses.debiasing import Prior
 from hardneg.losses.diagnostics import CallRecord, Diagnostics, pair_record
@@ -109,6 +109,7 @@ class InfoNCE(Adjustable):
 
     _settings: Settings  # with schedules at the current progress
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
+    _plan: paired.Plan | None = None  # of the last call that took the short path
     _warned = False
     _seeded_by: torch.Generator | None = None
 
@@ -168,19 +169,17 @@ class InfoNCE(Adjustable):
             )  # fmt: skip
         if self._adaptive:
             self.set_progress(self.progress)
-        settings = self._settings
-        check_call(settings, z2, labels, negatives, negative_labels, positive_mask)
-        key = None if settings.num_negatives is None else self._next_key()
+        settings, device = self._settings, z1.device if isinstance(z1, Tensor) else torch.device("cpu")
         tensors = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
-        device = z1.device if isinstance(z1, Tensor) else torch.device("cpu")
         with _computing_on(device):
-            kernel = self._kernel(device)
-            if kernel.pair_loss is not None and z2 is not None and fused_pairs.applies(settings, z1, z2, *tensors[3:]):
-                loss, pairs, scale = fused_pairs.compute_loss(
-                    settings, kernel.pair_loss, z1, z2, negatives, exclude, negative_mask
-                )
+            plan = self._pair_plan(settings, device, tensors)
+            found = None if plan is None else plan.compute_loss(z1, z2, labels, negatives, exclude, negative_mask)
+            if found is not None:
+                loss, pairs, scale = found
                 self._keep_records(lambda: [pair_record(pairs())], scale)
                 return loss
+            kernel = self._kernel(device)
+            key = None if settings.num_negatives is None else self._next_key()
             inputs = prepare(*tensors, normalize=settings.normalize, kernel=kernel)
             scale = combine.inverse_temperature(settings, inputs.views, inputs.views.dtype)
             loss, records = combine.compute_loss(settings, inputs, scale, kernel, key)
@@ -229,6 +228,23 @@ class InfoNCE(Adjustable):
     def _move_schedules(self, progress: float) -> None:
         # Schedules become plain numbers here, checked, and outside of any compiled graph.
         self._settings = _resolve({name: getattr(self, name) for name in self.SETTINGS}, progress)
+
+    def _pair_plan(
+        self, settings: Settings, device: torch.device, tensors: tuple[Tensor | None, ...]
+    ) -> paired.Plan | None:
+        """The plan of the short path, None if this call takes the general one. tensors: the arguments of `forward`."""
+        z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask = tensors
+        eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+        repeatable = eager and exclude is None and negative_labels is None
+        repeatable = repeatable and negative_mask is None and positive_mask is None
+        plan = self._plan
+        if repeatable and plan is not None and plan.fits(settings, z1, z2, labels, negatives):
+            return plan
+        check_call(settings, z2, labels, negatives, negative_labels, positive_mask)
+        plan = paired.plan(settings, self._kernel(device), *tensors) if eager else None  # type: ignore[arg-type]
+        # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
+        self.__dict__["_plan"] = plan if repeatable and not settings.gather else None
+        return plan
 
     def _kernel(self, device: torch.device) -> Kernel:
         """The kernel for tensors on this device; see the argument ``backend``."""

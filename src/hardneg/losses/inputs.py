@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.losses.kernels import Kernel, Units
+from hardneg.losses.kernels.interface import safe_lengths
 from hardneg.losses.settings import Settings
 
 
@@ -241,10 +242,8 @@ def _checked_vectors(named: list[tuple[str, Tensor]], vectors: Tensor, normalize
     smallest = _smallest_length(named)
     eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
     if normalize and not checks.on_accelerator(vectors.device) and vectors.numel() > 0 and eager:
-        # Lengths in this range prove that all entries are finite and that dividing is safe: a third of the time.
-        lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, keepdim=True)
-        shortest, longest = torch.aminmax(lengths)
-        if shortest > max(1e-15, smallest * vectors.shape[-1] ** 0.5) and longest < 1e15:
+        lengths = safe_lengths(vectors.detach(), smallest)
+        if lengths is not None:
             unit: Tensor = _Divide.apply(vectors, lengths)  # type: ignore[no-untyped-call]
             return unit, None
     validity = checks.jointly(*[checks.finite(name, tensor) for name, tensor in named])

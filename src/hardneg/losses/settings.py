@@ -135,7 +135,7 @@ class Adjustable(LenientState, ABC):
         self.set_progress(progress)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}  # a copy has no last call
+        return {**self.__dict__, "_last": None, "_plan": None}  # a copy has no last call
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if not isinstance(getattr(self, "gather", False), bool):

@@ -12,6 +12,7 @@ from hardneg.losses.kernels.interface import (
     Eligibility,
     HalfCopies,
     LogSums,
+    PairSupport,
     Rule,
     count_true,
     draw,
@@ -19,6 +20,7 @@ from hardneg.losses.kernels.interface import (
 )
 
 units = pair_loss = None  # computed by plain operations
+pair_support = PairSupport()
 
 
 def log_sums(

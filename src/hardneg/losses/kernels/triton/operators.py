@@ -10,6 +10,7 @@ The tiled kernel computes what this one does not support: float64, candidates pe
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from hardneg.losses.kernels.interface import (
     LogSums,
     LossForm,
     PairRecord,
+    PairSupport,
     RowLayout,
     Rule,
     first_order,
@@ -35,6 +37,8 @@ from hardneg.losses.kernels.triton.passes import Problem, compute_sums, make_pas
 from hardneg.losses.kernels.triton.score_tile import Numbers
 
 BLOCK = 128  # anchors per program of the kernels that finish the sums
+
+pair_support = PairSupport(labels=True)
 
 
 def available(device: torch.device) -> bool:
@@ -195,25 +199,35 @@ def pair_loss(
     form: LossForm,
     plain: Callable[..., Tensor],
     labels: Tensor | None = None,
-) -> tuple[Tensor, Callable[[], PairRecord]]:
-    """The loss of pairs (B, d) against all others, or of anchors z1 against negatives (N, d).
+) -> tuple[Tensor, Callable[[], PairRecord]] | None:
+    """The loss of pairs (B, d) against all others, or of anchors z1 against negatives (N, d); None if not supported.
 
     eligibility: which candidates are eligible; 2B candidates are both views, B candidates are z2 with z1 as anchors ·
-    form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch operations · labels: (A,) if
-    positives are found by label
+    form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch operations · labels: (B,)
     """
+    layout = eligibility.own or RowLayout(len(z1), 1, 0, len(z1), z1.device)
+    groups = None if labels is None else labels.repeat(layout.views)  # (A,)
+    if form.labels_exclude:
+        eligibility = replace(eligibility, anchor_groups=groups, candidate_groups=groups)
+    if form.positives == "in_denominator" and not (
+        form.labels_exclude and form.log_number is None and rule.tilt == 0 and not rule.is_banded
+    ):
+        return None  # the positives are not added to the sum over the negatives
     tensors = [tensor for tensor in (z1, z2, negatives) if tensor is not None]
     smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for tensor in tensors))
     seen: list[Any] = []
+    by_label = None if form.positives == "own" else groups
     loss = PairedLoss.apply(  # type: ignore[no-untyped-call]
-        z1, z2, negatives, scale, labels, eligibility, rule, smallest, form, plain, seen
+        z1, z2, negatives, scale, by_label, eligibility, rule, smallest, form, plain, seen
     )
-    layout = eligibility.own or RowLayout(len(z1), 1, 0, len(z1), z1.device)
 
     def record() -> PairRecord:
         anchors, candidates, similarity, kept = seen
-        return PairRecord(
-            eligibility, rule, layout, anchors, candidates, similarity, kept.losses, kept.floored, kept.counts
-        )
+        found = (kept.losses, kept.floored, kept.counts)
+        if by_label is None or labels is None:
+            return PairRecord(eligibility, rule, layout, anchors, candidates, similarity, *found)
+        unknown = -2 - torch.arange(len(labels), device=labels.device)
+        groups = torch.where(labels < 0, unknown, labels).repeat(layout.views)
+        return PairRecord(eligibility, rule, layout, anchors, candidates, None, *found, groups, kept.positive)
 
     return loss, record

@@ -158,13 +158,13 @@ def finish_pairs(
 
 @triton.jit
 def finish_labels(
-    slots, totals, numbers, kept, positives, result, numbers_, anchors, number,
+    slots, totals, numbers, labels_, kept, positives, result, numbers_, anchors, number,
     BLOCK: tl.constexpr, DECOUPLED: tl.constexpr, JOINT: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     """Losses of a block of anchors whose positives are found by label, from the sums over negatives and positives.
 
-    slots: over the positives · totals: over the negatives, with log(Q·G) in ``weight`` · positives: (A, 2) output, the
-    coefficients of the positives · JOINT: the totals are over negatives and positives together (SupCon) · DECOUPLED:
+    slots: over the positives · totals: over the negatives, with log(Q·G) in ``weight`` · labels_: (A,), for a label < −1
+    the loss is NaN · positives: (A, 2) output, the coefficients of the positives · JOINT: the totals are over negatives and positives together (SupCon) · DECOUPLED:
     log(Q·G) − p
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -189,14 +189,14 @@ def finish_labels(
         by_level, slope_coef, plain_coef = each * 0 + 1, each * 0, -each
     else:
         loss, by_level, slope_coef, plain_coef = soft * each, slope * each, each, each * 0
-    not_finite = total * 0  # 0, or NaN
+    not_finite = tl.where(tl.load(labels_ + i, mask=inside, other=0) < -1, float("nan"), total * 0)  # 0, or NaN
     tl.store(positives + 2 * i, slope_coef, mask=inside)
     tl.store(positives + 2 * i + 1, plain_coef, mask=inside)
     tl.store(kept.floored + i, num_positives * 0, mask=inside)
     tl.store(kept.positive + i, num_positives, mask=inside)
     row_max = tl.load(totals.row_max + i, mask=inside, other=0.0)
     store_results(
-        kept, result, numbers_, i, anchors, tl.where(valid, loss, not_finite), count, valid,
+        kept, result, numbers_, i, anchors, tl.where(valid, loss, 0.0) + not_finite, count, valid,
         tl.where(valid, by_level, 0.0), tl.load(totals.tilted_sum + i, mask=inside, other=1.0),
         tl.load(totals.weight_sum + i, mask=inside, other=1.0), row_max, tilt, THROUGH, MEAN,
     )  # fmt: skip
@@ -302,7 +302,7 @@ class PairedLoss(torch.autograd.Function):
             found, _ = passes.compute_sums([by_label])
             positives = anchors.new_empty(len(anchors), 2, dtype=torch.float32)
             arguments = {
-                "slots": found, "totals": totals, "numbers": numbers, "positives": positives,
+                "slots": found, "totals": totals, "numbers": numbers, "labels_": labels, "positives": positives,
                 "number": len(found.tilted), "DECOUPLED": joint or form.decoupled, "JOINT": joint,
             }  # fmt: skip
             result, valid = finish_by(finish_labels, kept, form, problem, arguments)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.losses.kernels import tiled
 from hardneg.losses.kernels.interface import Eligibility, RowLayout, Rule, constant
+from hardneg.losses.kernels.strips import SAFE_EXPONENT
 from hardneg.losses.kernels.triton import backward, forward, percentile_bands, score_tile
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Slots
@@ -74,7 +74,7 @@ class Problem:
             return True
         if largest is None or isinstance(tilt, Tensor) or self.rule.rings:
             return False
-        return (tilt + 1) * largest <= tiled.SAFE_EXPONENT
+        return (tilt + 1) * largest <= SAFE_EXPONENT
 
     @property
     def counted(self) -> bool:
