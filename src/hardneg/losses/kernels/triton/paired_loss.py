@@ -163,9 +163,9 @@ def finish_labels(
 ):  # fmt: skip
     """Losses of a block of anchors whose positives are found by label, from the sums over negatives and positives.
 
-    slots: over the positives · totals: over the negatives, with log(Q·G) in ``weight`` · labels_: (A,), for a label < −1
-    the loss is NaN · positives: (A, 2) output, the coefficients of the positives · JOINT: the totals are over negatives and positives together (SupCon) · DECOUPLED:
-    log(Q·G) − p
+    slots: over the positives · totals: over the negatives, with log(Q·G) in ``weight`` · labels_: (A,), for a label
+    < −1 the loss is NaN · positives: (A, 2) output, the coefficients of the positives · JOINT: the totals are over
+    negatives and positives together (SupCon) · DECOUPLED: log(Q·G) − p
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, tilt = i < anchors, tl.load(numbers.tilt)
