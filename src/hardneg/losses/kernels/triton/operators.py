@@ -32,7 +32,7 @@ from hardneg.losses.kernels.triton import backward, forward, normalize, percenti
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Slots, Totals
 from hardneg.losses.kernels.triton.launch import SMALL_PROBLEM, launch
-from hardneg.losses.kernels.triton.paired_loss import PairedLoss
+from hardneg.losses.kernels.triton.paired_loss import Call, Given, Kept, PairedLoss, Saved
 from hardneg.losses.kernels.triton.passes import Problem, compute_sums, make_passes, number_groups
 from hardneg.losses.kernels.triton.score_tile import Numbers
 
@@ -215,19 +215,23 @@ def pair_loss(
         return None  # the positives are not added to the sum over the negatives
     tensors = [tensor for tensor in (z1, z2, negatives) if tensor is not None]
     smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for tensor in tensors))
-    seen: list[Any] = []
+    call = Call(eligibility, rule, form, smallest)
+    seen: list[Saved] = []
     by_label = None if form.positives == "own" else groups
-    loss = PairedLoss.apply(  # type: ignore[no-untyped-call]
-        z1, z2, negatives, scale, by_label, eligibility, rule, smallest, form, plain, seen
-    )
+    loss = PairedLoss.apply(z1, z2, negatives, scale, by_label, call, plain, seen)  # type: ignore[no-untyped-call]
+    views = z1.detach(), None if z2 is None else z2.detach()
+    given = Given(*views, None if negatives is None else negatives.detach(), scale, by_label)
+    return loss, lambda: pair_record(call, given, seen[0])
 
-    def record() -> PairRecord:
-        anchors, candidates, similarity, kept = seen
-        found = (kept.losses, kept.floored, kept.counts)
-        if by_label is None or labels is None:
-            return PairRecord(eligibility, rule, layout, anchors, candidates, similarity, *found)
-        unknown = -2 - torch.arange(len(labels), device=labels.device)
-        groups = torch.where(labels < 0, unknown, labels).repeat(layout.views)
-        return PairRecord(eligibility, rule, layout, anchors, candidates, None, *found, groups, kept.positive)
 
-    return loss, record
+def pair_record(call: Call, given: Given, saved: Saved) -> PairRecord:
+    """The record of a call, for diagnostics."""
+    layout = call.eligibility.own or RowLayout(len(given.z1), 1, 0, len(given.z1), given.z1.device)
+    anchors, candidates, _ = call.split(given, saved.units, saved.negatives)
+    kept, labels = Kept.of(saved.memory), given.labels
+    common = (call.eligibility, call.rule, layout, anchors, candidates)
+    found = (kept.losses, kept.floored, kept.counts)
+    if labels is None:
+        return PairRecord(*common, saved.similarity, *found)
+    instances = torch.arange(len(labels), device=labels.device) % layout.batch
+    return PairRecord(*common, None, *found, torch.where(labels < 0, -2 - instances, labels), kept.positive)

@@ -9,7 +9,8 @@ goes through `hardneg.losses.candidates` and the separate functions of the kerne
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -56,9 +57,8 @@ class Kept(NamedTuple):
     bound: Tensor
 
     @classmethod
-    def new(cls, like: Tensor, rows: int) -> "Kept":
-        """Uninitialized, in one allocation."""
-        memory = like.new_empty(9, rows, dtype=torch.float32)
+    def of(cls, memory: Tensor) -> "Kept":
+        """The parts of (9, A)."""
         losses, counts, floored, row_max, _, _, positive, scale, bound = memory.unbind()
         return cls(losses, counts, floored, row_max, memory[4:6].view(-1, 2), positive, scale, bound)
 
@@ -158,14 +158,14 @@ def finish_pairs(
 
 @triton.jit
 def finish_labels(
-    slots, totals, numbers, labels_, kept, positives, result, numbers_, anchors, number,
+    slots, totals, numbers, kept, positives, result, numbers_, anchors, number,
     BLOCK: tl.constexpr, DECOUPLED: tl.constexpr, JOINT: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     """Losses of a block of anchors whose positives are found by label, from the sums over negatives and positives.
 
-    slots: over the positives · totals: over the negatives, with log(Q·G) in ``weight`` · labels_: (A,), for a label
-    < −1 the loss is NaN · positives: (A, 2) output, the coefficients of the positives · JOINT: the totals are over
-    negatives and positives together (SupCon) · DECOUPLED: log(Q·G) − p
+    slots: over the positives · totals: over the negatives, with log(Q·G) in ``weight`` · positives: (A, 2) output, the
+    coefficients of the positives · JOINT: the totals are over negatives and positives together (SupCon) · DECOUPLED:
+    log(Q·G) − p
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, tilt = i < anchors, tl.load(numbers.tilt)
@@ -189,7 +189,7 @@ def finish_labels(
         by_level, slope_coef, plain_coef = each * 0 + 1, each * 0, -each
     else:
         loss, by_level, slope_coef, plain_coef = soft * each, slope * each, each, each * 0
-    not_finite = tl.where(tl.load(labels_ + i, mask=inside, other=0) < -1, float("nan"), total * 0)  # 0, or NaN
+    not_finite = total * 0  # 0, or NaN
     tl.store(positives + 2 * i, slope_coef, mask=inside)
     tl.store(positives + 2 * i + 1, plain_coef, mask=inside)
     tl.store(kept.floored + i, num_positives * 0, mask=inside)
@@ -222,20 +222,198 @@ def finish_by(
     return kept.losses.clone() if form.reduction == "none" else result, numbers
 
 
-def own_row(layout: RowLayout) -> RowLayout:
-    """The layout of the same rows in which every row is an instance."""
-    rows = layout.batch * layout.views
-    return RowLayout(rows, 1, 0, rows, layout.device)
+class Given(NamedTuple):
+    """The tensors of a call: z1, z2: (B, d) · negatives: (N, d) · scale: () · labels: (A,), for positives by label."""
+
+    z1: Tensor
+    z2: Tensor | None
+    negatives: Tensor | None
+    scale: Tensor
+    labels: Tensor | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is computed. smallest: see `normalize.UnitVectors`
+
+    Candidates are both views of all other instances, or only the other view (A = 2B); for anchors z1 alone (A = B) all
+    z2 except their own, or negatives.
+    """
+
+    eligibility: Eligibility
+    rule: Rule
+    form: LossForm
+    smallest: float
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        return self.rule.half_copies.precision
+
+    def problem(self, given: Given) -> Problem:
+        """The sums over the negatives; for SupCon over all rows but the own one."""
+        eligibility, own = self.eligibility, self.eligibility.own
+        if self.joint(given) and own is not None:
+            rows = own.batch * own.views
+            eligibility = Eligibility(rows, own=RowLayout(rows, 1, 0, rows, own.device), pool_views=1)
+        return Problem(eligibility, self.rule)
+
+    def joint(self, given: Given) -> bool:
+        """Whether positives and negatives are summed together."""
+        return given.labels is not None and self.form.positives == "in_denominator"
+
+    def positives(self, given: Given, level: Tensor) -> Problem:
+        """The sums over the positives, found by label."""
+        batch, labels = len(given.z1), given.labels
+        rows = batch if given.z2 is None else 2 * batch
+        layout = RowLayout(batch, rows // batch, 0, batch, given.z1.device)
+        same = Eligibility(rows, own=layout, anchor_groups=labels, candidate_groups=labels, same_group=True)
+        return Problem(same, Rule(half_copies=self.rule.half_copies), level=level, by_label=True)
+
+    def towers(self, given: Given) -> bool:
+        """Whether anchors z1 are compared with candidates z2."""
+        return given.negatives is None and given.z2 is not None and self.eligibility.columns == len(given.z1)
+
+    def split(self, given: Given, rows: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, bool]:
+        """Anchors and candidates, from the unit vectors of views and of negatives; and whether they are the same."""
+        batch = len(given.z1)
+        if given.negatives is not None:
+            return rows[:batch], negatives, False
+        return (rows[:batch], rows[batch:], False) if self.towers(given) else (rows, rows, True)
+
+
+class Saved(NamedTuple):
+    """The tensors that the backward pass needs; empty where not used.
+
+    units: of the views · negatives: their unit vectors · similarity: of the pairs · valid: number of valid anchors ·
+    memory: (9, A), see `Kept` · positives: (A, 2) coefficients · level: (A,) · low, first, high, last: of `Edges`
+    """
+
+    units: Tensor
+    negatives: Tensor
+    similarity: Tensor
+    valid: Tensor
+    memory: Tensor
+    positives: Tensor
+    level: Tensor
+    low: Tensor
+    first: Tensor
+    high: Tensor
+    last: Tensor
+
+
+def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
+    """The loss, () or (A,) if not reduced."""
+    z1, z2 = normalize.row_contiguous(given.z1), None if given.z2 is None else normalize.row_contiguous(given.z2)
+    form, dtype = call.form, call.precision or torch.float32
+    units, similarity = normalize.normalized(z1, z2, call.smallest, call.precision, dtype, "z1 or z2")
+    empty = units.new_empty(0, dtype=torch.float32)
+    negatives, not_finite = empty, None
+    if given.negatives is not None:
+        rows = normalize.row_contiguous(given.negatives)
+        negatives, not_finite = normalize.normalized(rows, None, call.smallest, call.precision, dtype, "negatives")
+    anchors, candidates, same = call.split(given, units, negatives)
+    problem, joint = call.problem(given), call.joint(given)
+    block_pass = BlockPass(problem, given.scale, anchors, candidates, self_block=same)
+    slots, edges = passes.compute_sums([block_pass])
+    memory = units.new_empty(9, len(anchors), dtype=torch.float32)
+    positives, level, kept = empty, empty, Kept.of(memory)
+    sums = {
+        "slots": slots, "numbers": block_pass.numbers, "number": len(slots.tilted), "KIND": problem.kind,
+        "known": float(problem.eligibility.count_per_anchor), "BOUNDED": problem.bounded, "COUNTED": problem.counted,
+    }  # fmt: skip
+    if given.labels is None:
+        numbers = FormNumbers(form.log_number or 0.0, *(form.prior or (0.0, 0.0)))
+        arguments = sums | {
+            "form": numbers, "similarity": similarity, "batch": len(z1), "SUPPORT": form.log_number is None,
+            "DEBIASED": form.prior is not None, "DECOUPLED": form.decoupled,
+        }  # fmt: skip
+        result, valid = finish_by(finish_pairs, kept, form, problem, arguments)
+    else:
+        totals = Totals(*slots.tilted.new_empty(6, len(anchors)).unbind())
+        arguments = sums | {
+            "totals": totals, "anchors": len(anchors), "log_number": form.log_number or 0.0, "BLOCK": 128,
+            "LEVEL": 1 if form.log_number is None else 2,
+        }  # fmt: skip
+        launch(forward.finish, (math.ceil(len(anchors) / 128),), arguments)
+        level, positives = totals.weight.clone(), units.new_empty(len(anchors), 2, dtype=torch.float32)
+        by_label = BlockPass(call.positives(given, level), given.scale, anchors, anchors, self_block=True)
+        found, _ = passes.compute_sums([by_label])
+        arguments = {
+            "slots": found, "totals": totals, "numbers": block_pass.numbers,
+            "positives": positives, "number": len(found.tilted), "DECOUPLED": joint or form.decoupled, "JOINT": joint,
+        }  # fmt: skip
+        result, valid = finish_by(finish_labels, kept, form, problem, arguments)
+    if not_finite is not None:
+        result = result + not_finite.sum()
+    found_edges = (empty,) * 4 if edges is None else edges
+    return result, Saved(units, negatives, similarity, valid, memory, positives, level, *found_edges)
+
+
+def backward_pass(
+    call: Call, given: Given, saved: Saved, grad: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of z1, z2, negatives and scale; those of views always. needed: which of them are wanted."""
+    z1, z2 = normalize.row_contiguous(given.z1), None if given.z2 is None else normalize.row_contiguous(given.z2)
+    anchors, candidates, same = call.split(given, saved.units, saved.negatives)
+    problem, form, kept, scale = call.problem(given), call.form, Kept.of(saved.memory), given.scale
+    mean, reduced, towers = form.reduction == "mean", form.reduction != "none", call.towers(given)
+    _, for_z2, for_negatives, for_scale = needed
+    # All gradients are linear in that of the loss: a single number is multiplied last, without a separate launch.
+    gradient_scale = normalize.GradientScale(grad, saved.valid if mean else None) if reduced else None
+    by_anchor = 1.0 if reduced else grad
+    values = kept.coefficients if reduced else kept.coefficients * grad[:, None]
+    factor = None
+    if anchors.dtype == torch.float16:  # a sum of two is below float16's limit, 2¹⁶
+        factor = 2.0**13 / (kept.bound * by_anchor).abs().amax().clamp(min=1e-30)
+    coefficients = Coefficients(values.view(torch.int64), None if problem.bounded else kept.row_max, factor)
+    block_pass = BlockPass(problem, scale, anchors, candidates, self_block=same)
+    if problem.rule.rings:
+        edges = percentile_bands.Edges(saved.low, saved.first, saved.high, saved.last)
+        needs_candidates = for_negatives or given.negatives is None
+        for_anchors, (for_candidates,) = percentile_bands.gradients(
+            [block_pass], edges, coefficients, [needs_candidates]
+        )
+        d_scale = block_pass.scale_gradient(for_anchors, False) if for_scale else None
+        if given.negatives is None:
+            for_anchors = torch.cat([for_anchors, for_candidates]) if towers else for_anchors + for_candidates
+    else:
+        gradients = block_pass.gradients if towers and for_z2 else block_pass.anchors_gradient
+        for_anchors, d_scale = gradients(coefficients, for_scale)
+        for_candidates = anchors[:0]
+        if for_negatives:
+            for_candidates = block_pass.gradient(coefficients, outer=False, inner=True)
+    for_similarity = None
+    if given.labels is None:
+        for_similarity = kept.positive if reduced else kept.positive * grad
+    else:
+        by_label = BlockPass(call.positives(given, saved.level), scale, anchors, anchors, self_block=True)
+        values = saved.positives if reduced else saved.positives * grad[:, None]
+        part, share = by_label.anchors_gradient(Coefficients(values.view(torch.int64), saved.level, factor), for_scale)
+        for_anchors += part
+        d_scale = None if share is None or d_scale is None else d_scale + share
+    back = partial(
+        normalize.normalized_backward,
+        smallest=call.smallest,
+        precision=call.precision,
+        gradient_scale=gradient_scale,
+    )
+    d1, d2 = back(z1, z2, for_anchors, for_similarity)
+    d_negatives = None
+    if for_negatives and given.negatives is not None:
+        d_negatives, _ = back(normalize.row_contiguous(given.negatives), None, for_candidates, None)
+    if d_scale is not None:
+        if given.labels is None:
+            d_scale = d_scale + (kept.scale * by_anchor).sum()
+        if reduced:
+            d_scale = d_scale * (grad / saved.valid.clamp(min=1) if mean else grad)
+    return d1, d2, d_negatives, d_scale
 
 
 class PairedLoss(torch.autograd.Function):
     """Loss of a batch as one autograd function: (), or (A,) if not reduced.
 
-    z1, z2: (B, d). Candidates are both views of all other instances, or only the other view (A = 2B); for anchors z1
-    alone (A = B) all z2 except their own, or negatives (N, d). labels: (A,) if positives are found by label · smallest:
-    see `normalize.UnitVectors` · plain: the same loss of z1, z2, negatives and scale by PyTorch operations, for second
-    derivatives · seen: a list that receives the tensors for diagnostics: unit vectors of anchors and of candidates,
-    inner products of the pairs, and `Kept`
+    plain: the same loss of z1, z2, negatives and scale by PyTorch operations, for second derivatives · seen: a list
+    that receives the saved tensors, for diagnostics
     """
 
     @staticmethod
@@ -246,133 +424,24 @@ class PairedLoss(torch.autograd.Function):
         negatives: Tensor | None,
         scale: Tensor,
         labels: Tensor | None,
-        eligibility: Eligibility,
-        rule: Rule,
-        smallest: float,
-        form: LossForm,
+        call: Call,
         plain: Callable[..., Tensor],
-        seen: list[Any],
+        seen: list[Saved],
     ) -> Tensor:
-        given = (z1, z2, negatives)
-        z1, z2 = normalize.row_contiguous(z1), None if z2 is None else normalize.row_contiguous(z2)
-        precision, batch = rule.half_copies.precision, z1.shape[0]
-        dtype = precision or torch.float32
-        anchors, similarity = normalize.normalized(z1, z2, smallest, precision, dtype, "z1 or z2")
-        candidates = anchors
-        not_finite: Tensor | None = None
-        if negatives is None and eligibility.columns == batch and z2 is not None:
-            anchors, candidates = anchors[:batch], anchors[batch:]
-        elif negatives is not None:
-            anchors = anchors[:batch]
-            candidates, not_finite = normalize.normalized(
-                normalize.row_contiguous(negatives), None, smallest, precision, dtype, "negatives"
-            )
-        joint = labels is not None and form.positives == "in_denominator"
-        if joint:  # all rows but the own one
-            assert eligibility.own is not None
-            eligibility = Eligibility(eligibility.columns, own=own_row(eligibility.own), pool_views=1)
-        problem = Problem(eligibility, rule)
-        block_pass = BlockPass(problem, scale, anchors, candidates, self_block=candidates is anchors)
-        slots, edges = passes.compute_sums([block_pass])
-        kept, positives = Kept.new(anchors, len(anchors)), None
-        numbers, sums = block_pass.numbers, {
-            "KIND": problem.kind, "BOUNDED": problem.bounded, "COUNTED": problem.counted, "number": len(slots.tilted),
-            "known": float(eligibility.count_per_anchor),
-        }  # fmt: skip
-        if labels is None:
-            log_prior, log_rest = form.prior or (0.0, 0.0)
-            arguments = sums | {
-                "slots": slots, "numbers": numbers, "form": FormNumbers(form.log_number or 0.0, log_prior, log_rest),
-                "similarity": similarity, "batch": batch, "SUPPORT": form.log_number is None,
-                "DEBIASED": form.prior is not None, "DECOUPLED": form.decoupled,
-            }  # fmt: skip
-            result, valid = finish_by(finish_pairs, kept, form, problem, arguments)
-        else:
-            totals = Totals(*slots.tilted.new_empty(6, len(anchors)).unbind())
-            arguments = sums | {
-                "slots": slots, "numbers": numbers, "totals": totals, "anchors": len(anchors),
-                "log_number": form.log_number or 0.0, "BLOCK": 128,
-                "LEVEL": 1 if joint or form.log_number is None else 2,
-            }  # fmt: skip
-            launch(forward.finish, (math.ceil(len(anchors) / 128),), arguments)
-            layout = RowLayout(batch, len(anchors) // batch, 0, batch, anchors.device)
-            same = Eligibility(len(anchors), own=layout, anchor_groups=labels, candidate_groups=labels, same_group=True)
-            positives_problem = Problem(same, Rule(half_copies=rule.half_copies), level=totals.weight, by_label=True)
-            by_label = BlockPass(positives_problem, scale, anchors, anchors, self_block=True)
-            found, _ = passes.compute_sums([by_label])
-            positives = anchors.new_empty(len(anchors), 2, dtype=torch.float32)
-            arguments = {
-                "slots": found, "totals": totals, "numbers": numbers, "labels_": labels, "positives": positives,
-                "number": len(found.tilted), "DECOUPLED": joint or form.decoupled, "JOINT": joint,
-            }  # fmt: skip
-            result, valid = finish_by(finish_labels, kept, form, problem, arguments)
-            ctx.by_label = positives_problem
-        if not_finite is not None:
-            result = result + not_finite.sum()
+        given = Given(z1, z2, negatives, scale, labels)
+        result, saved = forward_pass(call, given)
         # The original tensors: autograd then raises in the backward pass if one was overwritten.
-        watched = interface.saveable(eligibility.excluded, eligibility.allowed, labels)
-        ctx.save_for_backward(*given, scale, anchors, candidates, valid, *kept, positives, *watched)
-        ctx.problem, ctx.smallest, ctx.form, ctx.edges, ctx.plain = problem, smallest, form, edges, plain
-        seen += (anchors, candidates, similarity, kept)
+        watched = interface.saveable(call.eligibility.excluded, call.eligibility.allowed)
+        ctx.save_for_backward(*given, *saved, *watched)
+        ctx.call, ctx.plain = call, plain
+        seen.append(saved)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z1, z2, negatives, scale, anchors, candidates, valid, *rest = ctx.saved_tensors
-        nothing = (None,) * 7
+        tensors = ctx.saved_tensors
+        given, needed = Given(*tensors[:5]), ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # create_graph=True
-            return *interface.gradients(ctx.plain, (z1, z2, negatives, scale), ctx.needs_input_grad[:4], grad), *nothing
-        kept, positives = Kept(*rest[: len(Kept._fields)]), rest[len(Kept._fields)]
-        z1, z2 = normalize.row_contiguous(z1), None if z2 is None else normalize.row_contiguous(z2)
-        problem, form = ctx.problem, ctx.form
-        mean, reduced = form.reduction == "mean", form.reduction != "none"
-        for_negatives, for_scale = ctx.needs_input_grad[2], ctx.needs_input_grad[3]
-        # All gradients are linear in that of the loss: a single number is multiplied last, without a separate launch.
-        gradient_scale = normalize.GradientScale(grad, valid if mean else None) if reduced else None
-        by_anchor = 1.0 if reduced else grad
-        values = kept.coefficients if reduced else kept.coefficients * grad[:, None]
-        factor = None
-        if anchors.dtype == torch.float16:  # a sum of two is below float16's limit, 2¹⁶
-            factor = 2.0**13 / (kept.bound * by_anchor).abs().amax().clamp(min=1e-30)
-        coefficients = Coefficients(values.view(torch.int64), None if problem.bounded else kept.row_max, factor)
-        block_pass = BlockPass(problem, scale, anchors, candidates, self_block=candidates is anchors)
-        towers = negatives is None and not block_pass.self_block
-        d_scale: Tensor | None = None
-        if ctx.edges is not None:
-            needed = for_negatives or negatives is None
-            for_anchors, (for_candidates,) = percentile_bands.gradients([block_pass], ctx.edges, coefficients, [needed])
-            d_scale = block_pass.scale_gradient(for_anchors, False) if for_scale else None
-            if negatives is None:
-                for_anchors = torch.cat([for_anchors, for_candidates]) if towers else for_anchors + for_candidates
-        else:
-            gradients = block_pass.gradients if towers and ctx.needs_input_grad[1] else block_pass.anchors_gradient
-            for_anchors, d_scale = gradients(coefficients, for_scale)
-            for_candidates = anchors[:0]
-            if for_negatives:
-                for_candidates = block_pass.gradient(coefficients, outer=False, inner=True)
-        for_similarity = None
-        if positives is None:
-            for_similarity = kept.positive if reduced else kept.positive * grad
-        else:
-            by_label = BlockPass(ctx.by_label, scale, anchors, anchors, self_block=True)
-            values = positives if reduced else positives * grad[:, None]
-            level = Coefficients(values.view(torch.int64), ctx.by_label.level, factor)
-            part, share = by_label.anchors_gradient(level, for_scale)
-            for_anchors += part
-            d_scale = None if share is None or d_scale is None else d_scale + share
-        back = partial(
-            normalize.normalized_backward,
-            smallest=ctx.smallest,
-            precision=problem.rule.half_copies.precision,
-            gradient_scale=gradient_scale,
-        )
-        d1, d2 = back(z1, z2, for_anchors, for_similarity)
-        d_negatives = None
-        if for_negatives:
-            d_negatives, _ = back(normalize.row_contiguous(negatives), None, for_candidates, None)
-        if d_scale is not None:
-            if positives is None:
-                d_scale = d_scale + (kept.scale * by_anchor).sum()
-            if reduced:
-                d_scale = d_scale * (grad / valid.clamp(min=1) if mean else grad)
-        return d1, d2, d_negatives, d_scale, *nothing
+            return *interface.gradients(ctx.plain, given[:4], needed, grad), None, None, None, None
+        found = backward_pass(ctx.call, given, Saved(*tensors[5 : 5 + len(Saved._fields)]), grad, needed)
+        return *found, None, None, None, None
