@@ -108,6 +108,7 @@ class InfoNCE(Adjustable):
     draw_state: Tensor  # (2,), the seed and the number of calls that have drawn; only if num_negatives is given
 
     _settings: Settings  # with schedules at the current progress
+    _key: str | None  # of the settings, for compiled graphs
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
     _plan: paired.Plan | None = None  # of the last call that took the short path
     _warned = False
@@ -160,22 +161,19 @@ class InfoNCE(Adjustable):
         bool, for z2 (B, M, d) that is padded: True = is a positive
         """
         compiling = torch.compiler.is_compiling()
-        if self.backend == "fused" and compiling:
-            from hardneg.losses.kernels.triton.compiled import uncompiled
-
-            return uncompiled(  # type: ignore[no-any-return]
-                self.forward, z1, z2, labels=labels, negatives=negatives, exclude=exclude,
-                negative_labels=negative_labels, negative_mask=negative_mask, positive_mask=positive_mask,
-            )  # fmt: skip
+        tensors = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
+        if compiling:
+            found = self._compiled_loss(tensors)
+            if found is not None:
+                return found
         if self._adaptive:
             self.set_progress(self.progress)
         settings, device = self._settings, z1.device if isinstance(z1, Tensor) else torch.device("cpu")
-        tensors = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
         with _computing_on(device):
             plan = self._pair_plan(settings, device, tensors)
-            found = None if plan is None else plan.compute_loss(z1, z2, labels, negatives, exclude, negative_mask)
-            if found is not None:
-                loss, pairs, scale = found
+            short = None if plan is None else plan.compute_loss(z1, z2, labels, negatives, exclude, negative_mask)
+            if short is not None:
+                loss, pairs, scale = short
                 self._keep_records(lambda: [pair_record(pairs())], scale)
                 return loss
             kernel = self._kernel(device)
@@ -212,7 +210,9 @@ class InfoNCE(Adjustable):
         adaptive = _adaptive_schedules(given)
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children for each name.
         self._modules.pop("temperature", None)
-        self.__dict__.update(given, _settings=settings, _adaptive=adaptive)
+        # A schedule would compile a new graph at every step: then the reference kernel is compiled.
+        key = None if any(_schedules(given)) else paired.key_of(settings)
+        self.__dict__.update(given, _settings=settings, _adaptive=adaptive, _key=key)
         if isinstance(given["temperature"], Learnable):
             del self.__dict__["temperature"]
             self.add_module("temperature", given["temperature"])
@@ -245,6 +245,29 @@ class InfoNCE(Adjustable):
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
         self.__dict__["_plan"] = plan if repeatable and not settings.gather else None
         return plan
+
+    def _compiled_loss(self, tensors: tuple[Any, ...]) -> Tensor | None:
+        """The loss inside `torch.compile` by the fused kernel; None if the reference kernel is compiled instead."""
+        from hardneg.losses import compiled
+
+        z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask = tensors
+        settings, key = self._settings, self._key
+        if not compiled.is_fused(self.backend, z1.device.type):
+            return None
+        others = negative_labels is None and positive_mask is None
+        if key is not None and others and paired.suits_call(settings, z1, z2, negatives):
+            check_call(settings, z2, labels, negatives, negative_labels, positive_mask)
+            scale = combine.inverse_temperature(settings, z1, torch.float32)
+            given = (z1, z2, negatives, scale, labels, exclude, negative_mask)
+            loss, saved = compiled.loss(*given, key)
+            seen = [None if x is None else x.detach() for x in given]
+            self._keep_records(lambda: [pair_record(compiled.record(saved, *seen, key))], scale.detach())
+            return loss
+        if self.backend == "auto":
+            return None
+        names = ("labels", "negatives", "exclude", "negative_labels", "negative_mask", "positive_mask")
+        named = dict(zip(names, tensors[2:], strict=True))
+        return compiled.uncompiled(self.forward, z1, z2, **named)  # type: ignore[no-any-return]
 
     def _kernel(self, device: torch.device) -> Kernel:
         """The kernel for tensors on this device; see the argument ``backend``."""
@@ -372,16 +395,18 @@ def _resolve(given: dict[str, Any], progress: float) -> Settings:
     )
 
 
-def _adaptive_schedules(given: dict[str, Any]) -> tuple[Adaptive, ...]:
-    """The adaptive schedules among the settings, each once, in a fixed order."""
-    found: dict[int, Adaptive] = {}
+def _schedules(given: dict[str, Any]) -> list[Schedule]:
+    """The schedules among the settings."""
     settings = [given["temperature"], given["class_prior"]]
     for part in given["hardening"]:
         settings += part.schedules()
-    for setting in settings:
-        if isinstance(setting, Schedule):
-            found |= {id(leaf): leaf for leaf in setting.leaves() if isinstance(leaf, Adaptive)}
-    return tuple(found.values())
+    return [setting for setting in settings if isinstance(setting, Schedule)]
+
+
+def _adaptive_schedules(given: dict[str, Any]) -> tuple[Adaptive, ...]:
+    """The adaptive schedules among the settings, each once, in a fixed order."""
+    leaves = [leaf for schedule in _schedules(given) for leaf in schedule.leaves()]
+    return tuple({id(leaf): leaf for leaf in leaves if isinstance(leaf, Adaptive)}.values())
 
 
 def _number(name: str, given: Any) -> float:
