@@ -244,8 +244,11 @@ def pair_record(call: Call, given: Given, saved: Saved) -> PairRecord:
     """The record of a call, for diagnostics."""
     layout = call.eligibility.own or RowLayout(len(given.z1), 1, 0, len(given.z1), given.z1.device)
     anchors, candidates, _ = call.split(given, saved.units, saved.negatives)
-    kept, labels = Kept.of(saved.memory), given.labels
-    common = (call.eligibility, call.rule, layout, anchors, candidates)
+    kept, labels, eligibility = Kept.of(saved.memory), given.labels, call.eligibility
+    if eligibility.anchor_groups is not None:  # two unknown labels are not equal
+        groups = eligibility.anchor_groups
+        eligibility = replace(eligibility, anchor_groups=groups.masked_fill(groups < 0, -2))
+    common = (eligibility, call.rule, layout, anchors, candidates)
     found = (kept.losses, kept.floored, kept.counts)
     if labels is None:
         return PairRecord(*common, saved.similarity, *found)
