@@ -139,7 +139,7 @@ def test_any_settings_agree_with_the_loops(call: Call, integer: bool, examples: 
     check_reached(reached, {"valid": 35, "negatives": 12, **some, **few} | ({} if integer else {"unfloored": 6}))
 
 
-@pytest.mark.parametrize("cases", [6, slow(80)])
+@pytest.mark.parametrize("cases", [4, slow(80)])
 def test_random_settings_equal_the_reference_in_float64(call: Call, cases: int) -> None:
     tally = call(interpreted.random_settings, cases, 5)
     assert (tally["tried"], tally["wrong"]) == (cases, 0), tally["failures"]
@@ -147,8 +147,8 @@ def test_random_settings_equal_the_reference_in_float64(call: Call, cases: int) 
 
 
 def test_random_settings_find_an_error_of_two_percent(call: Call) -> None:
-    tally = call(interpreted.random_settings, 6, 5, 1.02)
-    assert tally["wrong"] >= 3
+    tally = call(interpreted.random_settings, 4, 5, 1.02)
+    assert tally["wrong"] >= 2
     assert tally["worst"] > 1
 
 
