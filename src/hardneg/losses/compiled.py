@@ -67,10 +67,7 @@ def _call(
     made = make_call(plan.eligibility, plan.rule, plan.form, z1, z2, negatives, labels)
     assert made is not None
     call, by_label = made
-    validity = plan.validity
-    if labels is not None and checks.on_accelerator(labels.device):
-        validity = checks.jointly(validity, checks.values(labels >= -1, "labels must be ≥ −1"))
-    return call, Given(z1, z2, negatives, scale, by_label), validity
+    return call, Given(z1, z2, negatives, scale, by_label), plan.validity
 
 
 def _forward(*arguments: Any) -> list[Tensor]:
@@ -147,10 +144,10 @@ def _differentiate(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None,
     needed = list(ctx.needs_input_grad[:4])
     grad = grads[0]
     if grad is None:
-        return (None,) * (ctx.number + 1)
+        return tuple([None] * (ctx.number + 1))
     found: list[Tensor] = torch.ops.hardneg.paired_loss_backward(grad, saved, needed, *tensors, ctx.key)
     wanted: list[Tensor | None] = [x if need else None for x, need in zip(found, needed, strict=True)]
-    return *wanted, *(None for _ in range(ctx.number + 1 - len(wanted)))
+    return tuple(wanted + [None] * (ctx.number + 1 - len(wanted)))
 
 
 _operator = torch.library.custom_op("hardneg::paired_loss", _forward, mutates_args=(), schema=SCHEMA + " -> Tensor[]")

@@ -70,10 +70,7 @@ class Plan:
         if found is None:
             return None
         loss, record = found
-        validity = self.validity
-        if labels is not None and checks.on_accelerator(labels.device):
-            validity = checks.jointly(validity, checks.values(labels >= -1, "labels must be ≥ −1"))
-        return checks.poisoned(loss, validity), record, scale.detach()
+        return checks.poisoned(loss, self.validity), record, scale.detach()
 
 
 def plan(

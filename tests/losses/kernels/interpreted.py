@@ -1,7 +1,6 @@
 """Calls of the fused loss in a process that interprets Triton, with access to its launches and buffers."""
 
 import copy
-import math
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hardneg as hn
 from hardneg import checks
 from hardneg.losses.hardening import Bound, Hardening
-from hardneg.losses.kernels import Eligibility, HalfCopies, LossForm, RowLayout, Rule
+from hardneg.losses.kernels import Eligibility, RowLayout, Rule
 
 Options = dict[str, Any]
 KERNELS = "hardneg.losses.kernels.triton"
@@ -106,52 +105,6 @@ def message(options: Options, arguments: dict[str, Tensor]) -> str:
     with pytest.raises(ValueError, match=r".") as caught:
         hn.InfoNCE(**options, backend="fused")(**arguments)
     return str(caught.value)
-
-
-def label_loss(
-    z1: Tensor,
-    z2: Tensor | None,
-    labels: Tensor,
-    tilt: float = 0.0,
-    combine: str = "mean_of_logs",
-    decoupled: bool = False,
-    number: float | None = None,
-    lower: float | None = None,
-    reduction: str = "mean",
-    temperature: float = 0.5,
-    precision: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The supervised loss of one or two views by the operator for paired batches; and 1/temperature, a leaf.
-
-    labels: (B,) · number: Q, None for the size of the support · lower: bound of scores · precision: of products
-    """
-    from hardneg.losses.kernels.triton import operators
-
-    views = 1 if z2 is None else 2
-    layout = RowLayout(len(z1), views, 0, len(z1), z1.device)
-    eligibility = Eligibility(views * len(z1), own=layout, pool_views=views)
-    rule = Rule(tilt=tilt, lower=lower, max_abs_score=1 / temperature, half_copies=HalfCopies(precision))
-    log_number = None if number is None else math.log(number)
-    form = LossForm(log_number, None, decoupled, reduction, combine, labels_exclude=True)
-    scale = torch.full((), 1 / temperature, device=z1.device, requires_grad=True)
-    loss, _ = operators.pair_loss(z1, z2, None, eligibility, scale, rule, form, _no_second_derivative, labels)
-    return loss, scale
-
-
-def _no_second_derivative(*tensors: Tensor | None) -> Tensor:
-    raise NotImplementedError
-
-
-def run_labels(form: Options, arguments: dict[str, Tensor], constants: dict[str, Any] | None = None) -> Found:
-    """`run` by `label_loss`, with the gradient of log temperature. form: options of `label_loss`"""
-    with patched(constants):
-        given = {key: t.clone().requires_grad_() if key != "labels" else t for key, t in arguments.items()}
-        value, scale = label_loss(given["z1"], given.get("z2"), given["labels"], **form)
-        leaves = {key: t for key, t in given.items() if key != "labels"}
-        weighted = (value * torch.linspace(0.5, 1.5, value.numel()).view(value.shape)).sum()
-        *found, by_scale = torch.autograd.grad(weighted, [*leaves.values(), scale])
-        grads = dict(zip(leaves, found, strict=True)) | {"temperature.log_value": -by_scale * scale.detach()}
-        return Found(value.detach(), grads)
 
 
 def random_settings(cases: int, seed: int, factor: float = 1.0) -> Any:

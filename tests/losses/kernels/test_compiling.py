@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from losses.kernels.interpreted import label_loss
 from torch import Tensor
 
 import hardneg as hn
@@ -159,22 +158,20 @@ def test_kernels_compile_for_a_gpu(name: str, dtype: torch.dtype, dim: int, size
     check(launches(lambda: loss(z1, z2, **given), sizes))
 
 
-FORMS = {"mean_of_logs": (1.0, False), "decoupled": (0.5, True), "in_denominator": (0.0, False)}
+FORMS: dict[str, dict[str, Any]] = {
+    "mean_of_logs": {"hardening": hn.Exponential(1.0)},
+    "decoupled": {"hardening": hn.Exponential(0.5), "positive_in_denominator": False},
+    "in_denominator": {"combine_positives": "in_denominator"},
+}
 
 
 @pytest.mark.parametrize(("form", "dtype", "dim", "sizes"), some(FORMS, {("mean_of_logs", FLOAT32)}), ids=str)
 def test_kernels_of_labels_in_the_short_path_compile(
     form: str, dtype: torch.dtype, dim: int, sizes: tuple[bool, ...]
 ) -> None:
-    tilt, decoupled = FORMS[form]
-    combined = "in_denominator" if form == "in_denominator" else "mean_of_logs"
-    views = embeddings(ROWS, dtype, dim), embeddings(ROWS, dtype, dim)
-    precision = None if dtype == torch.float32 else dtype
-
-    def loss() -> Tensor:
-        return label_loss(*views, torch.arange(ROWS) % 7, tilt, combined, decoupled, precision=precision)[0]
-
-    notes = check(launches(loss, sizes))
+    loss = hn.InfoNCE(**FORMS[form], supervision="full", backend="fused")
+    z1, z2 = (embeddings(ROWS, dtype, dim) for _ in range(2))
+    notes = check(launches(lambda: loss(z1, z2, labels=torch.arange(ROWS) % 7), sizes))
     assert {program.__name__ for program, *_ in notes} >= {"finish_labels", "sums", "gradient", "normalize"}
 
 

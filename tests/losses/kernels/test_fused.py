@@ -77,13 +77,7 @@ def error(found: Tensor, truth: Tensor) -> float:
 
 
 def check(found: Found, options: dict[str, Any], arguments: Arguments) -> None:
-    """The numbers are right; diagnostics are those of another kernel."""
-    report = check_numbers(found, options, arguments)
-    assert found.report == pytest.approx(report, rel=1e-4, abs=1e-5)
-
-
-def check_numbers(found: Found, options: dict[str, Any], arguments: Arguments) -> dict[str, float]:
-    """The error is at most 1.2 times that of other kernels in float32, or a few roundings; returns their report."""
+    """The error is at most 1.2 times that of other kernels in float32, or a few roundings; diagnostics are equal."""
     exact = {name: t.double() if t.is_floating_point() else t for name, t in arguments.items()}
     truth = interpreted.run(options, exact, backend="reference")
     others = [interpreted.run(options, arguments, backend=backend) for backend in ("reference", "tiled")]
@@ -99,7 +93,7 @@ def check_numbers(found: Found, options: dict[str, Any], arguments: Arguments) -
     size = float(truth.value.norm())
     worst = max(error(other.value, truth.value) for other in others)
     assert error(found.value, truth.value) <= 1.2 * worst + slack * max(size, 1.0)
-    return others[1].report
+    assert found.report == pytest.approx(others[1].report, rel=1e-4, abs=1e-5)
 
 
 def against_the_loops(call: Call, case: Case) -> set[str]:
@@ -139,7 +133,7 @@ def test_any_settings_agree_with_the_loops(call: Call, integer: bool, examples: 
     check_reached(reached, {"valid": 35, "negatives": 12, **some, **few} | ({} if integer else {"unfloored": 6}))
 
 
-@pytest.mark.parametrize("cases", [6, slow(80)])
+@pytest.mark.parametrize("cases", [4, slow(80)])
 def test_random_settings_equal_the_reference_in_float64(call: Call, cases: int) -> None:
     tally = call(interpreted.random_settings, cases, 5)
     assert (tally["tried"], tally["wrong"]) == (cases, 0), tally["failures"]
@@ -147,8 +141,8 @@ def test_random_settings_equal_the_reference_in_float64(call: Call, cases: int) 
 
 
 def test_random_settings_find_an_error_of_two_percent(call: Call) -> None:
-    tally = call(interpreted.random_settings, 6, 5, 1.02)
-    assert tally["wrong"] >= 3
+    tally = call(interpreted.random_settings, 4, 5, 1.02)
+    assert tally["wrong"] >= 2
     assert tally["worst"] > 1
 
 
@@ -249,22 +243,15 @@ def test_one_view_finds_positives_by_label(call: Call) -> None:
     check(call(interpreted.run, options, arguments), options, arguments)
 
 
-# Options of `interpreted.label_loss`, and of the same loss; "number" is Q of the batch.
-LABEL_FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "scl": ({"number": ...}, {"negative_count": "batch"}),
-    "hscl": ({"number": ..., "tilt": 1.0}, {"negative_count": "batch", "hardening": hn.Exponential(1.0)}),
-    "hscl, any tilt": ({"tilt": 0.7}, {"hardening": hn.Exponential(0.7)}),
-    "hscl, cold": ({"tilt": 2.0, "temperature": 0.03}, {"hardening": hn.Exponential(2.0), "temperature": 0.03}),
-    "hscl, threshold": ({"number": ..., "lower": 0.0}, {"negative_count": "batch", "hardening": hn.Threshold(1.0)}),
-    "decoupled": (
-        {"tilt": 1.0, "decoupled": True},
-        {"hardening": hn.Exponential(1.0), "positive_in_denominator": False},
-    ),
-    "supcon": ({"combine": "in_denominator"}, {"combine_positives": "in_denominator"}),
-    "supcon, cold": (
-        {"combine": "in_denominator", "temperature": 0.01},
-        {"combine_positives": "in_denominator", "temperature": 0.01},
-    ),
+LABEL_FORMS: dict[str, dict[str, Any]] = {
+    "scl": {"negative_count": "batch"},
+    "hscl": {"negative_count": "batch", "hardening": hn.Exponential(1.0)},
+    "hscl, any tilt": {"hardening": hn.Exponential(0.7)},
+    "hscl, cold": {"hardening": hn.Exponential(2.0), "temperature": 0.03},
+    "hscl, threshold": {"negative_count": "batch", "hardening": hn.Threshold(1.0)},
+    "decoupled": {"hardening": hn.Exponential(1.0), "positive_in_denominator": False},
+    "supcon": {"combine_positives": "in_denominator"},
+    "supcon, cold": {"combine_positives": "in_denominator", "temperature": 0.01},
 }
 LABELS: dict[str, Callable[[int], Tensor]] = {
     "some": lambda rows: torch.arange(rows) % 4 << 33,  # beyond 32 bits
@@ -277,16 +264,12 @@ LABELS: dict[str, Callable[[int], Tensor]] = {
 
 def label_case(
     form: str, labels: str, two_views: bool, reduction: str, rows: int, dim: int
-) -> tuple[dict[str, Any], dict[str, Any], Arguments]:
-    """Options of `interpreted.label_loss`, those of `InfoNCE`, and arguments."""
-    direct, options = LABEL_FORMS[form]
-    if direct.get("number") is ...:
-        direct = {**direct, "number": float(2 * rows - 2 if two_views else rows - 1)}
-    direct = {**direct, "reduction": reduction}
-    temperature = options.get("temperature", 0.5)
-    options = {**options, "supervision": "full", "reduction": reduction, "temperature": hn.Learnable(temperature)}
+) -> tuple[dict[str, Any], Arguments]:
+    """Options with a learned temperature, and arguments."""
+    options = {**LABEL_FORMS[form], "supervision": "full", "reduction": reduction}
+    options["temperature"] = hn.Learnable(options.get("temperature", 0.5))
     arguments = {**views(rows, dim), "labels": LABELS[labels](rows)}
-    return direct, options, {key: t for key, t in arguments.items() if two_views or key != "z2"}
+    return options, {key: t for key, t in arguments.items() if two_views or key != "z2"}
 
 
 @pytest.mark.parametrize(
@@ -301,9 +284,9 @@ def label_case(
 def test_labels_in_the_short_path_have_the_gradient_of_float64(
     call: Call, form: str, labels: str, two_views: bool, reduction: str
 ) -> None:
-    direct, options, arguments = label_case(form, labels, two_views, reduction, rows=19, dim=6)
-    found = call(interpreted.run_labels, direct, arguments)
-    check_numbers(found, options, arguments)
+    options, arguments = label_case(form, labels, two_views, reduction, rows=19, dim=6)
+    found = call(interpreted.run, options, arguments)
+    check(found, options, arguments)
     # Without negatives, or without positives, there is no loss.
     empty = labels == "one class" or (labels in ("all different", "all unknown") and not two_views)
     assert (float(found.value.abs().sum()) == 0) == empty
@@ -311,22 +294,28 @@ def test_labels_in_the_short_path_have_the_gradient_of_float64(
         assert (float(grad.norm()) == 0) == empty
 
 
+@pytest.mark.parametrize("form", LABEL_FORMS)
+def test_labels_take_the_short_path(call: Call, form: str) -> None:
+    options, arguments = label_case(form, "some", True, "mean", rows=9, dim=4)
+    assert "finish_labels" in call(interpreted.work, options, arguments).launches
+
+
 @pytest.mark.parametrize("constants", [IN_PARTS, IN_STRIPS], ids=["parts", "strips"])
 @pytest.mark.parametrize("form", ["hscl", "supcon"])
 def test_labels_in_the_short_path_are_right_in_parts_and_strips(
     call: Call, form: str, constants: dict[str, Any]
 ) -> None:
-    direct, options, arguments = label_case(form, "some unknown", True, "mean", rows=37, dim=18)
-    check_numbers(call(interpreted.run_labels, direct, arguments, constants), options, arguments)
+    options, arguments = label_case(form, "some unknown", True, "mean", rows=37, dim=18)
+    check(call(interpreted.guarded, options, arguments, constants), options, arguments)
 
 
 @pytest.mark.parametrize("form", ["hscl", "supcon"])
 def test_labels_in_the_short_path_cost_only_the_rounding_in_float16(call: Call, form: str) -> None:
-    direct, options, arguments = label_case(form, "some", True, "mean", rows=12, dim=16)
+    options, arguments = label_case(form, "some", True, "mean", rows=12, dim=16)
     halves = {key: t.half() if t.is_floating_point() else t for key, t in arguments.items()}
     exact = {key: t.double() if t.is_floating_point() else t for key, t in halves.items()}
     truth = interpreted.run(options, exact, backend="reference")
-    found = call(interpreted.run_labels, {**direct, "precision": torch.float16}, halves)
+    found = call(interpreted.run, options, halves)
     assert error(found.value, truth.value) < torch.finfo(torch.float16).eps
     for key, grad in found.grads.items():
         assert error(grad, truth.grads[key]) < 6 * torch.finfo(torch.float16).eps

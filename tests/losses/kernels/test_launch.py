@@ -175,7 +175,7 @@ def test_values_of_equal_signature_are_equal_to_triton() -> None:
 
     def signature(value: Any) -> Any:
         kinds: list[Any] = []
-        described(value, kinds)
+        described([value], kinds)
         return kinds
 
     alike = 0

@@ -5,6 +5,7 @@ takes longer than everything else on the host. So a compiled kernel is looked up
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -150,9 +151,9 @@ class Compiled:
         """Runs the kernel in the current stream of the current device."""
         device = driver.active.get_current_device()
         values = self.in_order(arguments)
-        signature: list[Any] = []
-        passed = [described(value, signature) for value in values[: self.constants]]
-        key = (device, warps, stages, registers, *signature, *values[self.constants :])
+        signature: list[Any] = [device, warps, stages, registers]
+        passed = described(values[: self.constants], signature)
+        key = (*signature, *values[self.constants :])
         found = self.cache.get(key)
         if found is not None:
             stream = driver.active.get_current_stream(device)
@@ -165,29 +166,32 @@ class Compiled:
             self.cache[key] = made
 
 
-def described(value: Any, signature: list[Any]) -> Any:
-    """The value as it is passed to a compiled kernel: tensors by address. What the kernel depends on is appended.
+def described(values: Sequence[Any], signature: list[Any]) -> list[Any]:
+    """The values as they are passed to a compiled kernel: tensors by address. What the kernel depends on is appended.
 
     It depends on the dtype of a tensor and on whether it is aligned to 16 bytes, on the dtype and the tile shape of a
     tensor descriptor, on whether an integer is 1, divisible by 16, or beyond 32 bits (for simplicity, on its value), on
     which arguments are None or floats, and on the constants.
     """
-    if value is None or type(value) is int:
-        signature.append(value)
-    elif isinstance(value, Tensor):
-        address = value.data_ptr()
-        signature.append(value.dtype if address % 16 == 0 else (value.dtype,))
-        return address
-    elif type(value) is float:
-        signature.append(float)
-    elif isinstance(value, tuple):
-        parts = [described(part, signature) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    else:
-        assert TensorDescriptor is not None
-        assert type(value) is TensorDescriptor
-        signature.append((value.base.dtype, *value.block_shape))
-    return value
+    passed = []
+    for value in values:
+        kind = type(value)
+        if kind is int or value is None:
+            signature.append(value)
+        elif kind is float:
+            signature.append(float)
+        elif isinstance(value, Tensor):
+            address = value.data_ptr()
+            signature.append(value.dtype if address % 16 == 0 else (value.dtype,))
+            value = address
+        elif isinstance(value, tuple):
+            value = tuple(described(value, signature))  # kernels read the parts by position
+        else:
+            assert TensorDescriptor is not None
+            assert kind is TensorDescriptor
+            signature.append((value.base.dtype, *value.block_shape))
+        passed.append(value)
+    return passed
 
 
 _compiled: dict[Any, Compiled] = {}  # by function: to hash a kernel, Triton reads its source

@@ -255,7 +255,7 @@ class Call:
         if self.joint(given) and own is not None:
             rows = own.batch * own.views
             eligibility = Eligibility(rows, own=RowLayout(rows, 1, 0, rows, own.device), pool_views=1)
-        return Problem(eligibility, self.rule)
+        return Problem(eligibility, self.rule, by_label=True)
 
     def joint(self, given: Given) -> bool:
         """Whether positives and negatives are summed together."""
@@ -335,7 +335,7 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
             "LEVEL": 1 if form.log_number is None else 2,
         }  # fmt: skip
         launch(forward.finish, (math.ceil(len(anchors) / 128),), arguments)
-        level, positives = totals.weight.clone(), units.new_empty(len(anchors), 2, dtype=torch.float32)
+        level, positives = totals.weight, units.new_empty(len(anchors), 2, dtype=torch.float32)
         by_label = BlockPass(call.positives(given, level), given.scale, anchors, anchors, self_block=True)
         found, _ = passes.compute_sums([by_label])
         arguments = {

@@ -48,7 +48,7 @@ class Problem:
     """The sums that are computed for each anchor: over its negatives, or over its positives if there is a level.
 
     level: (A,), see `forward.Slots` · counts: (A,) numbers of negatives, if known beforehand · by_label: groups are
-    labels, and positives are the other rows of the same label or instance
+    labels as given, where −1 is unknown and less gives NaN; with ``same_group``, those of the same label or instance
     """
 
     eligibility: Eligibility
@@ -172,6 +172,7 @@ class BlockPass:
             allowed_columns=1 if allowed is None else allowed.shape[1],
         )
 
+    @cached_property
     def traits(self) -> Traits:
         """What the kernels are compiled for."""
         problem, eligibility = self.problem, self.problem.eligibility
@@ -180,14 +181,14 @@ class BlockPass:
         exact = self.anchors.dtype == torch.float32 and precision == "ieee"
         groups = 0
         if eligibility.anchor_groups is not None:
-            groups = (3 if problem.by_label else 2) if eligibility.same_group else 1
+            groups = (2 if eligibility.same_group else 1) + (2 if problem.by_label else 0)
         return Traits(
             # A power of an exponential multiplies its error, so exact exponentials are computed separately.
             kind=ANY if exact and problem.kind in KINDS.values() else problem.kind,
             bounded=problem.bounded,
             exact=exact,
             counted=problem.counted,
-            own=self._own is not None and groups != 3,
+            own=self._own is not None and groups != 4,
             excluded=eligibility.excluded is not None,
             groups=groups,
             allowed=eligibility.allowed is not None,
@@ -205,7 +206,7 @@ class BlockPass:
         sizes = Sizes(len(outer), len(inner), outer.shape[1], outer.stride(0), inner.stride(0))
         return {
             "outer": outer, "inner": inner, "numbers": self.numbers, "sizes": sizes, "mask": self.mask(),
-            "bounds": self.bounds, "base": 0, "skip": 0, "T": self.traits(),
+            "bounds": self.bounds, "base": 0, "skip": 0, "T": self.traits,
         }  # fmt: skip
 
     def sums(self, slots: Slots, slot: int, parts: int, span: int, strip: range | None = None) -> None:

@@ -27,13 +27,15 @@ from hardneg.losses.kernels.triton.score_tile import LOG2E, exponentials, in_bou
 
 STRIP_BYTES = 128 << 20  # of one strip of scores
 
-CHUNK, WARPS = 4096, 8  # scores that a program reads at a time
+CHUNK, WARPS = 4096, 16  # scores that a program reads at a time
 
 # Capacity of the list of scores near the edges, a power of two. Shorter rows are searched whole.
 LIST = 4096
 
-# Bits of a digit, and of the number of intervals: the time of a histogram grows with its bins.
-DIGIT_BITS = 8
+SEARCH = 1024  # listed scores that a program reads at a time
+
+# Bits of the number of intervals, and of a digit. The time of a histogram grows with its bins.
+INTERVAL_BITS, DIGIT_BITS = 7, 8
 
 NO_INDEX = tl.constexpr(0x7FFFFFFF)  # beyond every candidate
 
@@ -124,12 +126,11 @@ def interval_of(scores, lowest, factor, INTERVALS: tl.constexpr):
 
 @triton.jit
 def list_near_edges(scores_, list_, columns, low_rank, high_rank, CHUNK: tl.constexpr, LIST: tl.constexpr,
-                    DIGIT: tl.constexpr):  # fmt: skip
+                    INTERVALS: tl.constexpr):  # fmt: skip
     """Lists the scores in the intervals of two ranks: their number, and the ranks in the list.
 
     list_: (2, LIST) output, the scores, and their indices as bits, in the order of the row
     """
-    INTERVALS: tl.constexpr = 1 << DIGIT
     k = tl.arange(0, CHUNK)
     sample = tl.load(scores_ + k * (columns // CHUNK))  # if its range is too small, the outermost intervals hold more
     lowest = tl.min(tl.where(sample == float("-inf"), float("inf"), sample), axis=0)
@@ -161,7 +162,7 @@ def list_near_edges(scores_, list_, columns, low_rank, high_rank, CHUNK: tl.cons
 
 @triton.jit
 def find_edges(scores_, list_, columns, low_rank, high_rank, LISTED: tl.constexpr, CHUNK: tl.constexpr,
-               LIST: tl.constexpr, DIGIT: tl.constexpr):  # fmt: skip
+               LIST: tl.constexpr, INTERVALS: tl.constexpr, SEARCH: tl.constexpr, DIGIT: tl.constexpr):  # fmt: skip
     """The scores and the indices of two ranks of one row; see `Edges` for the indices.
 
     list_: memory of the list, used if LISTED
@@ -170,7 +171,7 @@ def find_edges(scores_, list_, columns, low_rank, high_rank, LISTED: tl.constexp
     in_list = low_rank < 0
     if LISTED:
         number, low_in_list, high_in_list = list_near_edges(
-            scores_, list_, columns, low_rank, high_rank, CHUNK, LIST, DIGIT
+            scores_, list_, columns, low_rank, high_rank, CHUNK, LIST, INTERVALS
         )
         in_list = number <= LIST
         source = tl.where(in_list, list_, scores_)
@@ -180,16 +181,16 @@ def find_edges(scores_, list_, columns, low_rank, high_rank, LISTED: tl.constexp
     high_equal = low_rank * 0
     for level in tl.static_range((32 + DIGIT - 1) // DIGIT):
         low_key, low_rank, high_key, high_rank, high_equal = next_digit(
-            source, length, low_key, low_rank, high_key, high_rank, level, CHUNK, DIGIT
+            source, length, low_key, low_rank, high_key, high_rank, level, SEARCH, DIGIT
         )
     low, high = key_score(low_key), key_score(high_key)
     first, last = low_rank * 0, low_rank * 0 + NO_INDEX
     if low_rank > 0:
-        first = tied_index(source, length, low, low_rank, CHUNK)
+        first = tied_index(source, length, low, low_rank, SEARCH)
         if in_list:
             first = tl.load(list_ + LIST + first).to(tl.int32, bitcast=True)
     if high_rank < high_equal - 1:
-        last = tied_index(source, length, high, high_rank, CHUNK)
+        last = tied_index(source, length, high, high_rank, SEARCH)
         if in_list:
             last = tl.load(list_ + LIST + last).to(tl.int32, bitcast=True)
     return low, first, high, last
@@ -210,7 +211,8 @@ def load_band(scores_, j, columns, low, first, high, last, lowest, highest, scal
 @triton.jit
 def band_sums(
     scores_, ranks, numbers, bounds, edges, slots, base, columns, stride, T: tl.constexpr, COUNTED: tl.constexpr,
-    LISTED: tl.constexpr, CHUNK: tl.constexpr, LIST: tl.constexpr, DIGIT: tl.constexpr,
+    LISTED: tl.constexpr, CHUNK: tl.constexpr, LIST: tl.constexpr, INTERVALS: tl.constexpr, SEARCH: tl.constexpr,
+    DIGIT: tl.constexpr,
 ):  # fmt: skip
     """The edges of the band of one anchor, and the sums over it, relative to its highest score.
 
@@ -226,7 +228,7 @@ def band_sums(
     low, first, high, last = row * 0.0 + float("inf"), row * 0, row * 0.0 + float("-inf"), row * 0
     if high_rank >= low_rank:
         low, first, high, last = find_edges(
-            scores_, scores_ + columns, columns, low_rank, high_rank, LISTED, CHUNK, LIST, DIGIT
+            scores_, scores_ + columns, columns, low_rank, high_rank, LISTED, CHUNK, LIST, INTERVALS, SEARCH, DIGIT
         )
     tl.store(edges.low + anchor, low)
     tl.store(edges.first + anchor, first)
@@ -314,7 +316,7 @@ def strips(passes: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
         for block_pass in passes:
             part = buffer[:rows, block_pass.column : block_pass.column + len(block_pass.block)]
             multiply(anchors[base : base + rows], block_pass.block.T, part)
-            traits = block_pass.traits()
+            traits = block_pass.traits
             if traits.own or traits.excluded or traits.groups or traits.allowed:
                 arguments = {
                     "scores_": part, "mask": block_pass.mask(), "rows": rows, "candidates": len(block_pass.block),
@@ -339,8 +341,9 @@ def edges_and_sums(passes: Sequence[Any], slots: Any) -> Edges:
             ranks = (eligibility.count_per_anchor, *known_ranks(eligibility.count_per_anchor, rule.rings))
         arguments = {
             "scores_": scores, "ranks": ranks, "numbers": first.numbers, "bounds": first.bounds, "edges": edges,
-            "slots": slots, "base": base, "columns": columns, "stride": scores.stride(0), "T": first.traits(),
-            "COUNTED": counted, "LISTED": columns > LIST, "CHUNK": CHUNK, "LIST": LIST, "DIGIT": DIGIT_BITS,
+            "slots": slots, "base": base, "columns": columns, "stride": scores.stride(0), "T": first.traits,
+            "COUNTED": counted, "LISTED": columns > LIST, "CHUNK": CHUNK, "LIST": LIST, "SEARCH": SEARCH,
+            "INTERVALS": 1 << INTERVAL_BITS, "DIGIT": DIGIT_BITS,
         }  # fmt: skip
         launch(band_sums, (len(scores),), arguments, WARPS)
     return edges
@@ -363,7 +366,7 @@ def gradients(
         weights = scores if anchors.dtype == torch.float32 else anchors.new_empty(rows, columns)
         arguments = {
             "scores_": scores, "numbers": first.numbers, "bounds": first.bounds, "edges": edges,
-            "coefficients": coefficients, "result": weights, "base": base, "columns": columns, "T": first.traits(),
+            "coefficients": coefficients, "result": weights, "base": base, "columns": columns, "T": first.traits,
             "stride": scores.stride(0), "result_stride": weights.stride(0),
             "SCALED": coefficients.factor is not None, "CHUNK": 1024,
         }  # fmt: skip

@@ -80,8 +80,9 @@ class Traits(NamedTuple):
 
     kind: of the tilt, or POSITIVES · bounded: exponentials are within the range of float32 · exact: correct the
     rounding errors of exponents · counted: count the negatives · own, excluded, allowed: parts of the mask that are
-    used · groups: 0 not used, 1 other groups are eligible, 2 the same group, 3 the same label or instance, but not the
-    same row · lower, upper: 0 no bound, 1 one for all, 2 one per anchor · precision: of float32 products
+    used · groups: 0 not used, 1 other groups are eligible, 2 the same group, 3 other labels (an anchor's label < 0 is
+    unknown), 4 the same label or instance, but not the same row · lower, upper: 0 no bound, 1 one for all, 2 one per
+    anchor · precision: of float32 products
     """
 
     kind: int
@@ -200,11 +201,13 @@ def mask_scores(scores, mask, anchor, candidate, anchor_end, candidate_end, need
             pointer = mask.excluded + anchor.to(tl.int64) * mask.num_excluded + which
             excluded = tl.load(pointer, mask=anchor < anchor_end, other=-1)
             scores = tl.where(excluded == candidate + mask.column, float("-inf"), scores)
-    if T.groups == 1:  # a label < 0 is unknown
-        scores = tl.where((anchor_group == candidate_group) & (anchor_group >= 0), float("-inf"), scores)
+    if T.groups == 1:
+        scores = tl.where(anchor_group == candidate_group, float("-inf"), scores)
     if T.groups == 2:
         scores = tl.where(anchor_group == candidate_group, scores, float("-inf"))
     if T.groups == 3:
+        scores = tl.where((anchor_group == candidate_group) & (anchor_group >= 0), float("-inf"), scores)
+    if T.groups == 4:
         same = (anchor_group == candidate_group) & (anchor_group >= 0)
         same = same | (mask.offset + anchor % mask.batch == candidate % mask.whole)
         own_row = mask.offset + anchor % mask.batch + anchor // mask.batch * mask.whole == candidate
