@@ -28,7 +28,7 @@ from hardneg.losses.kernels.triton.launch import Compiled
 LAUNCHED = (
     forward.sums, forward.scores, backward.gradient, percentile_lists.sample, percentile_lists.bracket,
     percentile_edges.select, percentile_bisection.bisect, paired_loss.finish_loss,
-    rowwise.normalize, rowwise.normalize_backward, rowwise.combine, rowwise.combine_backward,
+    rowwise.normalize, rowwise.normalize_backward,
 )  # fmt: skip
 
 

@@ -194,22 +194,6 @@ def _coefficients(
     return Coefficients(values, None if spec.bounded else row_max, largest)
 
 
-def losses(
-    negatives: LogSums,
-    similarity: Tensor,
-    scale: Tensor,
-    log_number: float | None,
-    prior: tuple[float, float] | None,
-    log_least: float | None,
-    decoupled: bool,
-) -> tuple[Tensor, Tensor]:
-    """Losses of anchors with one positive each, and which are floored, (A,) each; see `rowwise.Losses`."""
-    found, floored = rowwise.Losses.apply(  # type: ignore[no-untyped-call]
-        negatives.mean, similarity, scale, negatives.count, log_number, prior, log_least, decoupled
-    )
-    return found, floored.bool()
-
-
 def units(
     z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None, names: str
 ) -> tuple[Tensor, Tensor]:
