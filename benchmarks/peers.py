@@ -6,7 +6,7 @@ chunked    the same, a block of rows at a time under torch.utils.checkpoint
 tiled      plain InfoNCE in the manner of Inf-CL: square tiles, online log-sum-exp, tiles recomputed in the
            backward pass; neither hardening nor debiasing, and none of Inf-CL's communication
 LIBRARIES  losses of other libraries as their users call them, each with ours that computes the same. Where the library
-           need not be installed, its operations are written out: lightly 1.5, sentence-transformers 5.1 and open_clip 3
+           need not be installed, its operations are written out: lightly 1.6, sentence-transformers 6.2 and open_clip 3
 """
 
 import math
@@ -126,11 +126,21 @@ class NTXent(nn.Module):
 
 
 class MultipleNegativesRanking(nn.Module):
-    """sentence-transformers' loss of that name for pairs: candidates joined, cosines times 20, cross-entropy."""
+    """sentence-transformers' loss of that name for pairs: rows by index, cosines times 20, log-sum of the joined scores."""
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
-        candidates = torch.cat([z2])
-        scores = torch.mm(normalize(z1, p=2, dim=1), normalize(candidates, p=2, dim=1).transpose(0, 1)) * 20.0
+        documents, rows = torch.cat([z2]), torch.arange(len(z1))
+        queries = normalize(z1[rows], p=2, dim=1)
+        scores = torch.mm(queries, normalize(documents, p=2, dim=1).transpose(0, 1)) * 20.0
+        positive = scores[rows, rows]
+        return -(positive - torch.cat([scores], dim=1).logsumexp(dim=1)).mean()
+
+
+class CrossEntropy(nn.Module):
+    """SimCSE in plain code, which is also MultipleNegativesRankingLoss of sentence-transformers before 5.2."""
+
+    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        scores = normalize(z1, dim=1) @ normalize(z2, dim=1).T * 20.0
         return cross_entropy(scores, torch.arange(len(scores)))
 
 
@@ -177,5 +187,6 @@ LIBRARIES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "pytorch-metric-learning SupCon / supcon": (lambda: SupCon(False, 1), lambda: SupCon(True, 1)),
     "the same, two views": (lambda: SupCon(False, 2), lambda: SupCon(True, 2)),
     "MultipleNegativesRankingLoss / simcse": (MultipleNegativesRanking, hn.simcse),
+    "cross-entropy of cosines / simcse": (CrossEntropy, hn.simcse),
     "open_clip ClipLoss / clip": (Clip, hn.clip),
 }

@@ -29,12 +29,14 @@ class UnitVectors(NamedTuple):
     @classmethod
     def of(cls, dtype: torch.dtype, *parts: Tensor) -> "UnitVectors | None":
         """Those of the rows of all parts; None if dividing by a length would not be safe."""
-        smallest = max([torch.finfo(part.dtype).tiny for part in parts])
-        with torch.no_grad():
-            vectors = parts[0] if len(parts) == 1 else torch.cat(parts)  # (R, d)
-            vectors = vectors if vectors.dtype == dtype else vectors.to(dtype)
-            lengths = safe_lengths(vectors, smallest)
-            return None if lengths is None else cls(vectors / lengths, lengths)
+        smallest = 0.0
+        for part in parts:
+            if part.dtype == torch.float16:  # of other types it is far below the shortest safe length
+                smallest = torch.finfo(torch.float16).tiny
+        vectors = parts[0].detach() if len(parts) == 1 else torch.cat([part.detach() for part in parts])  # (R, d)
+        vectors = vectors if vectors.dtype == dtype else vectors.to(dtype)
+        lengths = safe_lengths(vectors, smallest)
+        return None if lengths is None else cls(vectors / lengths, lengths)
 
     def backward(self, grad: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient in the vectors that were divided, and ⟨unit vector, grad⟩, (R, 1). Overwrites ``grad``."""
@@ -169,10 +171,9 @@ class PairScores:
                 columns = self._added(columns, self._sums(strip.negatives, 0))
             parts.append([*sums, *([strip.pairs] if self.own_positive else self._label_sums(strip, sums))])
         kept = strip if len(parts) == 1 else None
-        tilted, weight, row_max, count, *more = _joined(parts)
-        if self.crossed:
-            tilted, weight, row_max, count = _joined([[tilted, weight, row_max, count], columns])
-        found = _as_sums([tilted, weight, row_max, count], self.count)
+        fields = parts[0] if kept is not None else _joined(parts)
+        sums, more = fields[:4], fields[4:]
+        found = _as_sums(_joined([sums, columns]) if self.crossed else sums, self.count)
         if not self.own_positive:
             log_total, total, exponentials, terms, slopes = more
             assert log_total is not None
@@ -292,6 +293,4 @@ def _as_sums(fields: list[Tensor | None], known: Tensor | float | None) -> Sums:
 
 def _joined(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
     """The fields of all parts, one part after the other; None where they have none."""
-    if len(parts) == 1:
-        return parts[0]
     return [None if fields[0] is None else torch.cat(fields) for fields in zip(*parts, strict=True)]
