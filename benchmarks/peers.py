@@ -126,7 +126,7 @@ class NTXent(nn.Module):
 
 
 class MultipleNegativesRanking(nn.Module):
-    """sentence-transformers' loss of that name for pairs: rows by index, cosines times 20, log-sum of the joined scores."""
+    """sentence-transformers' loss of that name for pairs: rows by index, cosines times 20, log-sum of joined scores."""
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
         documents, rows = torch.cat([z2]), torch.arange(len(z1))
