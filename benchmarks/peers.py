@@ -6,7 +6,7 @@ chunked    the same, a block of rows at a time under torch.utils.checkpoint
 tiled      plain InfoNCE in the manner of Inf-CL: square tiles, online log-sum-exp, tiles recomputed in the
            backward pass; neither hardening nor debiasing, and none of Inf-CL's communication
 LIBRARIES  losses of other libraries as their users call them, each with ours that computes the same. Where the library
-           need not be installed, its operations are written out: lightly 1.6, sentence-transformers 6.2 and open_clip 3
+           need not be installed, its operations are written out after its source: lightly, sentence-transformers, open_clip
 """
 
 import math
@@ -137,7 +137,7 @@ class MultipleNegativesRanking(nn.Module):
 
 
 class CrossEntropy(nn.Module):
-    """SimCSE in plain code, which is also MultipleNegativesRankingLoss of sentence-transformers before 5.2."""
+    """SimCSE in plain code."""
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
         scores = normalize(z1, dim=1) @ normalize(z2, dim=1).T * 20.0
