@@ -6,7 +6,7 @@ chunked    the same, a block of rows at a time under torch.utils.checkpoint
 tiled      plain InfoNCE in the manner of Inf-CL: square tiles, online log-sum-exp, tiles recomputed in the
            backward pass; neither hardening nor debiasing, and none of Inf-CL's communication
 LIBRARIES  losses of other libraries as their users call them, each with ours that computes the same. Where the library
-           need not be installed, its operations are written out after its source: lightly, sentence-transformers, open_clip
+           need not be installed (lightly, sentence-transformers, open_clip), its operations are written out
 """
 
 import math
