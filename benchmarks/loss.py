@@ -1,6 +1,7 @@
 """Time and peak memory of a forward and backward pass of the loss, compared with other implementations.
 
     python benchmarks/loss.py [--quick]
+    python benchmarks/loss.py --libraries  only the comparison with losses of other libraries; keeps the other results
     python benchmarks/loss.py --table      the last results as Markdown, for docs/kernels.md
 
 Peers, all given the same unnormalized embeddings, which they normalize:
@@ -9,6 +10,8 @@ Peers, all given the same unnormalized embeddings, which they normalize:
   published HCL      the formula of HCL's published code: exponentials, masked_select, clamp
   cross-entropy      NT-Xent as cross-entropy over the full matrix of logits: no hardening, no debiasing
   metric-learning    pytorch-metric-learning's NTXentLoss, up to B = 256 (it would need 34 GB at 1,024)
+
+Then, on one thread, losses of other libraries beside ours that computes the same value (`peers.LIBRARIES`), d = 128.
 
 Times are medians over interleaved repetitions, so that a slow phase of the machine affects all peers. Memory is
 the rise of the process's peak resident size in a new process, beyond inputs and their gradients.
@@ -25,8 +28,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import record
+import stopwatch
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
@@ -71,7 +76,13 @@ def metric_learning(z1: Tensor, z2: Tensor) -> Tensor:
 
 
 def peer(name: str) -> Loss:
-    """The loss of this name."""
+    """The loss of this name; of another library's row: ``name:peer`` or ``name:ours``."""
+    row, _, side = name.partition(":")
+    if side:
+        from peers import LIBRARIES
+
+        found: Loss = LIBRARIES[row][side == "ours"]()
+        return found
     if name.startswith("hardneg"):
         return hn.hcl(BETA, PRIOR, TEMPERATURE, backend=name.split()[1])
     return {"published HCL": published_hcl, "cross-entropy": cross_entropy_nt_xent, "metric-learning": metric_learning}[
@@ -98,6 +109,7 @@ def times(batch: int, dim: int, names: list[str], seconds: float) -> dict[str, l
     z1, z2 = inputs(batch, dim)
     losses = {name: peer(name) for name in names}
     for loss in losses.values():
+        step(loss, z1, z2)
         step(loss, z1, z2)
     found: dict[str, list[float]] = {name: [] for name in names}
     ends = time.perf_counter() + seconds
@@ -132,9 +144,46 @@ def print_peak_memory(name: str, batch: int, dim: int) -> None:
     print(resident("VmHWM") - before)
 
 
+def compare_libraries(quick: bool) -> list[dict[str, Any]]:
+    """Time and memory of losses of other libraries and of ours, on one thread."""
+    from peers import LIBRARIES
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rows = []
+    print(f"\n{'B':>6}  {'peer / ours, one thread':<42} {'peer ms':>9} {'ours ms':>9} {'ratio':>6} {'MiB':>15}")
+    for batch in (64, 256, 1024) if quick else (64, 256, 1024, 4096):
+        for name in LIBRARIES:
+            sides = [f"{name}:peer", f"{name}:ours"]
+            measured = times(batch, 128, sides, seconds=1.0 if quick else max(4.0, batch / 200))
+            z1, z2 = inputs(batch, 128)
+            with torch.no_grad():  # the two compute the same
+                torch.testing.assert_close(peer(sides[0])(z1, z2), peer(sides[1])(z1, z2), rtol=1e-3, atol=1e-4)
+            ours = stopwatch.summary(measured[sides[1]])
+            row: dict[str, Any] = {
+                "batch": batch,
+                "dim": 128,
+                "row": name,
+                "peer": stopwatch.summary(measured[sides[0]]),
+                "ours": ours,
+            }
+            row["ratio"] = row["peer"]["ms"] / ours["ms"]
+            memory = ""
+            if batch == 4096:
+                row["peer_mib"], row["ours_mib"] = (peak_memory(side, batch, 128) for side in sides)
+                memory = f"{row['peer_mib']:,.0f} / {row['ours_mib']:,.0f}"
+            rows.append(row)
+            print(
+                f"{batch:>6}  {name:<42} {row['peer']['ms']:>9.2f} {ours['ms']:>9.2f} {row['ratio']:>6.2f} {memory:>15}"
+            )
+    torch.set_num_threads(threads)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a second per size, small sizes only")
+    parser.add_argument("--libraries", action="store_true", help="only the losses of other libraries")
     parser.add_argument("--table", action="store_true", help="print the stored results as Markdown")
     parser.add_argument("--memory", nargs=3, metavar=("PEER", "BATCH", "DIM"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -145,6 +194,12 @@ def main() -> None:
 
     if options.table:
         print_table()
+        return
+    if options.libraries:
+        stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+        stored["libraries"] = compare_libraries(options.quick)
+        if not options.quick:
+            record.write(RESULTS, stored)
         return
     sizes = [(64, 128), (256, 128), (256, 768), (1024, 128)]
     if not options.quick:
@@ -187,20 +242,28 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "hardneg": hn.__version__},
         "settings": {"beta": BETA, "class_prior": PRIOR, "temperature": TEMPERATURE, "seed": 0, "dtype": "float32"},
         "rows": rows,
+        "libraries": compare_libraries(options.quick),
     }
     if not options.quick:
         record.write(RESULTS, found)
 
 
 def print_table() -> None:
-    """The stored results as a Markdown table."""
+    """The stored results as Markdown tables."""
+    stored = json.loads(RESULTS.read_text(encoding="utf-8"))
     print("| B | d | | ms (quartiles) | × tiled | extra MiB |\n|---:|---:|---|---:|---:|---:|")
-    for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]:
+    for row in stored["rows"]:
         low, high = row["ms_quartiles"]
         print(
             f"| {row['batch']:,} | {row['dim']} | {row['peer']} | {row['ms']:,.1f} ({low:,.1f}–{high:,.1f}) "
             f"| {row['times_tiled']:,.2f} | {row['peak_mib']:,.0f} |"
         )
+    ratios = {(row["row"], row["batch"]): row for row in stored["libraries"]}
+    print("\n| | B = 64 | 256 | 1,024 | 4,096 | extra MiB at 4,096, peer / ours |\n|---|---:|---:|---:|---:|---:|")
+    for name in dict.fromkeys(row["row"] for row in stored["libraries"]):
+        cells = [f"{ratios[name, batch]['ratio']:.2f}" for batch in (64, 256, 1024, 4096)]
+        last = ratios[name, 4096]
+        print(f"| {name} | {' | '.join(cells)} | {last['peer_mib']:,.0f} / {last['ours_mib']:,.0f} |")
 
 
 if __name__ == "__main__":

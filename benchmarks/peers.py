@@ -1,20 +1,25 @@
-"""Other implementations of the loss, for `fused.py`; the published formula itself is in `loss.py`.
+"""Other implementations of the loss, for `fused.py` and `loss.py`; HCL's published formula itself is in `loss.py`.
 
 filled     HCL's published formula with the anchor's own entries filled instead of selected away: the same numbers,
            without the index that masked_select builds, and without a break in a compiled graph
 chunked    the same, a block of rows at a time under torch.utils.checkpoint
 tiled      plain InfoNCE in the manner of Inf-CL: square tiles, online log-sum-exp, tiles recomputed in the
            backward pass; neither hardening nor debiasing, and none of Inf-CL's communication
+LIBRARIES  losses of other libraries as their users call them, each with ours that computes the same. Where the library
+           need not be installed (lightly, sentence-transformers, open_clip), its operations are written out
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from loss import BETA, PRIOR, TEMPERATURE
-from torch import Tensor
-from torch.nn.functional import normalize
+from loss import BETA, PRIOR, TEMPERATURE, published_hcl
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
 from torch.utils.checkpoint import checkpoint
+
+import hardneg as hn
 
 # Scores in a block of `chunked` (1 GiB in float32) and rows of a tile of `tiled`: large enough to fill a GPU.
 CHUNK, TILE = 1 << 28, 8192
@@ -104,3 +109,84 @@ def _tile(z: Tensor, start: int, column: int, dtype: torch.dtype) -> Tensor:
     """Scores of the rows from ``start`` with those from ``column``, −inf on the diagonal."""
     scores = (z[start : start + TILE] @ z[column : column + TILE].T).to(dtype).div_(TEMPERATURE)
     return scores.fill_diagonal_(-torch.inf) if start == column else scores
+
+
+class NTXent(nn.Module):
+    """lightly's NTXentLoss without a memory bank: four blocks of logits, the diagonals of two selected away."""
+
+    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        views, batch = [normalize(z1, dim=1), normalize(z2, dim=1)], len(z1)
+        others = ~torch.eye(batch, dtype=torch.bool)
+        rows = []
+        for own, other in (views, views[::-1]):
+            crossed = torch.einsum("nc,mc->nm", own, other) / TEMPERATURE
+            same = torch.einsum("nc,mc->nm", own, own) / TEMPERATURE
+            rows.append(torch.cat([crossed, same[others].view(batch, -1)], dim=1))  # (B, 2B − 1)
+        return cross_entropy(torch.cat(rows), torch.arange(batch).repeat(2))
+
+
+class MultipleNegativesRanking(nn.Module):
+    """sentence-transformers' loss of that name for pairs: rows by index, cosines times 20, log-sum of joined scores."""
+
+    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        documents, rows = torch.cat([z2]), torch.arange(len(z1))
+        queries = normalize(z1[rows], p=2, dim=1)
+        scores = torch.mm(queries, normalize(documents, p=2, dim=1).transpose(0, 1)) * 20.0
+        positive = scores[rows, rows]
+        return -(positive - torch.cat([scores], dim=1).logsumexp(dim=1)).mean()
+
+
+class CrossEntropy(nn.Module):
+    """SimCSE in plain code."""
+
+    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        scores = normalize(z1, dim=1) @ normalize(z2, dim=1).T * 20.0
+        return cross_entropy(scores, torch.arange(len(scores)))
+
+
+class Clip(nn.Module):
+    """open_clip's ClipLoss, the features normalized and the scale learnt as in its models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+
+    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        images, texts, scale = normalize(z1, dim=-1), normalize(z2, dim=-1), self.log_scale.exp()
+        by_image, by_text = scale * images @ texts.T, scale * texts @ images.T
+        labels = torch.arange(len(by_image))
+        return (cross_entropy(by_image, labels) + cross_entropy(by_text, labels)) / 2
+
+
+class SupCon(nn.Module):
+    """pytorch-metric-learning's SupConLoss, or ours, of classes with eight instances each."""
+
+    def __init__(self, ours: bool, views: int) -> None:
+        super().__init__()
+        self.ours, self.views = ours, views
+        if ours:
+            self.loss: nn.Module = hn.supcon()
+        else:
+            from pytorch_metric_learning.losses import SupConLoss
+
+            self.loss = SupConLoss(temperature=0.07)
+
+    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        labels = torch.arange(len(z1)) % max(2, len(z1) // 8)
+        if self.ours:
+            found: Tensor = self.loss(z1, z2 if self.views == 2 else None, labels=labels)
+            return found
+        found = self.loss(z1, labels) if self.views == 1 else self.loss(torch.cat([z1, z2]), labels.repeat(2))
+        return found
+
+
+# The peer and our loss of the same value, by the name of the row.
+LIBRARIES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "lightly NT-Xent / simclr": (NTXent, lambda: hn.simclr(TEMPERATURE)),
+    "HCL's code / hcl": (lambda: published_hcl, lambda: hn.hcl(BETA, PRIOR, TEMPERATURE)),
+    "pytorch-metric-learning SupCon / supcon": (lambda: SupCon(False, 1), lambda: SupCon(True, 1)),
+    "the same, two views": (lambda: SupCon(False, 2), lambda: SupCon(True, 2)),
+    "MultipleNegativesRankingLoss / simcse": (MultipleNegativesRanking, hn.simcse),
+    "cross-entropy of cosines / simcse": (CrossEntropy, hn.simcse),
+    "open_clip ClipLoss / clip": (Clip, hn.clip),
+}

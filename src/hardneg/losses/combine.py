@@ -153,10 +153,6 @@ def _anchor_losses(
     settings: Settings, candidates: CandidateSet, scale: Tensor, weights: Rule, kernel: Kernel, draws: Tensor | None
 ) -> tuple[Tensor, CallRecord]:
     """The losses of one set's anchors, (A,), and the record of them."""
-    pairs = candidates.pair_similarity
-    one_each = pairs is not None and pairs.shape[1] == 1 and candidates.positive_mask is None
-    if one_each and (settings.prior is None or weights.log_weight is None):
-        return _single_positive_losses(settings, candidates, scale, weights, kernel, draws)
     positives: Positives
     similarity = candidates.own_similarity
     if similarity is not None:
@@ -177,25 +173,6 @@ def _anchor_losses(
         known = ~(negatives.weight.isnan() | sums.weight.isnan())
         losses = checks.poisoned(losses, checks.values(known, "weights must not be NaN"))
     return losses, _record(candidates, rule, kernel, valid, floored & valid, negatives.count, count)
-
-
-def _single_positive_losses(
-    settings: Settings, candidates: CandidateSet, scale: Tensor, weights: Rule, kernel: Kernel, draws: Tensor | None
-) -> tuple[Tensor, CallRecord]:
-    """As `_anchor_losses` if every anchor has one positive: all ways of combining positives are then the same."""
-    assert candidates.pair_similarity is not None
-    similarity, views = candidates.pair_similarity[:, 0], candidates.layout.views
-    positive = (similarity if views == 1 else similarity.repeat(views)) * scale  # (A,)
-    best = positive.detach() if settings.needs_positive else None
-    rule, negatives = _negatives(settings, candidates, scale, weights, best, kernel, draws)
-    valid, one = negatives.count > 0, torch.ones_like(negatives.count)
-    sums = None if settings.prior is None else LogSums(positive, weights.log_weights(positive), one)  # P = e^p
-    log_total, floored = _log_total(settings, candidates, negatives, sums, one, scale)
-    gap = torch.where(valid, log_total, 0.0) - positive
-    losses = softplus(gap, threshold=EXACT_SOFTPLUS) if settings.positive_in_denominator else gap
-    return torch.where(valid, losses, 0.0), _record(
-        candidates, rule, kernel, valid, floored & valid, negatives.count, one
-    )
 
 
 def _negatives(

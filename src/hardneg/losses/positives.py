@@ -48,6 +48,9 @@ class OwnPositives:
 
     def sums(self, rule: Rule) -> LogSums:
         log_weight = rule.log_weights(self.scores)
+        if self.mask is None and self.scores.shape[1] == 1 and rule.log_weight is None:
+            positive = self.scores[:, 0]  # Σ e^{(β+1)p} / Σ e^{βp} = e^p; a quarter of the time of a small batch
+            return LogSums(positive, log_weight[:, 0], torch.ones_like(positive))
         has_weight = log_weight != -torch.inf  # NaN is kept: the loss becomes NaN
         return reference.sums(self.scores, log_weight, has_weight if self.mask is None else has_weight & self.mask)
 

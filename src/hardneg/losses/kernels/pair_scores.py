@@ -29,12 +29,14 @@ class UnitVectors(NamedTuple):
     @classmethod
     def of(cls, dtype: torch.dtype, *parts: Tensor) -> "UnitVectors | None":
         """Those of the rows of all parts; None if dividing by a length would not be safe."""
-        smallest = max([torch.finfo(part.dtype).tiny for part in parts])
-        with torch.no_grad():
-            vectors = parts[0] if len(parts) == 1 else torch.cat(parts)  # (R, d)
-            vectors = vectors if vectors.dtype == dtype else vectors.to(dtype)
-            lengths = safe_lengths(vectors, smallest)
-            return None if lengths is None else cls(vectors / lengths, lengths)
+        smallest = 0.0
+        for part in parts:
+            if part.dtype == torch.float16:  # of other types it is far below the shortest safe length
+                smallest = torch.finfo(torch.float16).tiny
+        vectors = parts[0].detach() if len(parts) == 1 else torch.cat([part.detach() for part in parts])  # (R, d)
+        vectors = vectors if vectors.dtype == dtype else vectors.to(dtype)
+        lengths = safe_lengths(vectors, smallest)
+        return None if lengths is None else cls(vectors / lengths, lengths)
 
     def backward(self, grad: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient in the vectors that were divided, and ⟨unit vector, grad⟩, (R, 1). Overwrites ``grad``."""
@@ -161,18 +163,24 @@ class PairScores:
 
     def compute(self) -> tuple[Result, Strip | None]:
         """The losses of all anchors, and the strip that the backward pass may use again, if there is only one."""
-        parts: list[list[Tensor | None]] = []
+        fields: list[Tensor | None] = []  # of `Sums`, then of the positives: (A,) each
         columns: list[Tensor | None] = []
+        kept, size = None, self.anchors.shape[0]
         for strip in self.strips():
             sums = self._sums(strip.negatives, 1)
             if self.crossed:
                 columns = self._added(columns, self._sums(strip.negatives, 0))
-            parts.append([*sums, *([strip.pairs] if self.own_positive else self._label_sums(strip, sums))])
-        kept = strip if len(parts) == 1 else None
-        tilted, weight, row_max, count, *more = _joined(parts)
-        if self.crossed:
-            tilted, weight, row_max, count = _joined([[tilted, weight, row_max, count], columns])
-        found = _as_sums([tilted, weight, row_max, count], self.count)
+            part = [*sums, *([strip.pairs] if self.own_positive else self._label_sums(strip, sums))]
+            if strip.rows.stop - strip.rows.start == size:
+                kept, fields = strip, part
+            else:
+                # Copied to one place: small tensors that stay between freed matrices would fragment the memory.
+                fields = fields or [None if values is None else values.new_empty(size) for values in part]
+                for whole, values in zip(fields, part, strict=True):
+                    if whole is not None and values is not None:
+                        whole[strip.rows] = values
+        sums, more = fields[:4], fields[4:]
+        found = _as_sums(_joined(sums, columns) if self.crossed else sums, self.count)
         if not self.own_positive:
             log_total, total, exponentials, terms, slopes = more
             assert log_total is not None
@@ -290,8 +298,6 @@ def _as_sums(fields: list[Tensor | None], known: Tensor | float | None) -> Sums:
     return Sums(tilted, weight, row_max, number)
 
 
-def _joined(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
-    """The fields of all parts, one part after the other; None where they have none."""
-    if len(parts) == 1:
-        return parts[0]
-    return [None if fields[0] is None else torch.cat(fields) for fields in zip(*parts, strict=True)]
+def _joined(one: list[Tensor | None], other: list[Tensor | None]) -> list[Tensor | None]:
+    """Fields of rows, each followed by that of columns; None where there are none."""
+    return [None if a is None or b is None else torch.cat([a, b]) for a, b in zip(one, other, strict=True)]

@@ -82,8 +82,12 @@ class _PairedLoss(torch.autograd.Function):
         ctx.scores, ctx.strip, ctx.plain, ctx.number = scores, strip, plain, 1
         if reduction == "none":
             return losses.values.clone()  # a view could not be changed in place, as in total += other
-        if reduction == "mean":
-            ctx.number = losses.values.shape[0] if losses.valid is None else losses.valid.sum().clamp(min=1)
+        if reduction == "sum":
+            return losses.values.sum()
+        if losses.valid is None:
+            ctx.number = losses.values.shape[0]
+            return losses.values.mean()
+        ctx.number = losses.valid.sum().clamp(min=1)
         return losses.values.sum() / ctx.number  # type: ignore[no-any-return]
 
     @staticmethod
@@ -105,8 +109,10 @@ def _backward(
     weight = grad * (scores.scale / ctx.number)
     by_unit, by_given = _unit_gradients(scores, ctx.strip, weight, ctx.needs_input_grad[2])
     by_vectors, along = scores.unit.backward(by_unit)  # (R, d), (R, 1)
-    d1 = by_vectors[:batch].to(z1.dtype)
-    d2 = None if z2 is None else by_vectors[batch:].to(z2.dtype)
+    if z2 is None:
+        d1, d2 = by_vectors.to(z1.dtype), None
+    else:
+        d1, d2 = by_vectors[:batch].to(z1.dtype), by_vectors[batch:].to(z2.dtype)
     d_negatives = None
     if by_given is not None and negatives is not None:
         d_negatives = scores.given.backward(by_given)[0].to(negatives.dtype)
@@ -193,7 +199,7 @@ class _Coefficients:
         found = self._direct(strip) if self._scores.direct else self._by_logarithms(strip)
         if self._scores.own_positive:
             for rows, diagonal in self._scores.pair_diagonals(strip.rows, found):
-                diagonal.copy_(self._pairs[rows])
+                diagonal.copy_(of_strip(self._pairs, rows))
         else:
             self._add_positives(strip, found)
         return found
