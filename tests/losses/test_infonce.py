@@ -1,6 +1,5 @@
 """The objective against loops written from the papers, over random combinations of all its settings."""
 
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -42,22 +41,20 @@ def described(truth: oracle.Result) -> dict[str, float]:
         return sum(numbers) / len(numbers) if numbers else 0.0
 
     negatives, positives = ([row for row in rows if row] for rows in (truth.negatives, truth.positives))
-    log_weights = [weights for weights, _ in truth.log_weights if weights]
     return {
         "anchors": len(truth.losses),
         "without_candidates": len(truth.losses) - len(negatives),
         "without_positives": len(truth.losses) - len(positives),
         "floored": sum(truth.floored),
         "support": mean([len(row) for row in negatives]),
-        "effective_negatives": mean([effective_size(row) for row in log_weights]),
+        "effective_negatives": mean([effective_size(row) for row in truth.shares if row]),
         "positive_score": mean([mean(row) for row in positives]),
         "negative_score": mean([mean(row) for row in negatives]),
     }
 
 
-def effective_size(log_weights: list[float]) -> float:
+def effective_size(weights: list[float]) -> float:
     """(Σw)² / Σw²."""
-    weights = [math.exp(weight - max(log_weights)) for weight in log_weights]
     return sum(weights) ** 2 / sum(weight**2 for weight in weights)
 
 

@@ -248,7 +248,8 @@ class _NegativeSums:
         self.bounded = largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
         # With β = 0 or 1 one exponential x = e^s gives both sums and both their derivatives.
         self.keeps_exponentials = self.bounded and rule.draws is None and tilt in (0, 1)
-        self.symmetric = self.keeps_exponentials and not self.banded and eligibility.allowed is None
+        unmasked = eligibility.allowed is None and eligibility.identities is None
+        self.symmetric = self.keeps_exponentials and not self.banded and unmasked
 
     def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
         rule = self.rule
@@ -269,7 +270,7 @@ class _NegativeSums:
                 scores -= self.row_max[rows, None]
             self.log_tilted[rows] = (scores * (rule.tilt + 1)).exp_().sum(dim=1).log()
             if isinstance(rule.tilt, Tensor) or rule.tilt > 0:  # 0 · −inf is NaN
-                self.log_weight[rows] = scores.mul_(rule.tilt).exp_().sum(dim=1).log()
+                self.log_weight[rows] = _tilt_(scores, rule.tilt).exp_().sum(dim=1).log()
             else:
                 self.log_weight[rows] = count.log()
         log_tilted, log_weight, row_max = self.log_tilted[rows], self.log_weight[rows], self.row_max[rows]
@@ -307,7 +308,7 @@ class _NegativeSums:
         chosen -= self.row_max[rows, None]
         derivative = (chosen * (tilt + 1)).sub_(log_tilted[rows, None]).exp_().mul_(d_tilted[rows, None])
         if through and (isinstance(tilt, Tensor) or tilt > 0):
-            derivative += chosen.mul_(tilt).sub_(log_weight[rows, None]).exp_().mul_(d_weight[rows, None])
+            derivative += _tilt_(chosen, tilt).sub_(log_weight[rows, None]).exp_().mul_(d_weight[rows, None])
         if drawn is None:
             return derivative
         return torch.zeros_like(scores).scatter_add_(1, drawn, derivative)
@@ -339,6 +340,14 @@ class _NegativeSums:
             scores.masked_fill_(scores < per_row(self.rule.lower, rows), -torch.inf)
         if self.rule.upper is not None:
             scores.masked_fill_(scores > per_row(self.rule.upper, rows), -torch.inf)
+
+
+def _tilt_(scores: Tensor, tilt: float | Tensor) -> Tensor:
+    """The scores times the tilt, in place; masked ones stay −inf, also if a tilt that is a tensor is 0."""
+    if not isinstance(tilt, Tensor):
+        return scores.mul_(tilt)
+    masked = scores == -torch.inf
+    return scores.mul_(tilt).masked_fill_(masked, -torch.inf)
 
 
 class _PositiveSums:
