@@ -290,14 +290,14 @@ def info_nce(
             mask is not None and not mask[i, row.view]
         )
 
+    ids_of = [{sample.id for sample in (*first, *others) if sample.instance == i} for i in range(size)]
     pairs = set() if not_negatives is None else {(int(a), int(b)) for a, b in not_negatives}
 
     def same_thing(query: Sample, other: Sample) -> bool:
         """Return whether the ids say that a candidate is no negative."""
         if other.id == UNKNOWN:
             return False
-        own_ids = {sample.id for sample in (*first, *others) if sample.instance == query.instance}
-        return other.id in own_ids or (query.id, other.id) in pairs or (other.id, query.id) in pairs
+        return other.id in ids_of[query.instance] or (query.id, other.id) in pairs or (other.id, query.id) in pairs
 
     def score(a: Sample, b: Sample) -> float:
         # fsum is exact up to one rounding, so equal pairs of vectors tie exactly and ties go by index.
