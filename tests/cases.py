@@ -246,7 +246,9 @@ def cases(
         given_hardening = {name: part for name, (part, _) in parts.items()}  # type: ignore[assignment]
         known = {"by_source": {name: part for name, (_, part) in parts.items()}}
     weighted = by_source or "beta" in known or "eta" in known
-    class_prior = 0.0 if by_source and in_batch is None else some(0.05, 0.0, 0.15, 0.0, 0.4)
+    # In one dimension all cosines are ±1, and G may equal the floor up to rounding.
+    no_prior = (by_source and in_batch is None) or dim == 1
+    class_prior = 0.0 if no_prior else some(0.05, 0.0, 0.15, 0.0, 0.4)
 
     combine = some("mean_of_logs", "log_of_mean", "in_denominator", "log_of_sum")
     options = {

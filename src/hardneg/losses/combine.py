@@ -15,8 +15,9 @@ from hardneg.losses.debiasing import log_expected_negative
 from hardneg.losses.diagnostics import CallRecord, joined_record
 from hardneg.losses.hardening import Hardening
 from hardneg.losses.inputs import Inputs, prepare
-from hardneg.losses.kernels import REFERENCE, HalfCopies, Kernel, LogSums, Rule, tiled
+from hardneg.losses.kernels import REFERENCE, TILED, HalfCopies, Kernel, LogSums, Rule, tiled
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Bound, constant
+from hardneg.losses.pair_positives import pair_positives
 from hardneg.losses.positives import LabelPositives, OwnPositives, Positives, log_sum_exp
 from hardneg.losses.settings import Settings
 from hardneg.losses.sources import GIVEN
@@ -229,7 +230,9 @@ def _anchor_losses(
     if similarity is not None:
         positives = OwnPositives(similarity * scale, candidates.positive_mask)
     else:
-        positives = LabelPositives(candidates.anchors, candidates.labelled_rows, scale, kernel, weights.half_copies)
+        parts = candidates.labelled_rows
+        few = pair_positives(candidates.anchors, parts, scale) if kernel is TILED else None
+        positives = few or LabelPositives(candidates.anchors, parts, scale, kernel, weights.half_copies)
     count = positives.count()
     best = positives.best() if settings.needs_positive else None
     totals, records = [], []

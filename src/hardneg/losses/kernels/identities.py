@@ -27,14 +27,14 @@ class Partners:
         """anchor_ids: (A,) · candidate_ids: (N,) · pairs: (P, 2) of ids, in any order"""
         entries = torch.unique(torch.cat([pairs, pairs.flip(1)]), dim=0)  # (E, 2) in order of the first id
         ids, columns = candidate_ids.sort()
-        column_start, column_count = _range(ids, entries[:, 1].contiguous())
-        first, count = _range(entries[:, 0].contiguous(), anchor_ids)
+        column_start, column_count = equal_range(ids, entries[:, 1].contiguous())
+        first, count = equal_range(entries[:, 0].contiguous(), anchor_ids)
         return cls(first, count, column_start, column_count, columns)
 
     def pairs(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The row, from 0 for the first of ``rows``, and the column of each candidate that forms a pair."""
-        row, entry = _expand(self.first[rows], self.count[rows])
-        number, position = _expand(self.column_start[entry], self.column_count[entry])
+        row, entry = expand(self.first[rows], self.count[rows])
+        number, position = expand(self.column_start[entry], self.column_count[entry])
         return row[number], self.columns[position]
 
 
@@ -85,13 +85,13 @@ def related(own: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tenso
     return found
 
 
-def _range(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def equal_range(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """The first position of each wanted number in ``ordered``, and how often it occurs."""
     first = torch.searchsorted(ordered, wanted)
     return first, torch.searchsorted(ordered, wanted, right=True) - first
 
 
-def _expand(start: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def expand(start: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """For ranges of ``count`` positions from ``start``, one after the other: number of the range, and position."""
     number = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
     position = torch.arange(len(number), device=count.device) - (count.cumsum(0) - count)[number] + start[number]
