@@ -45,6 +45,10 @@ def test_processes_have_the_loss_and_gradients_of_one(found: tuple[list[int], Fo
         squared = torch.cat([part[f"second {view}"] for part in parts]) / factor**2
         assert float(single[f"second {view}"].norm()) > 1e-6
         assert_close(squared, single[f"second {view}"], rtol=1e-6, atol=1e-9)
+    if "bank" in single:
+        assert single["bank"].abs().max() > 1e-3
+        gathered = torch.cat([part["bank"] for part in parts]) / factor
+        assert_close(gathered, single["bank"], rtol=1e-6, atol=1e-9)
     if "temperature" in single:
         average = torch.stack([part["temperature"] for part in parts]).mean()
         assert_close(average, single["temperature"], rtol=1e-6, atol=1e-9)
