@@ -205,14 +205,26 @@ def in_range(name: str, indices: Tensor, size: int) -> None:
 
 
 def values(condition: Tensor, message: str, error: type[ValueError] = ValueError) -> None:
-    """Raise unless the condition is true everywhere."""
+    """Raise unless the condition is true everywhere; inside `torch.vmap`, where no value can be read, do nothing."""
     condition = condition.all()
+    if torch._C._are_functorch_transforms_active() and _is_batched(condition):
+        return
     # Reading a value would synchronize with an accelerator, and break a compiled graph.
     if condition.device.type == "cpu" and not torch.compiler.is_compiling():
         if not bool(condition):
             raise error(message)
     else:
         torch._assert_async(condition, message)
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    """True if a tensor holds the values of all examples of a `torch.vmap`."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def flag(good: Tensor, message: str) -> None:

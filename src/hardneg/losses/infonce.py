@@ -273,7 +273,10 @@ class InfoNCE(Adjustable):
     def diagnostics(self) -> dict[str, float]:
         """Statistics of the negatives of the last call; see `hardneg.losses.diagnostics.Diagnostics`."""
         if self._last is None:
-            raise RuntimeError("diagnostics() describes the last call, and there has been none: call the loss first")
+            raise RuntimeError(
+                "diagnostics() describes the last call outside of torch.func, and there has been none: call the loss "
+                "first"
+            )
         report = self._last().compute()
         self._warn_if_floored(report["floored"], report["anchors"], stacklevel=3)
         return report
@@ -329,12 +332,18 @@ class InfoNCE(Adjustable):
                 "the loss is recomputed in a backward pass, where num_negatives would draw different negatives: keep "
                 "the loss outside of torch.utils.checkpoint"
             )
-        key: Tensor = self.draw_state.clone()
-        self.draw_state[1] += 1
+        # The transforms of torch.func allow no change of a buffer, but this one depends on none of their tensors.
+        transformed = torch._C._are_functorch_transforms_active()
+        with torch._C._DisableFuncTorch() if transformed else nullcontext():
+            key: Tensor = self.draw_state.clone()
+            self.draw_state[1] += 1
         return key
 
     def _keep_records(self, records: Callable[[], list[CallRecord]], scale: Tensor) -> None:
         """Keep the records of a call for the diagnostics, and warn if most anchors are floored."""
+        if torch._C._are_functorch_transforms_active():  # whose tensors end with them
+            self.__dict__["_last"] = None
+            return
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
         self.__dict__["_last"] = lambda: Diagnostics(records(), scale)
         debiased = self._settings.prior is not None and scale.device.type == "cpu"

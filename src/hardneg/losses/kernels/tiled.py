@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hardneg.losses.kernels import percentiles
+from hardneg.losses.kernels import percentiles, reference
 from hardneg.losses.kernels.interface import (
     EXACT_SOFTPLUS,
     Eligibility,
@@ -65,6 +65,9 @@ def positive_sums(
 
 def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Rows and their scores (R, N), strip by strip; each strip overwrites the previous one."""
+    if torch._C._are_functorch_transforms_active():  # they have no products into given memory
+        yield slice(0, len(anchors)), reference.score_matrix(anchors, candidates, scale)
+        return
     rows, columns, cost, shared = len(anchors), 0, 0, True
     for block in candidates:
         columns += block.shape[-2]
@@ -99,11 +102,11 @@ def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iter
 @torch.no_grad()
 def row_maximum(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility) -> Tensor:
     """The largest score of each anchor with its eligible candidates, (A,); −inf where there are none."""
-    found = anchors.new_full((len(anchors),), -torch.inf)
+    found = []
     for rows, scores in strips(anchors, candidates, scale):
         eligibility.mask_(scores, rows, -torch.inf)
-        found[rows] = scores.amax(dim=1)
-    return found
+        found.append(scores.amax(dim=1))
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 @torch.no_grad()
