@@ -1,7 +1,8 @@
 """Presets: the loss of each paper in one line. Every preset takes any further argument of `InfoNCE`.
 
 A given argument replaces the preset's default. A hardening is added to the preset's own: bands intersect, a second
-tilt raises; a hardening by source is for presets without one of their own. An argument that a preset renames (``class_prior`` to ``tau_plus``) raises under its original name.
+tilt raises; a hardening by source is for presets without one of their own. An argument that a preset renames
+(``class_prior`` to ``tau_plus``) raises under its original name.
 """
 
 from collections.abc import Mapping

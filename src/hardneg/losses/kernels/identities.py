@@ -27,7 +27,7 @@ class Partners:
         """anchor_ids: (A,) · candidate_ids: (N,) · pairs: (P, 2) of ids, in any order"""
         entries = torch.unique(torch.cat([pairs, pairs.flip(1)]), dim=0)  # (E, 2) in order of the first id
         ids, columns = candidate_ids.sort()
-        column_start, column_count = equal_range(ids, entries[:, 1].contiguous())
+        column_start, column_count = equal_range(ids, entries[:, 1])
         first, count = equal_range(entries[:, 0].contiguous(), anchor_ids)
         return cls(first, count, column_start, column_count, columns)
 
@@ -87,6 +87,7 @@ def related(own: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tenso
 
 def equal_range(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """The first position of each wanted number in ``ordered``, and how often it occurs."""
+    wanted = wanted.contiguous()
     first = torch.searchsorted(ordered, wanted)
     return first, torch.searchsorted(ordered, wanted, right=True) - first
 
