@@ -147,7 +147,8 @@ def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float |
         bound = anchor * largest * candidates.anchors.shape[1] * scale.detach() * (tilt + 2)
         checks.values(
             bound < torch.finfo(scale.dtype).max,
-            "embeddings are too large for normalize=False: scores overflow; scale them down or set normalize=True",
+            "embeddings are too large for normalize=False: scores overflow; scale them down (or the scores, with "
+            "from_scores), or set normalize=True",
         )
 
 

@@ -131,7 +131,17 @@ def test_the_tiled_kernel_allocates_strips_and_no_matrix() -> None:
     assert largest <= tiled.STRIP_ELEMENTS["cpu"] < (2 * rows) ** 2
 
 
-@pytest.mark.parametrize("preset", ["hcl", "hscl", "moco", "clip", "ring"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        "hcl",
+        "hscl",
+        "moco",
+        "clip",
+        "ring",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("sources", "labelled rows")),
+    ],
+)
 def test_compiles_without_a_graph_break(preset: str) -> None:
     z1, z2, labels = batch(16, 8)
     loss, extra = {
@@ -140,6 +150,14 @@ def test_compiles_without_a_graph_break(preset: str) -> None:
         "moco": (hn.moco(), {"negatives": torch.randn(50, 8)}),
         "clip": (hn.clip(), {}),
         "ring": (hn.InfoNCE(hardening=(hn.Ring(0.5, 0.9), hn.Exponential(hn.Linear(2.0, 1.0)))), {}),
+        "sources": (
+            hn.InfoNCE(hardening={"batch": hn.BelowPositive(), "queue": hn.Exponential(1.0)}),
+            {"negatives": {"queue": torch.randn(50, 8), "mined": torch.randn(16, 3, 8)}, "ids": labels},
+        ),
+        "labelled rows": (
+            hn.supcon(),
+            {"labels": labels, "negatives": torch.randn(50, 8), "negative_labels": torch.arange(50) % 9},
+        ),
     }[preset]
     torch._dynamo.reset()
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
