@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import hardneg as hn
+from hardneg import checks
 
 DOUBLE: dict[str, Any] = {"dtype": torch.float64}
 
@@ -446,3 +447,17 @@ def test_two_processes_reduce_gradients_once_and_get_those_of_one_process(tmp_pa
             else:
                 wanted = {key: g for key, g in cached_processes.gradients(model).items() if not key.startswith("loss")}
                 assert_close(found["two encoders"], wanted)
+
+
+def test_a_different_second_pass_on_an_accelerator_gives_nan_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "on_accelerator", lambda device: True)
+    layer = nn.Linear(5, 4)
+    calls: list[int] = []
+
+    def encoder(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return layer(x) * len(calls)
+
+    hn.cached_step(encoder, (torch.randn(6, 5), torch.randn(6, 5)), hn.InfoNCE(), chunk_size=3)
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.isnan().all()

@@ -85,3 +85,82 @@ def test_whole_returns_a_python_int(given: object) -> None:
 def test_whole_refuses_what_is_no_positive_whole_number(given: object) -> None:
     with pytest.raises(ValueError, match="size must be a whole number ≥ 1"):
         checks.whole("size", given)
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat the CPU as an accelerator."""
+    monkeypatch.setattr(checks, "on_accelerator", lambda device: True)
+
+
+BAD_VALUES = [torch.tensor([1.0, torch.nan]), torch.tensor([[torch.inf]]), torch.tensor([2.0, -torch.inf])]
+
+
+@pytest.mark.parametrize("bad", BAD_VALUES)
+def test_finite_raises_on_a_cpu(bad: torch.Tensor) -> None:
+    with pytest.raises(checks.NonFiniteError, match="z holds NaN or inf"):
+        checks.finite("z", bad)
+    assert checks.finite("z", torch.zeros(3)) is None
+    assert checks.finite("z", torch.zeros(0)) is None
+
+
+@pytest.mark.parametrize("bad", BAD_VALUES)
+def test_finite_returns_nan_on_an_accelerator(bad: torch.Tensor, accelerator: None) -> None:
+    found = [checks.finite("z", given) for given in (bad, torch.zeros(3), torch.zeros(0))]
+    assert [number is not None and number.tolist() for number in found] == [pytest.approx(torch.nan, nan_ok=True), 1, 1]
+
+
+def test_in_range_returns_the_indices_on_a_cpu_or_raises() -> None:
+    indices = torch.tensor([0, 4])
+    assert checks.in_range("idx", indices, 5) == (indices, None)
+    for bad in ([-1, 2], [0, 5]):
+        with pytest.raises(ValueError, match="idx must hold indices from 0 to 4"):
+            checks.in_range("idx", torch.tensor(bad), 5)
+
+
+@pytest.mark.parametrize(("bad", "clamped"), [([-1, 2], [0, 2]), ([0, 5], [0, 4]), ([1 << 62, -(1 << 62)], [4, 0])])
+def test_in_range_clamps_indices_on_an_accelerator(bad: list[int], clamped: list[int], accelerator: None) -> None:
+    found, validity = checks.in_range("idx", torch.tensor(bad), 5)
+    assert found.tolist() == clamped
+    assert validity is not None
+    assert validity.isnan()
+    found, validity = checks.in_range("idx", torch.tensor([0, 4]), 5)
+    assert found.tolist() == [0, 4]
+    assert validity == 1
+
+
+def test_poisoned_spoils_the_value_and_the_gradient_only_if_a_check_failed() -> None:
+    for validity, expected in ((None, 2.0), (torch.tensor(1.0), 2.0), (torch.tensor(torch.nan), torch.nan)):
+        x = torch.tensor([1.0, 5.0], dtype=torch.float64, requires_grad=True)
+        found = checks.poisoned(2 * x, None, validity, None)
+        found.sum().backward()
+        assert found.dtype == torch.float64
+        assert x.grad is not None
+        assert x.grad.tolist() == pytest.approx([expected] * 2, nan_ok=True)
+
+
+def test_jointly_fails_if_one_check_failed() -> None:
+    good, bad = torch.tensor(1.0), torch.tensor(torch.nan)
+    assert checks.jointly(None, None) is None
+    assert checks.jointly(None, good, good) == 1
+    joint = checks.jointly(good, bad, None, good)
+    assert joint is not None
+    assert joint.isnan()
+
+
+def test_required_values_raise_on_an_accelerator_too(accelerator: None) -> None:
+    with pytest.raises(checks.NonFiniteError, match="x holds NaN or inf"):
+        checks.require_finite("x", torch.tensor([torch.nan]))
+    with pytest.raises(ValueError, match="idx must hold indices from 0 to 1"):
+        checks.require_in_range("idx", torch.tensor([2]), 2)
+    with pytest.raises(ValueError, match="wrong"):
+        checks.require(torch.tensor([True, False]), "wrong")
+
+
+def test_inside_vmap_only_the_examples_with_bad_values_are_nan() -> None:
+    rows = torch.tensor([[1.0, 2.0], [torch.nan, 2.0], [3.0, 4.0], [torch.inf, 0.0]])
+
+    def total(row: torch.Tensor) -> torch.Tensor:
+        return checks.poisoned(torch.ones(2).sum(), checks.finite("row", row))
+
+    assert torch.vmap(total)(rows).isnan().tolist() == [False, True, False, True]

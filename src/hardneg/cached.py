@@ -164,16 +164,17 @@ class _Replay:
         """A number whose gradient is that of the loss through this chunk: Σ embeddings · their gradient."""
         chunks.set_random_state(self.state)
         z = self.view.encoder(self.chunk)
+        validity = None
         if z.numel():
             # NaN and inf are not an error here: a GradScaler expects them.
             difference = (z.detach().to(self.embeddings.dtype) - self.embeddings).abs().max().nan_to_num(0.0)
-            checks.values(
+            validity = checks.values(
                 difference <= MAX_DIFFERENCE * self.embeddings.abs().max().nan_to_num(torch.inf),
                 "encoder returned different embeddings for a chunk in the second pass, so the gradient would be wrong: "
                 "draw random numbers from torch's default generators only, and keep no state between calls",
             )
         with torch.autocast(z.device.type, enabled=False):
-            return (z.to(self.gradient.dtype) * self.gradient).sum()
+            return checks.poisoned((z.to(self.gradient.dtype) * self.gradient).sum(), validity)
 
 
 def _run_backward(parts: Sequence[Tensor], backward: Callable[[Tensor], object]) -> None:

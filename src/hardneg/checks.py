@@ -181,40 +181,45 @@ class NonFiniteError(ValueError):
     """A tensor holds NaN or inf."""
 
 
-def finite(name: str, tensor: Tensor) -> None:
-    """Raise on NaN or inf: immediately on the CPU, as an asynchronous assertion on an accelerator."""
-    if tensor.numel() == 0:
-        return
-    lowest, highest = torch.aminmax(tensor.detach())  # one pass, no temporary; NaN propagates
-    values(
-        torch.isfinite(lowest) & torch.isfinite(highest),
-        f"{name} holds NaN or inf: look for a diverged model or a division by zero before the loss",
-        NonFiniteError,
-    )
+# Checks of values. Reading a value would synchronize with an accelerator, and an assertion there ends the process's
+# use of the device. A check of a tensor on an accelerator therefore returns a validity instead of raising: a tensor
+# without dimensions that is 1, or NaN where the check failed. The result is multiplied by it (`poisoned`), so that it
+# and its gradients are NaN. On a CPU a check raises, and returns None.
 
 
-def in_range(name: str, indices: Tensor, size: int) -> None:
-    """Raise unless every index is in [0, size)."""
-    if indices.numel() == 0:
-        return
-    lowest, highest = torch.aminmax(indices)
-    values(
-        (lowest >= 0) & (highest < size),
-        f"{name} must hold indices from 0 to {size - 1}: an index is out of range",
-    )
+def on_accelerator(device: torch.device) -> bool:
+    """True if reading a value from this device would synchronize with it."""
+    return device.type != "cpu"
 
 
-def values(condition: Tensor, message: str, error: type[ValueError] = ValueError) -> None:
-    """Raise unless the condition is true everywhere; inside `torch.vmap`, where no value can be read, do nothing."""
+def finite(name: str, tensor: Tensor) -> Tensor | None:
+    """Raise on NaN or inf on the CPU; return the validity on an accelerator."""
+    return values(_is_finite(tensor), _not_finite(name), NonFiniteError)
+
+
+def in_range(name: str, indices: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
+    """Raise on the CPU unless every index is in [0, size); return the indices, and the validity on an accelerator.
+
+    The indices returned are safe for memory accesses: those out of range on an accelerator are clamped.
+    """
+    validity = values(_is_in_range(indices, size), _out_of_range(name, size))
+    return indices if validity is None else indices.clamp(0, max(size - 1, 0)), validity
+
+
+def values(condition: Tensor, message: str, error: type[ValueError] = ValueError) -> Tensor | None:
+    """Raise on the CPU unless the condition is true everywhere; return the validity on an accelerator.
+
+    Inside `torch.vmap`, where no value can be read, it returns the validity of each example.
+    """
     condition = condition.all()
-    if torch._C._are_functorch_transforms_active() and _is_batched(condition):
-        return
-    # Reading a value would synchronize with an accelerator, and break a compiled graph.
-    if condition.device.type == "cpu" and not torch.compiler.is_compiling():
-        if not bool(condition):
-            raise error(message)
-    else:
+    batched = torch._C._are_functorch_transforms_active() and _is_batched(condition)
+    if on_accelerator(condition.device) or batched:
+        return torch.where(condition, 1.0, torch.nan)
+    if torch.compiler.is_compiling():  # reading the value would break the graph
         torch._assert_async(condition, message)
+    else:
+        require(condition, message, error)
+    return None
 
 
 def _is_batched(tensor: Tensor) -> bool:
@@ -227,12 +232,62 @@ def _is_batched(tensor: Tensor) -> bool:
     return False
 
 
-def flag(good: Tensor, message: str) -> None:
-    """Raise if the one number of ``good`` is 0; as `values`, without a further operation on the device."""
-    if good.device.type == "cpu":
-        values(good > 0, message)
-    else:
-        torch._assert_async(good, message)
+def jointly(*validities: Tensor | None) -> Tensor | None:
+    """The validity of several checks together; None if all are."""
+    found = None
+    for validity in validities:
+        if validity is not None:
+            found = validity if found is None else found * validity
+    return found
+
+
+def poisoned(result: Tensor, *validities: Tensor | None) -> Tensor:
+    """The result unchanged if all checks held, else NaN throughout, as its gradients.
+
+    Examples:
+        >>> poisoned(torch.tensor([2.0, 3.0]), None, torch.tensor(torch.nan))
+        tensor([nan, nan])
+    """
+    validity = jointly(*validities)
+    return result if validity is None else result * validity
+
+
+def require(condition: Tensor, message: str, error: type[ValueError] = ValueError) -> None:
+    """Raise unless the condition is true everywhere; synchronizes with an accelerator."""
+    if not bool(condition.all()):
+        raise error(message)
+
+
+def require_finite(name: str, tensor: Tensor) -> None:
+    """Raise on NaN or inf; synchronizes with an accelerator."""
+    require(_is_finite(tensor), _not_finite(name), NonFiniteError)
+
+
+def require_in_range(name: str, indices: Tensor, size: int) -> None:
+    """Raise unless every index is in [0, size); synchronizes with an accelerator."""
+    require(_is_in_range(indices, size), _out_of_range(name, size))
+
+
+def _is_finite(tensor: Tensor) -> Tensor:
+    if tensor.numel() == 0:
+        return torch.ones((), dtype=torch.bool, device=tensor.device)
+    lowest, highest = torch.aminmax(tensor.detach())  # one pass, no temporary; NaN propagates
+    return torch.isfinite(lowest) & torch.isfinite(highest)
+
+
+def _not_finite(name: str) -> str:
+    return f"{name} holds NaN or inf: look for a diverged model or a division by zero before the loss"
+
+
+def _is_in_range(indices: Tensor, size: int) -> Tensor:
+    if indices.numel() == 0:
+        return torch.ones((), dtype=torch.bool, device=indices.device)
+    lowest, highest = torch.aminmax(indices)
+    return (lowest >= 0) & (highest < size)
+
+
+def _out_of_range(name: str, size: int) -> str:
+    return f"{name} must hold indices from 0 to {size - 1}: an index is out of range"
 
 
 def regular_file(path: Path) -> Path:

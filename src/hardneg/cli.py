@@ -1,6 +1,7 @@
 """The command line: thin commands over the library; every error in the input is reported in one line.
 
 Progress and notes are written to stderr, results to stdout. Exit code 2: the input was invalid; nothing was changed.
+Exit code 1: a run failed, or the doctor found something broken.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import shlex
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -164,7 +166,9 @@ def compare(
     failed = _carry_out(runs, quiet=as_json)
     more = {"run": str(run), "failed": failed}
     formats = comparing.formats(runs)
-    show_table(comparing.results(runs), comparing.notes(runs), baseline or rows[0], as_json, more, formats)
+    comparing.write_failures(run, failed)
+    counts = Counter(name.rpartition(", seed ")[0] for name in failed)
+    show_table(comparing.results(runs), comparing.notes(runs), baseline or rows[0], as_json, more, formats, counts)
     if not as_json:
         trusted = " --trust" * any(needs_trust(planned.settings) for planned in cells)
         say(f"next: hardneg report {shlex.quote(str(run))}{trusted}", style="dim")
@@ -197,16 +201,22 @@ def demo(
         note(f"{finished} of {len(runs)} runs are already in {run} and are not repeated; remove it to start again")
     failed = _carry_out(runs, quiet=as_json)
     untrained, notes = shown.untrained_rows(list(range(seeds)))
+    comparing.write_failures(run, failed)
+    begun = [planned for planned in runs if (planned.folder / "recipe.yaml").exists()]
+    if not begun:
+        raise typer.Exit(1)  # the errors are printed already
     page = write_report(
-        [planned.folder for planned in runs],
+        [planned.folder for planned in begun],
         run / "report.html",
-        names=[planned.cell.name for planned in runs],
+        names=[planned.cell.name for planned in begun],
         baseline="SimCLR",
         extra_rows=untrained,
         extra_notes=notes,
+        failed=failed,
     )
     rows, notes = {**untrained, **comparing.results(runs)}, {**notes, **comparing.notes(runs)}
-    show_table(rows, notes, "SimCLR", as_json, {"run": str(run), "report": str(page)})
+    more = {"run": str(run), "report": str(page), "failed": failed}
+    show_table(rows, notes, "SimCLR", as_json, more, failed=Counter(name.rpartition(", seed ")[0] for name in failed))
     if not as_json:
         say(f"report: {page}")
     if failed:
@@ -255,11 +265,15 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: table, curves, histograms, hardest negatives, command and recipe."""
     from hardneg.insight.report import write_report
+    from hardneg.training import compare as comparing
 
     if trust:
         _import_from_here()
     folders = [folder for entry in runs for folder in _runs_below(entry)]
-    page = write_report(folders, to or runs[0] / "report.html", baseline=baseline, trust=trust)
+    failed: dict[str, str] = {}
+    for entry in runs:
+        failed |= comparing.read_failures(entry)
+    page = write_report(folders, to or runs[0] / "report.html", baseline=baseline, trust=trust, failed=failed)
     print_json({"report": str(page)}) if as_json else say(str(page))
 
 
@@ -318,11 +332,23 @@ def export(
     say(f"{made}: outputs differ by at most {difference:.1e}")
 
 
-@app.command()
-def doctor(as_json: Json = False) -> None:
+@app.command(epilog="Examples:\n\n    hardneg doctor\n\n    hardneg doctor --warm --batch-size 1024 --dim 256")
+def doctor(
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Compile the GPU kernels of all presets ahead, instead of the checks.")
+    ] = False,
+    batch_size: Annotated[int | None, typer.Option(min=2, help="With --warm [default: 256].")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Of the embeddings, with --warm [default: 128].")] = None,
+    as_json: Json = False,
+) -> None:
     """Check versions, devices, data and extras, and print how to fix what is missing."""
     from hardneg.doctor import examine
 
+    if warm:
+        _warm_up(batch_size or 256, dim or 128, as_json)
+        return
+    if batch_size is not None or dim is not None:
+        raise ValueError("--batch-size and --dim belong to --warm: add it, or leave them out")
     findings = examine()
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
@@ -334,6 +360,24 @@ def doctor(as_json: Json = False) -> None:
         table.add_row(finding.name, f"[{color}]{finding.status}[/]", cell(finding.detail), cell(finding.fix))
     out.print(table)
     if any(finding.status == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _warm_up(batch_size: int, dim: int, as_json: bool) -> None:
+    """Compile the kernels of all presets, and print the seconds of each."""
+    from hardneg.warm_up import warm_up
+
+    done = list(warm_up(batch_size, dim))
+    if as_json:
+        print_json([dataclasses.asdict(each) for each in done])
+    else:
+        table = Table("preset", "dtype", "seconds", "", box=None)
+        for each in done:
+            error = " ".join(each.error.split())
+            table.add_row(each.preset, each.dtype, f"{each.seconds:.2f}", f"[red]{cell(error)}[/]" if error else "")
+        out.print(table)
+        say(f"{sum(each.seconds for each in done):.1f} s for embeddings of shape ({batch_size}, {dim})")
+    if any(each.error for each in done):
         raise typer.Exit(1)
 
 
@@ -355,7 +399,7 @@ def main() -> None:
         if os.environ.get("HARDNEG_TRACEBACK"):
             raise
         remedy = isinstance(error, ImportError) and "pip install" not in str(error)
-        fail(str(error) + (': pip install "hardneg[train]"' if remedy else ""))
+        fail(str(error) + (': pip install "hardneg[train]"' if remedy else ""), getattr(error, "exit_code", 2))
     except Exception as error:
         # Errors of the command-line parser, whose classes typer does not export.
         if not hasattr(error, "format_message"):

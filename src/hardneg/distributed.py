@@ -3,25 +3,61 @@
 Every process computes the scores of its own anchors with the candidates of all processes. The gradient of a gathered
 tensor is summed over the processes, and each process gets that of its own rows. `torch.distributed.nn` does the same
 for equal shapes; this version also takes batches of different sizes.
+
+Each function takes the process group whose processes take part; None is the default group, of all processes.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hardneg import randomness
+from hardneg import checks, randomness
+
+# A string, because a torch built without distributed has no ProcessGroup.
+Group: TypeAlias = "dist.ProcessGroup | None"
+Gather: TypeAlias = "bool | dist.ProcessGroup"  # the argument of losses: all processes, none, or those of a group
+
+# Backends whose reduce_scatter is missing or, in gloo, an all_reduce of the whole tensor.
+_WITHOUT_REDUCE_SCATTER = ("gloo", "mpi")
 
 
-def world_size() -> int:
+def checked(name: str, given: object) -> Gather:
+    """Raise unless ``given`` is True, False or a process group that this process belongs to; return it."""
+    if dist.is_available():
+        if given is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError(f"{name}: this process is not in the group; create the loss in the group's processes only")
+        if isinstance(given, dist.ProcessGroup):
+            return given
+    try:
+        return checks.boolean(name, given)
+    except ValueError as error:
+        raise ValueError(f"{name} must be True, False or a torch.distributed.ProcessGroup, got {given!r}") from error
+
+
+def group_of(gather: Gather) -> Group:
+    """The process group of the setting ``gather``; None, the default group, for True and False."""
+    return None if isinstance(gather, bool) else gather
+
+
+def gathers(gather: Gather) -> bool:
+    """True if the setting ``gather`` makes several processes exchange rows."""
+    if isinstance(gather, bool):
+        return gather and world_size() > 1
+    if not dist.is_initialized():
+        raise RuntimeError("gather holds a process group, but torch.distributed is not initialized: assign another one")
+    return world_size(gather) > 1
+
+
+def world_size(group: Group = None) -> int:
     """Number of processes; 1 without torch.distributed."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def rank() -> int:
-    """Rank of this process; 0 without torch.distributed."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+def rank(group: Group = None) -> int:
+    """Rank of this process within the group; 0 without torch.distributed."""
+    return dist.get_rank(group) if dist.is_available() and dist.is_initialized() else 0
 
 
 def supports(device: torch.device) -> bool:
@@ -29,24 +65,25 @@ def supports(device: torch.device) -> bool:
     return f"{device.type}:" in dist.get_backend_config()
 
 
-def batch_sizes(rows: int, device: torch.device) -> list[int]:
+def batch_sizes(rows: int, device: torch.device, group: Group = None) -> list[int]:
     """Rows of the batch on every process, in order of rank."""
-    sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(world_size())]
-    dist.all_gather(sizes, torch.tensor([rows], device=device))
-    return [int(size) for size in sizes]
+    sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(world_size(group))]
+    dist.all_gather(sizes, torch.tensor([rows], device=device), group=group)
+    found: list[int] = torch.cat(sizes).tolist()
+    return found
 
 
-def gather(rows: Tensor, sizes: list[int]) -> Tensor:
-    """The rows of all processes, in order of rank; differentiable.
+def gather(rows: Tensor, sizes: list[int], group: Group = None) -> Tensor:
+    """The rows of all processes, in order of rank; differentiable any number of times.
 
     rows: (sizes[rank], …) · sizes: from `batch_sizes` · returns (sum(sizes), …)
     """
-    result: Tensor = _Gather.apply(rows, sizes)  # type: ignore[no-untyped-call]
+    result: Tensor = _Gather.apply(rows, sizes, group)  # type: ignore[no-untyped-call]
     return result
 
 
 @torch.no_grad()
-def identical(*tensors: Tensor | None) -> bool:
+def identical(*tensors: Tensor | None, group: Group = None) -> bool:
     """True if every process holds the same tensors, bit for bit; up to collisions of 62-bit hashes.
 
     Only the hashes are communicated. None takes part as an empty tensor.
@@ -55,28 +92,28 @@ def identical(*tensors: Tensor | None) -> bool:
     shapes = torch.tensor([size for tensor in given for size in (-1, *tensor.shape)], device=given[0].device)
     prints = torch.stack([_hash(tensor) for tensor in (shapes, *given)])
     code = _hash(prints)[None]
-    codes = [torch.empty_like(code) for _ in range(world_size())]
-    dist.all_gather(codes, code)
+    codes = [torch.empty_like(code) for _ in range(world_size(group))]
+    dist.all_gather(codes, code, group=group)
     return bool((torch.cat(codes) == code).all())
 
 
-def total(tensor: Tensor) -> Tensor:
+def total(tensor: Tensor, group: Group = None) -> Tensor:
     """The sum over all processes; no gradient."""
     result = tensor.detach().clone()
-    dist.all_reduce(result)
+    dist.all_reduce(result, group=group)
     return result
 
 
-def total_loss(part: Tensor) -> Tensor:
+def total_loss(part: Tensor, group: Group = None) -> Tensor:
     """The sum over all processes of their parts of a loss, whose gradients DDP's average over processes makes exact."""
-    share = world_size() * part
-    return share + (total(part) - share).detach()
+    share = world_size(group) * part
+    return share + (total(part, group) - share).detach()
 
 
-def maximum(tensor: Tensor) -> Tensor:
+def maximum(tensor: Tensor, group: Group = None) -> Tensor:
     """The maximum over all processes; no gradient."""
     result = tensor.detach().clone()
-    dist.all_reduce(result, op=dist.ReduceOp.MAX)
+    dist.all_reduce(result, op=dist.ReduceOp.MAX, group=group)
     return result
 
 
@@ -96,31 +133,63 @@ def _hash(tensor: Tensor) -> Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:
-        ctx.sizes = sizes
-        height = max(sizes)
-        padded = rows.new_zeros(height, *rows.shape[1:])
-        padded[: len(rows)] = rows
+    def forward(ctx: Any, rows: Tensor, sizes: list[int], group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        padded = _padded(rows, max(sizes))
         parts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded)
+        dist.all_gather(parts, padded, group=group)
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Scatter.apply(grad, ctx.sizes), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Scatter.apply(grad, ctx.sizes, ctx.group), None, None  # type: ignore[no-untyped-call]
 
 
 class _Scatter(torch.autograd.Function):
     """The transpose of `_Gather`: each process gets its own rows of the sum over all processes."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:
-        ctx.sizes = sizes
-        rows = rows.contiguous().clone()
-        dist.all_reduce(rows)
-        start = sum(sizes[: dist.get_rank()])
-        return rows[start : start + sizes[dist.get_rank()]].clone()
+    def forward(ctx: Any, rows: Tensor, sizes: list[int], group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        if _backend(rows.device, group) in _WITHOUT_REDUCE_SCATTER:
+            return _sum_of_received(rows.contiguous(), sizes, group)
+        height = max(sizes)
+        padded = torch.cat([_padded(part, height) for part in torch.split(rows, sizes)])
+        found = rows.new_empty(height, *rows.shape[1:])
+        # Since torch 2.13 under another name; the old one warns.
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        reduce_scatter(found, padded, group=group)
+        return found[: sizes[rank(group)]]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return gather(grad, ctx.sizes), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return gather(grad, ctx.sizes, ctx.group), None, None
+
+
+def _sum_of_received(rows: Tensor, sizes: list[int], group: Group) -> Tensor:
+    """As a reduce-scatter, which sends as many bytes: each process sends the others their rows and sums its own.
+
+    rows: (sum(sizes), …), contiguous · returns (sizes[rank], …)
+    """
+    own = sizes[rank(group)]
+    received = rows.new_empty(len(sizes) * own, *rows.shape[1:])
+    dist.all_to_all_single(received, rows, [own] * len(sizes), sizes, group=group)
+    return received.view(len(sizes), own, *rows.shape[1:]).sum(dim=0)
+
+
+def _padded(rows: Tensor, height: int) -> Tensor:
+    """Contiguous rows, followed by rows of zeros up to the height."""
+    if len(rows) == height:
+        return rows.contiguous()
+    padded = rows.new_zeros(height, *rows.shape[1:])
+    padded[: len(rows)] = rows
+    return padded
+
+
+def _backend(device: torch.device, group: Group) -> str:
+    """Name of the backend that communicates tensors on this device, such as ``"nccl"``."""
+    for entry in dist.get_backend_config(group).split(","):  # "cpu:gloo,cuda:nccl"
+        kind, _, backend = entry.partition(":")
+        if kind == device.type and backend:
+            return backend
+    return dist.get_backend(group)

@@ -27,10 +27,10 @@ def say(message: str, style: str | None = None) -> None:
     out.print(printable(message), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def fail(message: str) -> None:
-    """Print an error in one line and exit with code 2."""
+def fail(message: str, code: int = 2) -> None:
+    """Print an error in one line and exit with this code."""
     err.print(f"error: {_one_line(message)}", style="red", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def note(message: str) -> None:
@@ -60,11 +60,13 @@ def show_table(
     as_json: bool,
     more: Mapping[str, Any],
     formats: Mapping[str, "MetricFormat"] | None = None,
+    failed: Mapping[str, int] | None = None,
 ) -> None:
     """Print a comparison: mean ± std of each metric, and the difference to the baseline ± its standard error.
 
     rows: values by row and metric · notes: by row and metric; a number with a note is marked · baseline: a row ·
-    more: further entries of the JSON · formats: of metrics that are not registered
+    more: further entries of the JSON · formats: of metrics that are not registered · failed: number of failed runs by
+    row, for the table
     """
     # Imported here: both import torch, which commands that print no table do not need.
     from hardneg.evaluation.metrics import columns
@@ -100,12 +102,14 @@ def show_table(
     table.add_column("method", overflow="fold")
     for shown in metrics.values():
         table.add_column(cell(shown.heading + shown.unit), justify="right", no_wrap=True)
-    for name, entries in summary.items():
+    failed = failed or {}
+    for name, entries in {**summary, **{name: summary.get(name, {}) for name in failed}}.items():
         cells = [
             _cell(entries[metric], shown, name == baseline) if metric in entries else "–"
             for metric, shown in metrics.items()
         ]
-        table.add_row(cell(name), *cells)
+        lost = failed.get(name, 0)
+        table.add_row(cell(name) + (f"\n[red]{lost} failed run{'s' * (lost > 1)}[/]" if lost else ""), *cells)
     out.print(table)
     say(
         f"mean ± std over seeds; below, the difference to {baseline} ± its standard error: ▲ better, ▼ worse, ≈ not "

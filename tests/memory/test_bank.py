@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import hardneg as hn
+from hardneg import checks
 from hardneg.memory import MemoryBank
 
 
@@ -211,3 +212,40 @@ Z = torch.eye(4)[:2]
 def test_errors_name_the_argument_and_the_fix(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat the CPU as an accelerator."""
+    monkeypatch.setattr(checks, "on_accelerator", lambda device: True)
+
+
+@pytest.mark.parametrize("bad", [4, -1, 1 << 40])
+def test_an_index_out_of_range_on_an_accelerator_gives_nan_rows_and_no_update(bad: int, accelerator: None) -> None:
+    bank = MemoryBank(4, 4, momentum=0.5)
+    before, idx = bank.rows.clone(), torch.tensor([3, bad, 0])
+    assert bank[idx].isnan().all()
+    assert bank[idx].shape == (3, 4)
+    bank.update(idx, torch.randn(3, 4))
+    assert torch.equal(bank.rows, before)
+    assert torch.equal(bank[torch.tensor([3, 0])], before[[3, 0]])
+
+
+def test_a_nan_embedding_on_an_accelerator_makes_its_own_row_nan(accelerator: None) -> None:
+    bank, z = MemoryBank(4, 4), torch.randn(2, 4)
+    z[1, 2] = torch.inf
+    bank.update(torch.tensor([0, 2]), z)
+    assert bank.rows.isnan().all(dim=1).tolist() == [False, False, True, False]
+    assert bank.rows[[0, 1, 3]].isfinite().all()
+    loss = hn.instance_discrimination()(torch.randn(1, 4), bank[[0]], negatives=bank.rows, exclude=torch.tensor([0]))
+    assert loss.isnan()
+
+
+def test_updates_on_an_accelerator_are_those_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for on_accelerator in (False, True):
+        monkeypatch.setattr(checks, "on_accelerator", lambda device, answer=on_accelerator: answer)
+        bank = MemoryBank(5, 4)
+        bank.update(torch.tensor([3, 0, 3]), torch.arange(12.0).reshape(3, 4))
+        found.append(bank.rows)
+    assert torch.equal(*found)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg import matmul
+from hardneg import checks, matmul
 from hardneg.memory import Clusters, MemoryBank, kmeans
 
 FAISS = pytest.param("faiss", marks=pytest.mark.skipif(not kmeans.faiss_is_installed(), reason="faiss is missing"))
@@ -265,3 +265,23 @@ FITTED = Clusters(2, backend="torch").fit(torch.eye(4))
 def test_errors_name_the_argument_and_the_fix(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat the CPU as an accelerator."""
+    monkeypatch.setattr(checks, "on_accelerator", lambda device: True)
+
+
+@pytest.mark.parametrize("bad", [4, -1, 1 << 40])
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_an_index_out_of_range_on_an_accelerator_has_no_close_neighbors(
+    bad: int, repeats: int, accelerator: None
+) -> None:
+    clusters = Clusters(k=2, repeats=repeats, backend="torch").fit(torch.eye(4))
+    idx = torch.tensor([0, bad])
+    assert clusters.same(torch.tensor([0, 1])).any(dim=1).all()
+    assert not clusters.same(idx).any()
+    assert not clusters.same(torch.tensor([0]), among=idx).any()
+    assert (clusters.members(idx) == -1).all()
+    assert (clusters.members(torch.tensor([0, 3])) >= 0).any(dim=1).all()

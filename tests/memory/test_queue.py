@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import hardneg as hn
+from hardneg import checks
 from hardneg.memory import Queue
 
 
@@ -249,3 +250,25 @@ def test_a_batch_that_raises_an_error_leaves_the_queue_unchanged() -> None:
 
 def test_a_queue_is_true_even_when_empty() -> None:
     assert Queue(4, 2)
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat the CPU as an accelerator."""
+    monkeypatch.setattr(checks, "on_accelerator", lambda device: True)
+
+
+def test_nan_keys_and_bad_labels_on_an_accelerator_make_the_loss_nan(accelerator: None) -> None:
+    keys, labels = torch.randn(3, 2), torch.tensor([0, 1, 2])
+    spoiled = keys.clone()
+    spoiled[1, 0] = torch.nan
+    loss = hn.InfoNCE(in_batch=None, supervision="negatives")
+    for stored, stored_labels, is_nan in (
+        (keys, labels, False),
+        (spoiled, labels, True),
+        (keys, labels - 2, True),
+    ):
+        queue = Queue(4, 2)
+        queue.enqueue(stored, labels=stored_labels)
+        arguments = {"negatives": queue.keys, "negative_labels": queue.labels, "labels": torch.tensor([5])}
+        assert bool(loss(torch.ones(1, 2), torch.ones(1, 2), **arguments).isnan()) is is_nan

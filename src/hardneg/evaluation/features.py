@@ -93,7 +93,9 @@ def _finite_features(name: str, given: TensorLike) -> Tensor:
     if features.dim() != 2 or 0 in features.shape:
         raise ValueError(f"{name} must have shape (N, d) with N, d ≥ 1, got {tuple(features.shape)}")
     if not bool(torch.stack(torch.aminmax(features.detach())).isfinite().all()):
-        raise ValueError(f"{name} holds NaN or inf: look for a diverged encoder or an overflow in half precision")
+        raise checks.NonFiniteError(
+            f"{name} holds NaN or inf: look for a diverged encoder or an overflow in half precision"
+        )
     return features
 
 

@@ -81,11 +81,11 @@ class GraphSet(Dataset[Any]):
         checks.floating("x", x)
         if x.dim() != 2:
             raise ValueError(f"x must have shape (nodes, features), got {tuple(x.shape)}")
-        checks.finite("x", x)
+        checks.require_finite("x", x)
         if ptr.dim() != 1 or len(ptr) < 2 or int(ptr[0]) != 0 or int(ptr[-1]) != len(x) or bool((ptr.diff() < 0).any()):
             raise ValueError(f"ptr must rise from 0 to the {len(x)} nodes of x, one entry per graph and one more")
         checks.integers("edge_index", edge_index, (2, edge_index.shape[-1]), "sources and targets")
-        checks.in_range("edge_index", edge_index, len(x))
+        checks.require_in_range("edge_index", edge_index, len(x))
         graph_of = torch.searchsorted(ptr, edge_index, right=True) - 1  # (2, E)
         if bool((graph_of[0] != graph_of[1]).any()) or bool((graph_of[0].diff() < 0).any()):
             raise ValueError("edge_index must join nodes of one graph, and list edges graph after graph")
@@ -93,7 +93,7 @@ class GraphSet(Dataset[Any]):
         if labels is None:
             labels = torch.full((count,), -1)
         labels = checks.integers("labels", labels, (count,), "one per graph")
-        checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
+        checks.require(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
         self.node_attributes, self.edge_attributes = dict(node_attributes or {}), dict(edge_attributes or {})
         of_edges = {**({} if edge_attr is None else {"edge_attr": edge_attr}), **self.edge_attributes}
         for attributes, rows in ((self.node_attributes, len(x)), (of_edges, edge_index.shape[1])):
@@ -164,7 +164,7 @@ class GraphSet(Dataset[Any]):
         With ``hops``, ``equivalent_index`` (n,) is the first equivalent node of each node.
         """
         index = checks.integers("index", index, (len(index),), "numbers of graphs").to(self.ptr.device)
-        checks.in_range("index", index, len(self))
+        checks.require_in_range("index", index, len(self))
         nodes, ptr, batch = _ranges(self.ptr, index)
         edges, _, owner = _ranges(self.edge_ptr, index)
         shift = ptr[:-1] - self.ptr[index]  # (B,)
@@ -195,7 +195,7 @@ class GraphSet(Dataset[Any]):
     def subset(self, indices: Tensor | Sequence[int]) -> "GraphSet":
         """The graphs of these rows, in this order, numbered from 0."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        checks.in_range("indices", rows, len(self))
+        checks.require_in_range("indices", rows, len(self))
         part = self.batch(rows)
         nodes = {key: part[key] for key in self.node_attributes}
         edges = {key: part[key] for key in self.edge_attributes}

@@ -84,7 +84,7 @@ class ImageSet:
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
         """The images of these rows, in this order, renumbered from 0."""
         rows = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)  # (n,)
-        checks.in_range("indices", rows, len(self))
+        checks.require_in_range("indices", rows, len(self))
         labels = None if self.labels is None else self.labels[rows]
         ids = None if self.ids is None else self.ids[rows.cpu()]
         return replace(self, images=self.images[rows], labels=labels, ids=ids)
@@ -204,7 +204,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
     def subset(self, indices: Tensor | Sequence[int]) -> "StreamedImages":
         """The images of these rows, in this order, renumbered from 0."""
         rows = torch.as_tensor(indices, dtype=torch.int64)  # (n,)
-        checks.in_range("indices", rows, len(self))
+        checks.require_in_range("indices", rows, len(self))
         labels = None if self.labels is None else self.labels[rows]
         encoded = _EncodedSubset(self.encoded, rows.tolist())
         part = StreamedImages(encoded, self.shape, self.size, labels, self.classes, self.name)

@@ -22,6 +22,7 @@ class Contents:
         extra_rows: values by name and metric of rows without runs.
         summaries: by group, a summary of its embeddings, or the reason why there is none.
         extra_notes: notes by name and metric on rows without runs.
+        failed: errors by name of runs that failed.
     """
 
     groups: Sequence[Group]
@@ -29,6 +30,7 @@ class Contents:
     extra_rows: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     summaries: Mapping[str, EmbeddingSummary | str] = field(default_factory=dict)
     extra_notes: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def formats(self) -> dict[str, MetricFormat]:

@@ -132,7 +132,7 @@ def hardest_negatives(features: TensorLike, anchors: TensorLike, k: int) -> Hard
     if anchors.dim() != 1:
         raise ValueError(f"anchors must have shape (A,), got {tuple(anchors.shape)}: flatten them")
     anchors = checks.integers("anchors", anchors, (len(anchors),), "one index per anchor").to(features.device)
-    checks.in_range("anchors", anchors, len(features))
+    checks.require_in_range("anchors", anchors, len(features))
     k = _checked_k(k, len(features))
     indices = torch.empty(len(anchors), k, dtype=torch.int64, device=features.device)
     nearest = torch.empty(len(anchors), k, dtype=dtype, device=features.device)

@@ -30,6 +30,7 @@ def write_report(
     load_samples: samples.LoadSamples | None = None,
     *,
     trust: bool = False,
+    failed: Mapping[str, str] | None = None,
 ) -> Path:
     """Write one self-contained HTML page that compares runs; returns its path.
 
@@ -40,7 +41,7 @@ def write_report(
     ``{"raw pixels": {"linear": ["not converged after 500 iterations"]}}`` · load_samples: returns the images and
     features of a run folder (default: its encoder on its test set); a run whose data or weights are missing is compared
     without them · trust: allow encoders that the folders name as ``module:callable``; without it such a run is compared
-    without images and features
+    without images and features · failed: the errors of runs that failed, by name, which the page lists
 
     Examples:
         >>> import tempfile; folder = Path(tempfile.mkdtemp())
@@ -69,7 +70,7 @@ def write_report(
     for name, summary in summaries.items():
         if isinstance(summary, str):
             warnings.warn(f"parts of the report are empty: {name}: {summary}", stacklevel=2)
-    contents = Contents(groups, baseline or groups[0].name, extra, summaries, extra_notes or {})
+    contents = Contents(groups, baseline or groups[0].name, extra, summaries, extra_notes or {}, failed or {})
     to.parent.mkdir(parents=True, exist_ok=True)
     # The name cannot be guessed, so that no link can be placed there in advance.
     fresh = to.with_name(f".{secrets.token_hex(8)}-{to.name}")

@@ -80,8 +80,8 @@ def candidate_sets(inputs: Inputs, settings: Settings) -> list[list[CandidateSet
     """
     count, batch, _ = inputs.views.shape
     global_batch = _GlobalBatch(inputs, inputs.views, inputs.labels, inputs.ids, inputs.not_negatives, 0, settings)
-    if settings.gather and distributed.world_size() > 1:
-        global_batch = gathered(inputs, settings, batch)
+    if distributed.gathers(settings.gather):
+        global_batch = _gathered(inputs, settings, batch)
     first, rest = range(1), range(1, count) if count > 1 else range(1)
     if settings.in_batch == "both":
         return [global_batch.candidate_sets(range(2) if inputs.paired else first, range(count), in_batch=True)]
@@ -93,63 +93,60 @@ def candidate_sets(inputs: Inputs, settings: Settings) -> list[list[CandidateSet
     return sets
 
 
-def gathered(inputs: Inputs, settings: Settings, batch: int) -> "_GlobalBatch":
+def _gathered(inputs: Inputs, settings: Settings, batch: int) -> "_GlobalBatch":
     """The batch of all processes, and their shared given candidates."""
     views, labels, ids, pairs = inputs.views, inputs.labels, inputs.ids, inputs.not_negatives
-    sizes = distributed.batch_sizes(batch, views.device)
+    group = distributed.group_of(settings.gather)
+    sizes = distributed.batch_sizes(batch, views.device, group)
     if ids is not None:
-        ids = distributed.gather(ids.contiguous(), sizes)
+        ids = distributed.gather(ids.contiguous(), sizes, group)
         pairs = ids.new_empty(0, 2) if pairs is None else pairs
-        pairs = distributed.gather(pairs, distributed.batch_sizes(len(pairs), views.device))
+        pairs = distributed.gather(pairs, distributed.batch_sizes(len(pairs), views.device, group), group)
     return _GlobalBatch(
-        inputs=replace(inputs, given=tuple([_gathered_rows(given) for given in inputs.given])),
-        views=distributed.gather(views.transpose(0, 1), sizes).transpose(0, 1),
-        labels=None if labels is None else distributed.gather(labels, sizes),
+        inputs=replace(inputs, given=tuple([_gathered_rows(given, group) for given in inputs.given])),
+        views=distributed.gather(views.transpose(0, 1), sizes, group).transpose(0, 1),
+        labels=None if labels is None else distributed.gather(labels, sizes, group),
         ids=ids,
         not_negatives=pairs,
-        offset=sum(sizes[: distributed.rank()]),
+        offset=sum(sizes[: distributed.rank(group)]),
         settings=settings,
     )
 
 
-def _gathered_rows(given: Given) -> Given:
+def _gathered_rows(given: Given, group: distributed.Group) -> Given:
     """The shared rows of all processes. Rows that are the same on all of them, as in a gathered queue, count once."""
-    if not given.shared or distributed.identical(given.rows, given.labels, given.ids):
+    if not given.shared or distributed.identical(given.rows, given.labels, given.ids, group=group):
         return given
-    sizes = distributed.batch_sizes(len(given.rows), given.rows.device)
-    before, total = sum(sizes[: distributed.rank()]), sum(sizes)
+    sizes = distributed.batch_sizes(len(given.rows), given.rows.device, group)
+    before, total = sum(sizes[: distributed.rank(group)]), sum(sizes)
     after = total - before - len(given.rows)
     allowed = given.allowed
     return replace(
         given,
-        rows=distributed.gather(given.rows, sizes),
+        rows=distributed.gather(given.rows, sizes, group),
         exclude=None if given.exclude is None else given.exclude + before,
-        labels=None if given.labels is None else distributed.gather(given.labels, sizes),
+        labels=None if given.labels is None else distributed.gather(given.labels, sizes, group),
         allowed=None if allowed is None else torch.nn.functional.pad(allowed, (before, after), value=True),
-        ids=None if given.ids is None else distributed.gather(given.ids, sizes),
+        ids=None if given.ids is None else distributed.gather(given.ids, sizes, group),
     )
 
 
-def pair_eligibility(batch: int, in_batch: str | None, symmetric: bool, device: torch.device) -> Eligibility:
-    """The eligibility of a paired batch without given negatives: rows are the first views, then the second ones."""
-    views = 2 if in_batch == "both" or symmetric else 1
-    layout = RowLayout(batch, views, 0, batch, device)
-    return Eligibility(views * batch, own=layout, pool_views=views, crossed=symmetric)
-
-
-def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float | Tensor) -> None:
-    """Raise if scores of unnormalized embeddings might overflow, tilted or not."""
+def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float | Tensor) -> Tensor | None:
+    """Raise if scores of unnormalized embeddings might overflow, tilted or not; see `checks.values`."""
+    validities = []
     for candidates in sets:
         anchor = candidates.anchors.detach().abs().amax()
         given = [part.rows for part in candidates.given_positives]
         blocks = (candidates.pool, *candidates.candidates, *given)
         largest = torch.stack([block.detach().abs().amax() for block in blocks]).amax()
         bound = anchor * largest * candidates.anchors.shape[1] * scale.detach() * (tilt + 2)
-        checks.values(
+        validity = checks.values(
             bound < torch.finfo(scale.dtype).max,
             "embeddings are too large for normalize=False: scores overflow; scale them down (or the scores, with "
             "from_scores), or set normalize=True",
         )
+        validities.append(validity)
+    return checks.jointly(*validities)
 
 
 @dataclass(frozen=True)

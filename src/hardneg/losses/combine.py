@@ -29,7 +29,7 @@ def compute_loss(
 ) -> tuple[Tensor, list[CallRecord]]:
     """The loss of one call, and its records. scale: (), 1/temperature · key: (2,) of the draws of ``num_negatives``."""
     precision = inputs.precision if kernel.units is not None else None
-    return loss_of_sets(settings, candidate_sets(inputs, settings), scale, kernel, key, precision)
+    return loss_of_sets(settings, candidate_sets(inputs, settings), scale, kernel, key, precision, inputs.validity)
 
 
 def loss_of_sets(
@@ -39,16 +39,21 @@ def loss_of_sets(
     kernel: Kernel,
     key: Tensor | None,
     precision: torch.dtype | None = None,
+    validity: Tensor | None = None,
 ) -> tuple[Tensor, list[CallRecord]]:
-    """As `compute_loss`, from the candidate sets of each direction. precision: of the half-precision copies."""
+    """As `compute_loss`, from the candidate sets of each direction.
+
+    precision: of the half-precision copies · validity: of the inputs, see `checks.values`
+    """
     sets = [candidates for direction in directions for candidates in direction]
     # One range and one store of copies for all sources.
     weights = weight_rule(settings, sets, scale, precision)
     if not settings.normalize:
-        rules = [_weights_of_source(settings, weights, candidates) for candidates in sets]
-        for candidates, rule in zip(sets, rules, strict=True):
+        for candidates in sets:
             # Rescaled weights cannot overflow.
-            check_score_range([candidates], scale, rule.tilt if settings.weight_range is None else 0.0)
+            rescaled = settings.weight_range is not None
+            tilt = 0.0 if rescaled else _weights_of_source(settings, weights, candidates).tilt
+            validity = checks.jointly(validity, check_score_range([candidates], scale, tilt))
     losses, records = [], []
     for number, direction in enumerate(directions):
         draws = None if key is None else _draws(settings, direction[0], number, key)
@@ -56,7 +61,7 @@ def loss_of_sets(
         losses.append(found)
         records.append(record)
     weights.half_copies.clear()
-    return _reduce(settings, losses, records), records
+    return _reduce(settings, losses, records, validity), records
 
 
 def plain_loss(
@@ -81,10 +86,15 @@ def inverse_temperature(settings: Settings, views: Tensor, dtype: torch.dtype) -
     return constant(scale, dtype, views.device)
 
 
-def with_scale(settings: Settings, scale: float | Tensor | None, views: Tensor) -> tuple[Settings, Tensor]:
-    """The settings of a call, and 1/temperature () on the device of the views. scale: replaces 1/temperature."""
+def with_scale(
+    settings: Settings, scale: float | Tensor | None, views: Tensor
+) -> tuple[Settings, Tensor, Tensor | None]:
+    """The settings of a call, 1/temperature () on the device of the views, and its validity; see `checks.values`.
+
+    scale: replaces 1/temperature
+    """
     if scale is None:
-        return settings, inverse_temperature(settings, views, views.dtype)
+        return settings, inverse_temperature(settings, views, views.dtype), None
     if settings.cosine_bands:
         raise ValueError(
             "scale was given, but Threshold(cosine=…) needs a temperature that is known: use Threshold(score=…), or "
@@ -98,12 +108,13 @@ def with_scale(settings: Settings, scale: float | Tensor | None, views: Tensor) 
             )
         if scale.device != views.device:
             raise ValueError(f"scale is on {scale.device}, but z1 on {views.device}: move all inputs to one device")
-        checks.values((scale > 0) & (scale < torch.inf), "scale must be > 0 and finite: it replaces 1/temperature")
+        usable = (scale > 0) & (scale < torch.inf)
+        validity = checks.values(usable, "scale must be > 0 and finite: it replaces 1/temperature")
         # The scores' largest magnitude is not known without reading the scale.
-        return replace(settings, max_abs_score=None), scale.to(views.dtype)
+        return replace(settings, max_abs_score=None), checks.poisoned(scale.to(views.dtype), validity), validity
     number = float(checks.number("scale", scale, above=0, below=math.inf))
     largest = number if settings.normalize else None
-    return replace(settings, max_abs_score=largest), views.new_full((), number)
+    return replace(settings, max_abs_score=largest), views.new_full((), number), None
 
 
 def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, precision: torch.dtype | None) -> Rule:
@@ -116,8 +127,8 @@ def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, pre
             if s.candidates
         ]
         largest = torch.stack([torch.zeros_like(scale), *magnitudes]).detach().amax()
-        if settings.gather and distributed.world_size() > 1:
-            largest = distributed.maximum(largest)
+        if distributed.gathers(settings.gather):
+            largest = distributed.maximum(largest, distributed.group_of(settings.gather))
         factor = torch.where(largest > 0, settings.weight_range / largest.clamp(min=1e-30), 1.0)
     rule = Rule(
         score_factor=factor,
@@ -219,12 +230,9 @@ def _anchor_losses(
     """The losses of one direction's anchors, (A,), and the record of them."""
     candidates = direction[0]
     pairs = candidates.pair_similarity
-    single = pairs is not None and pairs.shape[1] == 1 and candidates.positive_mask is None
-    if single and settings.by_source is None:
-        if kernel.losses is not None and _fits_kernel(settings, scale):
-            return _losses_by_kernel(settings, candidates, scale, weights, kernel, draws)
-        if settings.prior is None or weights.log_weight is None:
-            return _single_positive_losses(settings, candidates, scale, weights, kernel, draws)
+    one_each = pairs is not None and pairs.shape[1] == 1 and candidates.positive_mask is None
+    if one_each and settings.by_source is None and (settings.prior is None or weights.log_weight is None):
+        return _single_positive_losses(settings, candidates, scale, weights, kernel, draws)
     positives: Positives
     similarity = candidates.own_similarity
     if similarity is not None:
@@ -235,13 +243,16 @@ def _anchor_losses(
         positives = few or LabelPositives(candidates.anchors, parts, scale, kernel, weights.half_copies)
     count = positives.count()
     best = positives.best() if settings.needs_positive else None
-    totals, records = [], []
+    totals, records, validities = [], [], []
     for part in direction:
         own, rule = settings.of_source(part.source), _weights_of_source(settings, weights, part)
         sums = None if own.prior is None else positives.sums(rule)
         rule, negatives = _negatives(own, part, scale, rule, best, kernel, draws)
         total, floored = _log_total(own, part, negatives, sums, count, scale)
         totals.append(total)
+        if rule.log_weight is not None and sums is not None:  # debiasing would hide NaN
+            known = ~(negatives.weight.isnan() | sums.weight.isnan())
+            validities.append(checks.values(known, "weights must not be NaN"))
         valid = (negatives.count > 0) & (count > 0)
         records.append(_record(part, rule, kernel, valid, floored & valid, negatives.count, count))
     record = records[0] if len(records) == 1 else joined_record(records)
@@ -249,7 +260,7 @@ def _anchor_losses(
     log_total = totals[0] if len(totals) == 1 else log_sum_exp(torch.stack(totals))
     log_total = torch.where(record.valid, log_total, 0.0)
     losses = _combine_positives(settings, positives, log_total, weights.half_copies)
-    return torch.where(record.valid, losses, 0.0), record
+    return checks.poisoned(torch.where(record.valid, losses, 0.0), *validities), record
 
 
 def _single_positive_losses(
@@ -269,39 +280,6 @@ def _single_positive_losses(
     return torch.where(valid, losses, 0.0), _record(
         candidates, rule, kernel, valid, floored & valid, negatives.count, one
     )
-
-
-def _fits_kernel(settings: Settings, scale: Tensor) -> bool:
-    """True if the loss has the form that a kernel's own ``losses`` computes."""
-    return (
-        scale.dtype == torch.float32
-        and settings.negative_count != "batch"
-        and (settings.prior is None or settings.debias == "hcl")
-    )
-
-
-def _losses_by_kernel(
-    settings: Settings, candidates: CandidateSet, scale: Tensor, weights: Rule, kernel: Kernel, draws: Tensor | None
-) -> tuple[Tensor, CallRecord]:
-    """As `_single_positive_losses`, by the kernel's own operator, which takes fewer launches."""
-    assert kernel.losses is not None
-    assert candidates.pair_similarity is not None
-    similarity = candidates.pair_similarity[:, 0]
-    best = None
-    if settings.needs_positive:
-        best = (similarity.detach() * scale.detach()).repeat(candidates.layout.views)
-    rule, negatives = _negatives(settings, candidates, scale, weights, best, kernel, draws)
-    losses, floored = kernel.losses(
-        negatives,
-        similarity,
-        scale,
-        None if settings.negative_count == "support" else math.log(float(settings.negative_count)),
-        None if settings.prior is None else (settings.prior.log, settings.prior.log_rest),
-        None if settings.normalize else math.log(torch.finfo(scale.dtype).tiny),
-        not settings.positive_in_denominator,
-    )
-    one = constant(1.0, scale.dtype, scale.device).expand(len(losses))
-    return losses, _record(candidates, rule, kernel, negatives.count > 0, floored, negatives.count, one)
 
 
 def _negatives(
@@ -378,9 +356,9 @@ def _record(
     return CallRecord((copies,), (rule,), valid, floored, (support.detach(),), positive_count, (kept,))
 
 
-def _reduce(settings: Settings, losses: list[Tensor], records: list[CallRecord]) -> Tensor:
+def _reduce(settings: Settings, losses: list[Tensor], records: list[CallRecord], validity: Tensor | None) -> Tensor:
     """The losses of all anchors in one tensor, or their mean or sum as the settings say."""
-    joined = losses[0] if len(losses) == 1 else torch.cat(losses)
+    joined = checks.poisoned(losses[0] if len(losses) == 1 else torch.cat(losses), validity)
     if settings.reduction == "none":
         return joined
     valid = records[0].valid if len(records) == 1 else torch.cat([record.valid for record in records])
@@ -389,8 +367,8 @@ def _reduce(settings: Settings, losses: list[Tensor], records: list[CallRecord])
     else:
         weight = valid * torch.cat([record.positive_count for record in records])
         total, number = (joined * weight).sum(), weight.sum()
-    gathers = settings.gather and distributed.world_size() > 1
+    gathers, group = distributed.gathers(settings.gather), distributed.group_of(settings.gather)
     if settings.reduction == "mean":
-        number = distributed.total(number) if gathers else number
+        number = distributed.total(number, group) if gathers else number
         total = total / number.clamp(min=1)
-    return distributed.total_loss(total) if gathers else total
+    return distributed.total_loss(total, group) if gathers else total

@@ -129,21 +129,31 @@ class Diagnostics:
 
 def pair_record(found: PairRecord) -> CallRecord:
     """The record of a call whose kernel computed the whole loss of a paired batch."""
-    ones = torch.ones_like(found.losses)
+    same_label = Eligibility(0)
+    if found.groups is not None:
+        same_label = Eligibility(
+            columns=len(found.candidates),
+            excluded=torch.arange(len(found.anchors), device=found.anchors.device)[:, None],  # the anchor itself
+            anchor_groups=found.groups,
+            candidate_groups=found.groups,
+            same_group=True,
+        )
     candidates = CandidateSet(
         anchors=found.anchors,
         layout=found.layout,
         candidates=(found.candidates,),
         eligibility=found.eligibility,
         count_before_labels=lambda: found.count,
-        pair_similarity=found.similarity[:, None],
+        pair_similarity=None if found.similarity is None else found.similarity[:, None],
         positive_mask=None,
         pool=found.anchors,
-        same_label=Eligibility(0),
+        same_label=same_label,
     )
+    positive_count = torch.ones_like(found.losses) if found.positive_count is None else found.positive_count
+    valid = (found.count > 0) & (positive_count > 0)
     # The kernel's own copies cannot be overwritten by the caller.
-    valid, floored = found.count > 0, found.floored.bool()
-    return CallRecord((candidates,), (found.rule,), valid, floored, (found.count,), ones, versions=(None,))
+    floored = found.floored.bool()
+    return CallRecord((candidates,), (found.rule,), valid, floored, (found.count,), positive_count, versions=(None,))
 
 
 def _mean(values: Tensor, chosen: Tensor) -> float:

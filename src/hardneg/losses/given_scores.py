@@ -14,8 +14,8 @@ from hardneg.losses.sources import GIVEN
 
 def score_set(
     settings: Settings, positive: Tensor, candidates: Tensor, mask: Tensor | None
-) -> tuple[CandidateSet, Settings]:
-    """The candidate set with these scores, and the settings for them.
+) -> tuple[CandidateSet, Settings, Tensor | None]:
+    """The candidate set with these scores, the settings for them, and their validity; see `checks.values`.
 
     Every anchor is the vector (1) of one dimension, and its candidates are the scores as such vectors: then each inner
     product is a score.
@@ -50,8 +50,7 @@ def score_set(
     dtype = torch.promote_types(torch.promote_types(torch.float32, positive.dtype), candidates.dtype)
     positive, candidates = positive.to(dtype), candidates.to(dtype)
     allowed = None if mask is None or columns == 0 else mask
-    for name, scores in (("positive", positive), ("candidates", candidates)):
-        checks.finite(name, scores)
+    validity = checks.jointly(checks.finite("positive", positive), checks.finite("candidates", candidates))
 
     def count() -> Tensor:
         if allowed is None:
@@ -59,9 +58,10 @@ def score_set(
         return allowed.sum(dim=1, dtype=dtype)
 
     layout = RowLayout(batch, 1, 0, batch, positive.device)
-    if settings.gather and settings.num_negatives is not None and distributed.world_size() > 1:
-        sizes = distributed.batch_sizes(batch, positive.device)  # draws depend on the row among all processes
-        layout = replace(layout, offset=sum(sizes[: distributed.rank()]), global_batch=sum(sizes))
+    if settings.num_negatives is not None and distributed.gathers(settings.gather):
+        group = distributed.group_of(settings.gather)
+        sizes = distributed.batch_sizes(batch, positive.device, group)  # draws depend on the row among all processes
+        layout = replace(layout, offset=sum(sizes[: distributed.rank(group)]), global_batch=sum(sizes))
     found = CandidateSet(
         anchors=torch.ones(batch, 1, dtype=dtype, device=positive.device),
         layout=layout,
@@ -74,4 +74,4 @@ def score_set(
         same_label=Eligibility(0),
         source=GIVEN,
     )
-    return found, replace(settings, normalize=False, max_abs_score=None, in_batch=None)
+    return found, replace(settings, normalize=False, max_abs_score=None, in_batch=None), validity

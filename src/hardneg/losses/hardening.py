@@ -257,12 +257,13 @@ class Custom(Hardening):
             raise ValueError(f"fn must return a tensor of its input's shape {tuple(scores.shape)}, got {got}")
         weight = weight.to(scores.dtype)
         if self.log:
-            checks.values(
+            validity = checks.values(
                 ~torch.isnan(weight) & (weight < torch.inf), "fn must return log-weights below inf, never NaN"
             )
-            return weight
-        checks.values(
+            return checks.poisoned(weight, validity)
+        validity = checks.values(
             (weight >= 0) & (weight < torch.inf), "fn must return finite weights ≥ 0: use log=True for large ones"
         )
         # The derivative of log is infinite at 0, and 0 · inf is NaN: take the log of nonzero weights only.
-        return torch.where(weight > 0, weight, 1.0).log().masked_fill(weight == 0, -torch.inf)
+        log_weight = torch.where(weight > 0, weight, 1.0).log().masked_fill(weight == 0, -torch.inf)
+        return checks.poisoned(log_weight, validity)

@@ -2,16 +2,17 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from hardneg import checks
-from hardneg.losses import combine, fused_pairs, kernels, sources
+from hardneg import checks, distributed
+from hardneg.losses import combine, kernels, paired, sources
 from hardneg.losses import settings as options
 from hardneg.losses.debiasing import Prior
 from hardneg.losses.diagnostics import CallRecord, Diagnostics, pair_record
@@ -34,9 +35,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend": get_args(options.Backend),
     "reduction": options.REDUCTION,
 }
-FLAGS = (
-    "symmetric", "positive_in_denominator", "grad_through_weights", "normalize_weights", "normalize", "gather",
-)  # fmt: skip
+FLAGS = ("symmetric", "positive_in_denominator", "grad_through_weights", "normalize_weights", "normalize")
 # Settings that are the same in `Settings` as given.
 UNCHANGED = (
     "debias", "in_batch", "symmetric", "supervision", "combine_positives", "average", "negative_count",
@@ -73,9 +72,9 @@ class InfoNCE(Adjustable):
         normalize_weights: False leaves the weights w = e^{βs} undivided: Q·G is Σ w·e^s with Q the support size; only
             without a class prior
         normalize: scale embeddings to unit length
-        gather: candidates from all processes, also shared given ones, which count once if they are the same on every
-            process; every process returns the global loss, and the average of the
-            processes' gradients (as DDP computes it) is exactly its gradient
+        gather: True takes candidates from all processes, a ``torch.distributed.ProcessGroup`` from those of the group;
+            also shared given ones, which count once if they are the same on every process. Every process returns the
+            global loss, and the average of the processes' gradients (as DDP computes it) is exactly its gradient
         backend: ``"reference"`` (plain PyTorch, any setting), ``"tiled"`` (memory linear in the batch), ``"fused"``
             (Triton, on CUDA devices) or ``"auto"``: fused on a GPU, else tiled, which is faster than the reference at
             every size measured; the reference for general weights, in ``torch.compile`` and in ``torch.func``
@@ -112,7 +111,7 @@ class InfoNCE(Adjustable):
     grad_through_weights: bool
     normalize_weights: bool
     normalize: bool
-    gather: bool
+    gather: distributed.Gather
     backend: options.Backend
     reduction: options.Reduction
     generator: torch.Generator | None
@@ -120,6 +119,7 @@ class InfoNCE(Adjustable):
 
     _settings: Settings  # with schedules at the current progress
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
+    _plan: paired.Plan | None = None  # of the last call that took the short path
     _warned = False
     _seeded_by: torch.Generator | None = None
 
@@ -142,7 +142,7 @@ class InfoNCE(Adjustable):
         grad_through_weights: bool = True,
         normalize_weights: bool = True,
         normalize: bool = True,
-        gather: bool = False,
+        gather: distributed.Gather = False,
         backend: options.Backend = "auto",
         reduction: options.Reduction = "mean",
         generator: torch.Generator | None = None,
@@ -195,7 +195,7 @@ class InfoNCE(Adjustable):
         """
         compiling = torch.compiler.is_compiling()
         if self.backend == "fused" and compiling:
-            from hardneg.losses.kernels.triton.operators import uncompiled
+            from hardneg.losses.kernels.triton.compiled import uncompiled
 
             return uncompiled(  # type: ignore[no-any-return]
                 self.forward, z1, z2, labels=labels, negatives=negatives, exclude=exclude,
@@ -204,34 +204,26 @@ class InfoNCE(Adjustable):
             )  # fmt: skip
         if self._adaptive:
             self.set_progress(self.progress)
-        settings = self._settings
-        names, given = sources.by_name(
-            {
-                "negatives": negatives, "exclude": exclude, "negative_labels": negative_labels,
-                "negative_mask": negative_mask, "negative_ids": negative_ids,
-            }
-        )  # fmt: skip
-        check_call(settings, z2, labels, names, given, positive_mask)
-        key = None if settings.num_negatives is None else self._next_key()
-        # As `prepare` takes them: the first source's tensors before those that came later.
-        tensors: tuple[Any, ...] = (z1, z2, labels, *given[:4], positive_mask, ids, not_negatives, *given[4:])
-        device = z1.device if isinstance(z1, Tensor) else torch.device("cpu")
-        general = scale is not None or ids is not None or len(given) > len(sources.PER_SOURCE) or settings.needs_general
+        settings, device = self._settings, z1.device if isinstance(z1, Tensor) else torch.device("cpu")
+        given = (negatives, exclude, negative_labels, negative_mask, negative_ids)
+        others = (ids, not_negatives, scale)
         with _computing_on(device):
+            plan = self._pair_plan(settings, device, z1, z2, labels, given, positive_mask, others)
+            if plan is not None:
+                # A plan is for tensors only, not for mappings of them by source.
+                found = plan.compute_loss(z1, z2, labels, negatives, exclude, negative_mask)  # type: ignore[arg-type]
+                if found is not None:
+                    loss, pairs, inverse = found
+                    self._keep_records(lambda: [pair_record(pairs())], inverse)
+                    return loss
             kernel = self._kernel(device)
-            if (
-                kernel.pair_loss is not None
-                and z2 is not None
-                and not general
-                and fused_pairs.applies(settings, z1, z2, *tensors[3:8])
-            ):
-                loss, pairs, inverse = fused_pairs.compute_loss(
-                    settings, kernel.pair_loss, z1, z2, tensors[3], tensors[4], tensors[6]
-                )
-                self._keep_records(lambda: [pair_record(pairs())], inverse)
-                return loss
+            key = None if settings.num_negatives is None else self._next_key()
+            names, by_name = sources.by_name(given)
+            # As `prepare` takes them: the first source's tensors before those of others.
+            tensors: tuple[Any, ...] = (z1, z2, labels, *by_name[:4], positive_mask, ids, not_negatives, *by_name[4:])
             inputs = prepare(*tensors, names=names, normalize=settings.normalize, kernel=kernel)
-            settings, inverse = combine.with_scale(settings, scale, inputs.views)
+            settings, inverse, validity = combine.with_scale(settings, scale, inputs.views)
+            inputs = replace(inputs, validity=checks.jointly(inputs.validity, validity))
             loss, records = combine.compute_loss(settings, inputs, inverse, kernel, key)
         self._keep_records(lambda: records, inverse.detach())
         if loss.requires_grad and not compiling and not torch._C._are_functorch_transforms_active():
@@ -256,11 +248,12 @@ class InfoNCE(Adjustable):
         if self._adaptive:
             self.set_progress(self.progress)
         settings = self._settings
-        candidate_set, settings = score_set(settings, positive, candidates, mask)
+        candidate_set, settings, validity = score_set(settings, positive, candidates, mask)
         key = None if settings.num_negatives is None else self._next_key()
         with _computing_on(positive.device):
-            settings, inverse = combine.with_scale(settings, None, candidate_set.anchors)
-            loss, records = combine.loss_of_sets(settings, [[candidate_set]], inverse, kernels.REFERENCE, key)
+            settings, inverse, _ = combine.with_scale(settings, None, candidate_set.anchors)
+            sets, kernel = [[candidate_set]], kernels.REFERENCE
+            loss, records = combine.loss_of_sets(settings, sets, inverse, kernel, key, validity=validity)
         self._keep_records(lambda: records, inverse.detach())
         if loss.requires_grad and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
             loss = GuardedLoss.apply(loss, None, inverse, positive, candidates, mask)  # type: ignore[no-untyped-call]
@@ -280,9 +273,6 @@ class InfoNCE(Adjustable):
         report = self._last().compute()
         self._warn_if_floored(report["floored"], report["anchors"], stacklevel=3)
         return report
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}  # a copy has no last call
 
     def extra_repr(self) -> str:
         shown = ("hardening", "class_prior", "in_batch", "supervision", "negative_count", "reduction", "backend")
@@ -311,6 +301,41 @@ class InfoNCE(Adjustable):
     def _move_schedules(self, progress: float) -> None:
         # Schedules become plain numbers here, checked, and outside of any compiled graph.
         self._settings = _resolve({name: getattr(self, name) for name in self.SETTINGS}, progress)
+
+    def _pair_plan(
+        self,
+        settings: Settings,
+        device: torch.device,
+        z1: Tensor,
+        z2: Tensor | None,
+        labels: Tensor | None,
+        given: Sequence[SourceTensors | None],
+        positive_mask: Tensor | None,
+        others: Sequence[float | Tensor | None],
+    ) -> paired.Plan | None:
+        """The plan of the short path, None if this call takes the general one; raises if arguments do not fit.
+
+        given: the arguments of `forward` that `PER_SOURCE` names · others: its further arguments
+        """
+        negatives, exclude, negative_labels, negative_mask, negative_ids = given
+        ids, not_negatives, scale = others
+        eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+        # The short path has none of these arguments.
+        short = eager and negative_labels is None and negative_ids is None and positive_mask is None
+        short = short and ids is None and not_negatives is None and scale is None
+        repeatable = short and exclude is None and negative_mask is None
+        plan = self._plan
+        if repeatable and plan is not None and plan.fits(settings, z1, z2, labels, negatives):
+            return plan
+        names, by_name = sources.by_name(given)
+        check_call(settings, z2, labels, names, by_name, positive_mask)
+        plan = None
+        if short and not isinstance(negatives, Mapping):
+            rows, excluded, _, allowed, _ = by_name
+            plan = paired.plan(settings, self._kernel(device), z1, z2, labels, rows, excluded, allowed)
+        # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
+        self.__dict__["_plan"] = plan if repeatable and not settings.gather else None
+        return plan
 
     def _kernel(self, device: torch.device) -> Kernel:
         """The kernel for tensors on this device; see the argument ``backend``."""
@@ -382,6 +407,8 @@ def _check(given: dict[str, Any]) -> dict[str, Any]:
     for name in FLAGS:
         if not isinstance(given[name], bool):
             given[name] = checks.boolean(name, given[name])
+    if not isinstance(given["gather"], bool):
+        given["gather"] = distributed.checked("gather", given["gather"])
     if given["symmetric"] and given["in_batch"] != "other":
         raise ValueError(f"symmetric=True needs in_batch='other', got in_batch={given['in_batch']!r}")
     if given["combine_positives"] == "in_denominator" and not given["positive_in_denominator"]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.losses.kernels import Kernel, Units
+from hardneg.losses.kernels.interface import safe_lengths
 from hardneg.losses.settings import Settings
 from hardneg.losses.sources import GIVEN, PER_SOURCE, argument, check_sources
 
@@ -40,7 +41,8 @@ class Inputs:
     views: (V, B, d), the anchors' view first · paired: there are two views, each the other's positive · labels: (B,) ·
     given: the sources of given candidates · positive_mask: (B, M) bool · ids: (B, V) of the views, −1 = unknown ·
     not_negatives: (P, 2) pairs of ids · similarity: (B,) inner products of the two views, if they are known already ·
-    precision: the half precision of the given embeddings, or None
+    precision: the half precision of the given embeddings, or None · validity: () of the values on an accelerator, by
+    which the loss is multiplied; see `checks.values`
     """
 
     views: Tensor
@@ -52,6 +54,7 @@ class Inputs:
     not_negatives: Tensor | None = None
     similarity: Tensor | None = None
     precision: torch.dtype | None = None
+    validity: Tensor | None = None
 
 
 def check_call(
@@ -125,8 +128,9 @@ def check_negatives(
     negative_labels: Tensor | None,
     negative_mask: Tensor | None,
     source: str = GIVEN,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Raise unless negatives, their exclusions, labels and mask fit; return ``exclude`` as (B, E), and the labels."""
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Raise unless negatives, their exclusions, labels and mask fit; return ``exclude`` as (B, E), labels, validity."""
+    validity, labels_validity = None, None
     name = argument("negatives", source)
     checks.floating(name, negatives)
     shape = tuple(negatives.shape)
@@ -136,43 +140,47 @@ def check_negatives(
         columns = exclude.shape[1:] if isinstance(exclude, Tensor) and exclude.dim() == 2 else ()
         meaning, name = "indices into negatives for each row of z1", argument("exclude", source)
         exclude = checks.integers(name, exclude, (batch, *columns), meaning).reshape(batch, -1)  # (B, E)
-        checks.in_range(name, exclude, shape[-2])
+        exclude, validity = checks.in_range(name, exclude, shape[-2])
         exclude = exclude if exclude.shape[1] else None
     if negative_labels is not None:
         name = argument("negative_labels", source)
         negative_labels = checks.integers(name, negative_labels, shape[:-1], "one per negative")
-        checks.values(negative_labels >= -1, f"{name} must be ≥ −1, where −1 means unknown")
+        labels_validity = checks.values(negative_labels >= -1, f"{name} must be ≥ −1, where −1 means unknown")
     if negative_mask is not None:
         meaning = "True = may be a negative"
         _check_mask(argument("negative_mask", source), negative_mask, (batch, shape[-2]), meaning)
-    return exclude, negative_labels
+    return exclude, negative_labels, checks.jointly(validity, labels_validity)
 
 
 def _check_ids(
     ids: Tensor | None, not_negatives: Tensor | None, batch: int, views: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Raise unless the ids fit; return them as (B, V), and the pairs."""
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Raise unless the ids fit; return them as (B, V), the pairs, and the validity."""
     if ids is None:
         if not_negatives is not None:
             raise ValueError("not_negatives was given without ids: pass ids= of the batch, or leave it out")
-        return None, None
+        return None, None, None
     meaning = "one per row of z1, or one per row of each view"
     shape = (batch, views) if isinstance(ids, Tensor) and ids.dim() == 2 else (batch,)
     ids = checks.integers("ids", ids, shape, meaning)
-    checks.values(ids >= -1, "ids must be ≥ −1, where −1 means unknown: map other integers to 0, 1, …")
+    validity = checks.values(ids >= -1, "ids must be ≥ −1, where −1 means unknown: map other integers to 0, 1, …")
     ids = ids.reshape(batch, -1).expand(batch, views)
     if not_negatives is not None:
         rows = len(not_negatives) if isinstance(not_negatives, Tensor) and not_negatives.dim() == 2 else 0
         not_negatives = checks.integers("not_negatives", not_negatives, (rows, 2), "pairs of ids")
-        checks.values(not_negatives >= 0, "not_negatives must hold ids ≥ 0")
-    return ids, not_negatives
+        validity = checks.jointly(validity, checks.values(not_negatives >= 0, "not_negatives must hold ids ≥ 0"))
+    return ids, not_negatives, validity
 
 
 def _check_given(
     batch: int, dim: int, names: Sequence[str], tensors: Sequence[Tensor | None], has_ids: bool
-) -> tuple[Given, ...]:
-    """The sources of given negatives, checked. tensors: as many of each source as `PER_SOURCE` names, in its order."""
+) -> tuple[tuple[Given, ...], Tensor | None]:
+    """The sources of given negatives, checked, and their validity.
+
+    tensors: as many of each source as `PER_SOURCE` names, in its order
+    """
     found = []
+    validities: list[Tensor | None] = []
     for number, name in enumerate(names):
         negatives, exclude, labels, mask, ids = tensors[len(PER_SOURCE) * number : len(PER_SOURCE) * (number + 1)]
         if negatives is None:
@@ -180,15 +188,16 @@ def _check_given(
                 if tensor is not None:
                     raise ValueError(f"{key} was given without negatives: pass negatives= or leave it out")
             continue
-        exclude, labels = check_negatives(batch, dim, negatives, exclude, labels, mask, name)
+        exclude, labels, validity = check_negatives(batch, dim, negatives, exclude, labels, mask, name)
+        validities.append(validity)
         if ids is not None:
             if not has_ids:
                 raise ValueError("negative_ids were given without ids: pass ids= of the batch, or leave them out")
             where = argument("negative_ids", name)
             ids = checks.integers(where, ids, tuple(negatives.shape[:-1]), "one per negative")
-            checks.values(ids >= -1, f"{where} must be ≥ −1, where −1 means unknown")
+            validities.append(checks.values(ids >= -1, f"{where} must be ≥ −1, where −1 means unknown"))
         found.append(Given(name, negatives, exclude, labels, mask, ids))
-    return tuple(found)
+    return tuple(found), checks.jointly(*validities)
 
 
 def prepare(
@@ -214,13 +223,15 @@ def prepare(
     """
     views = check_views(z1, z2)
     batch, dim = z1.shape
+    validities: list[Tensor | None] = []
     if labels is not None:
         labels = checks.integers("labels", labels, (batch,), "one per row of z1")
-        checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
+        validities.append(checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown"))
     number = 1 if z2 is None else 2 if z2.dim() == 2 else 1 + z2.shape[1]
-    ids, not_negatives = _check_ids(ids, not_negatives, batch, number)
+    ids, not_negatives, validity = _check_ids(ids, not_negatives, batch, number)
     first = (negatives, exclude, negative_labels, negative_mask, negative_ids)
-    given = _check_given(batch, dim, names, (*first, *others), ids is not None)
+    given, given_validity = _check_given(batch, dim, names, (*first, *others), ids is not None)
+    validities += [validity, given_validity]
     if positive_mask is not None:
         if z2 is None or z2.dim() != 3:
             raise ValueError("positive_mask was given, but z2 is not (B, M, d): pass several positives or leave it out")
@@ -245,35 +256,40 @@ def prepare(
     if not normalize and any(source.rows.dtype != precision for source in given):
         precision = None  # it may not represent the negatives exactly
     if normalize and kernel.units is not None and dtype == torch.float32:
-        flat, similarity = _units_by_kernel(kernel.units, views, z1, z2, precision)
+        flat, similarity, validity = _units_by_kernel(kernel.units, views, z1, z2, precision)
     else:
         parts_of_views = [z1.to(dtype)]
         if z2 is not None:
             parts_of_views.append((z2 if z2.dim() == 2 else z2.transpose(0, 1).reshape(-1, dim)).to(dtype))
-        flat = _checked_vectors(views, torch.cat(parts_of_views), normalize)  # (V·B, d): view after view
+        flat, validity = _checked_vectors(views, torch.cat(parts_of_views), normalize)  # (V·B, d): view after view
+    validities.append(validity)
+    prepared = []
+    for source in given:
+        rows, validity = _given_rows(source, dtype, normalize, kernel, precision)
+        prepared.append(replace(source, rows=rows))
+        validities.append(validity)
     return Inputs(
         views=flat.view(-1, batch, dim),
         paired=z2 is not None and z2.dim() == 2,
         labels=labels,
-        given=tuple(
-            [replace(source, rows=_given_rows(source, dtype, normalize, kernel, precision)) for source in given]
-        ),
+        given=tuple(prepared),
         positive_mask=positive_mask,
         ids=ids,
         not_negatives=not_negatives,
         similarity=similarity,
         precision=precision,
+        validity=checks.jointly(*validities),
     )
 
 
 def _given_rows(
     source: Given, dtype: torch.dtype, normalize: bool, kernel: Kernel, precision: torch.dtype | None
-) -> Tensor:
-    """The rows of a source in ``dtype``, checked to be finite, of unit length if ``normalize``."""
+) -> tuple[Tensor, Tensor | None]:
+    """The rows of a source in ``dtype``, of unit length if ``normalize``, and their validity."""
     named = [(argument("negatives", source.name), source.rows)]
     if normalize and kernel.units is not None and dtype == torch.float32:
-        rows, _ = _units_by_kernel(kernel.units, named, source.rows.flatten(0, -2), None, precision)
-        return rows.view(source.rows.shape)
+        rows, _, validity = _units_by_kernel(kernel.units, named, source.rows.flatten(0, -2), None, precision)
+        return rows.view(source.rows.shape), validity
     return _checked_vectors(named, source.rows.to(dtype), normalize)
 
 
@@ -311,31 +327,30 @@ def _smallest_length(named: list[tuple[str, Tensor]]) -> float:
     return smallest
 
 
-def _checked_vectors(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> Tensor:
-    """The vectors, checked to be finite, of unit length if ``normalize``. named: the tensors they come from."""
+def _checked_vectors(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> tuple[Tensor, Tensor | None]:
+    """The vectors, of unit length if ``normalize``, and their validity. named: the tensors they come from."""
     smallest = _smallest_length(named)
     eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    if normalize and vectors.device.type == "cpu" and vectors.numel() > 0 and eager:
-        # Lengths in this range prove that all entries are finite and that dividing is safe: a third of the time.
-        lengths = torch.linalg.vector_norm(vectors.detach(), dim=-1, keepdim=True)
-        shortest, longest = torch.aminmax(lengths)
-        if shortest > max(1e-15, smallest * vectors.shape[-1] ** 0.5) and longest < 1e15:
+    if normalize and not checks.on_accelerator(vectors.device) and vectors.numel() > 0 and eager:
+        lengths = safe_lengths(vectors.detach(), smallest)
+        if lengths is not None:
             unit: Tensor = _Divide.apply(vectors, lengths)  # type: ignore[no-untyped-call]
-            return unit
-    for name, tensor in named:
-        checks.finite(name, tensor)
-    return normalized(vectors, smallest) if normalize else vectors
+            return unit, None
+    validity = checks.jointly(*[checks.finite(name, tensor) for name, tensor in named])
+    return normalized(vectors, smallest) if normalize else vectors, validity
 
 
 def _units_by_kernel(
     units: Units, named: list[tuple[str, Tensor]], z1: Tensor, z2: Tensor | None, precision: torch.dtype | None
-) -> tuple[Tensor, Tensor | None]:
-    """Unit vectors by the kernel's own operator, view after view; and the inner products (B,) of two views."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Unit vectors by the kernel's own operator, view after view; inner products (B,) of two views; and validity."""
     if z2 is not None and z2.dim() == 3:
         z1, z2 = torch.cat([z1, z2.transpose(0, 1).reshape(-1, z1.shape[1])]), None
     names = " or ".join(name for name, _ in named)
     unit, similarity = units(z1, z2, _smallest_length(named), precision, names)
-    return unit, None if z2 is None else similarity
+    # The inner products are NaN where an embedding is not finite.
+    validity = 1 + 0 * similarity.detach().sum() if checks.on_accelerator(z1.device) else None
+    return unit, None if z2 is None else similarity, validity
 
 
 class _Divide(torch.autograd.Function):

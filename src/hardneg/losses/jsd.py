@@ -38,8 +38,9 @@ class JSD(Adjustable):
         grad_through_weights: False treats the weights as constants
         published: as in HCL's published code, for comparison only: the tilt has the opposite sign, τ⁺ is 0.5, its
             correction is added instead of subtracted, and the zeros of masked pairs enter means and sums
-        gather: compare nodes with the graphs of all processes; every process returns the global loss, and the average
-            of the processes' gradients (which DDP computes) is its exact gradient
+        gather: True compares nodes with the graphs of all processes, a ``torch.distributed.ProcessGroup`` with those of
+            the group; every process returns the global loss, and the average of the processes' gradients (which DDP
+            computes) is its exact gradient
         reduction: ``"mean"`` over nodes, ``"sum"`` or ``"none"`` (one loss per node)
         tile: nodes at a time; by default as many as keep a temporary at 1 MiB on a CPU, 128 MiB elsewhere
 
@@ -59,7 +60,7 @@ class JSD(Adjustable):
     supervision: Supervision
     grad_through_weights: bool
     published: bool
-    gather: bool
+    gather: distributed.Gather
     reduction: Reduction
     tile: int | None
     _beta: float  # at the current progress
@@ -75,7 +76,7 @@ class JSD(Adjustable):
         supervision: Supervision = "none",
         grad_through_weights: bool = True,
         published: bool = False,
-        gather: bool = False,
+        gather: distributed.Gather = False,
         reduction: Reduction = "mean",
         tile: int | None = None,
     ) -> None:
@@ -99,20 +100,21 @@ class JSD(Adjustable):
         averaged. A graph without nodes is a negative like any other.
         """
         given = (batch, labels, counts)
-        batch, labels, counts = self._checked(nodes, graphs, batch, labels, counts)
+        batch, labels, counts, validity = self._checked(nodes, graphs, batch, labels, counts)
         with torch.autocast(nodes.device.type, enabled=False):  # float32 arithmetic inside, always
             dtype = torch.promote_types(torch.float32, torch.promote_types(nodes.dtype, graphs.dtype))
             nodes, graphs = nodes.to(dtype), graphs.to(dtype)
-            if self._gathers:
-                sizes = distributed.batch_sizes(len(graphs), graphs.device)
-                batch = batch + sum(sizes[: distributed.rank()])
-                graphs = distributed.gather(graphs, sizes)
-                labels = None if labels is None else distributed.gather(labels, sizes)
+            if distributed.gathers(self.gather):
+                group = distributed.group_of(self.gather)
+                sizes = distributed.batch_sizes(len(graphs), graphs.device, group)
+                batch = batch + sum(sizes[: distributed.rank(group)])
+                graphs = distributed.gather(graphs, sizes, group)
+                labels = None if labels is None else distributed.gather(labels, sizes, group)
             scores = NodeGraphScores(nodes, graphs, batch, labels, self.supervision, self.tile, counts)
-            self._check_range(scores)
+            validity = checks.jointly(validity, self._check_range(scores))
             weighting = self._weighting(scores)
             self._last = scores.detached(), weighting.detached()
-            loss = self._reduced(scores, weighting)
+            loss = self._reduced(scores, weighting, validity)
         if loss.requires_grad and not torch.compiler.is_compiling():
             loss = GuardedLoss.apply(loss, None, *given)  # type: ignore[no-untyped-call]
         return loss
@@ -139,9 +141,6 @@ class JSD(Adjustable):
             "negative_score": means[3],
         }
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}  # a copy has no last call
-
     def extra_repr(self) -> str:
         shown = ("beta", "class_prior", "weight_range", "supervision", "published", "reduction")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
@@ -156,8 +155,9 @@ class JSD(Adjustable):
             given["weight_range"] = checks.number("weight_range", given["weight_range"], above=0, below=math.inf)
         checks.choice("supervision", given["supervision"], SUPERVISION)
         checks.choice("reduction", given["reduction"], REDUCTION)
-        for name in ("grad_through_weights", "published", "gather"):
+        for name in ("grad_through_weights", "published"):
             given[name] = checks.boolean(name, given[name])
+        given["gather"] = distributed.checked("gather", given["gather"])
         if given["tile"] is not None:
             given["tile"] = checks.whole("tile", given["tile"])
         if given["published"] and (
@@ -165,7 +165,7 @@ class JSD(Adjustable):
             or given["supervision"] != "none"
             or given["weight_range"] != 2.0
             or not given["grad_through_weights"]
-            or given["gather"]
+            or given["gather"] is not False
         ):
             raise ValueError(
                 "published=True fixes the prior, the range and the gradients and uses no labels: leave class_prior, "
@@ -185,28 +185,26 @@ class JSD(Adjustable):
             checks.number("class_prior", value(class_prior, progress), at_least=0, below=1),
         )
 
-    @property
-    def _gathers(self) -> bool:
-        return self.gather and distributed.world_size() > 1
-
-    def _reduced(self, scores: NodeGraphScores, weighting: Weighting) -> Tensor:
+    def _reduced(self, scores: NodeGraphScores, weighting: Weighting, validity: Tensor | None) -> Tensor:
         if self.reduction == "none":
-            return self._losses(scores, weighting)
+            return checks.poisoned(self._losses(scores, weighting), validity)
+        gathers, group = distributed.gathers(self.gather), distributed.group_of(self.gather)
         shares = (scores.counts * (scores.support() > 0)).to(scores.nodes.dtype)  # (n,)
         if self.reduction == "mean":
-            number = distributed.total(shares.sum()) if self._gathers else shares.sum()
+            number = distributed.total(shares.sum(), group) if gathers else shares.sum()
             shares = shares / number.clamp(min=1)
         if self.published:
-            return (self._losses(scores, weighting) * shares).sum()
-        loss = node_graph.weighted_total(scores, weighting, shares)
-        return distributed.total_loss(loss) if self._gathers else loss
+            return checks.poisoned((self._losses(scores, weighting) * shares).sum(), validity)
+        loss = checks.poisoned(node_graph.weighted_total(scores, weighting, shares), validity)
+        return distributed.total_loss(loss, group) if gathers else loss
 
     def _weighting(self, scores: NodeGraphScores) -> Weighting:
         largest = None
         if self._beta > 0 and self.weight_range is not None:
             largest, bound = scores.largest_negative(), scores.bound()  # () each, the first with its gradient
-            if self._gathers:
-                largest, bound = distributed.maximum(largest), distributed.maximum(bound)
+            if distributed.gathers(self.gather):
+                group = distributed.group_of(self.gather)
+                largest, bound = distributed.maximum(largest, group), distributed.maximum(bound, group)
             # Positives may be far larger than all negatives, and negatives tiny: weights and gradients stay finite.
             least = (bound / LARGE).clamp(min=1 / LARGE) * (self.weight_range * max(self._beta, 1.0))
             largest = torch.where(largest > 0, torch.maximum(largest, least), least.clamp(min=1.0))
@@ -243,29 +241,32 @@ class JSD(Adjustable):
             found.append(torch.stack(columns, dim=1))
         return torch.cat(found)
 
-    def _check_range(self, scores: NodeGraphScores) -> None:
-        """Raise if scores might overflow, tilted or not."""
+    def _check_range(self, scores: NodeGraphScores) -> Tensor | None:
+        """Raise if scores might overflow, tilted or not; see `checks.values`."""
         tilt = max(self._beta, 1.0) if self.weight_range is None else 1.0
         # The factor of a thousandth leaves room for the sums over a row.
-        checks.values(
+        return checks.values(
             scores.bound() * tilt < 1e-3 * torch.finfo(scores.nodes.dtype).max / len(scores.graphs),
             "nodes and graphs are too large: their inner products overflow; look for a diverged model, or scale down",
         )
 
     def _checked(
         self, nodes: Tensor, graphs: Tensor, batch: Tensor, labels: Tensor | None, counts: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """The graphs of nodes, labels and counts on the device of the nodes, and the validity of all values."""
+        validities = []
         for name, tensor in (("nodes", nodes), ("graphs", graphs)):
             checks.floating(name, tensor)
             if tensor.dim() != 2 or 0 in tensor.shape:
                 raise ValueError(f"{name} must have shape (n, d) with n, d ≥ 1, got {tuple(tensor.shape)}")
-            checks.finite(name, tensor)
+            validities.append(checks.finite(name, tensor))
         if nodes.shape[1] != graphs.shape[1]:
             raise ValueError(f"graphs must have d = {nodes.shape[1]} columns as nodes, got {graphs.shape[1]}")
         if nodes.device != graphs.device:
             raise ValueError(f"graphs are on {graphs.device}, but nodes on {nodes.device}: move them to one device")
         batch = checks.integers("batch", batch, (len(nodes),), "the graph of each node").to(nodes.device)
-        checks.in_range("batch", batch, len(graphs))
+        batch, validity = checks.in_range("batch", batch, len(graphs))
+        validities.append(validity)
         if labels is not None and self.supervision == "none":
             raise ValueError(
                 "labels were given, but supervision='none' ignores them: set supervision or leave them out"
@@ -274,12 +275,12 @@ class JSD(Adjustable):
             raise ValueError(f"supervision={self.supervision!r} needs labels: pass labels=, with −1 where unknown")
         if labels is not None:
             labels = checks.integers("labels", labels, (len(graphs),), "one per graph").to(nodes.device)
-            checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
+            validities.append(checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown"))
         if counts is None:
-            return batch, labels, torch.ones_like(batch)
+            return batch, labels, torch.ones_like(batch), checks.jointly(*validities)
         counts = checks.integers("counts", counts, (len(nodes),), "nodes that each represents").to(nodes.device)
-        checks.values(counts >= 1, "counts must be ≥ 1: leave out nodes that represent none")
-        return batch, labels, counts
+        validities.append(checks.values(counts >= 1, "counts must be ≥ 1: leave out nodes that represent none"))
+        return batch, labels, counts, checks.jointly(*validities)
 
 
 def _published_losses(nodes: Tensor, graphs: Tensor, own: Tensor, weighting: Weighting) -> Tensor:

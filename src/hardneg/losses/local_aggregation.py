@@ -76,17 +76,18 @@ class LocalAggregation(Adjustable):
         z: (B, d), of any norm · rows: (N, d), the bank's, also in half precision or on the host · idx: (B,) the
         anchors' own rows · clusters: of these rows
         """
-        self._check(z, rows, clusters)
+        validity = self._check(z, rows, clusters)
         idx = checks.integers("idx", idx, (len(z),), "one row of the bank per row of z").to(z.device)
-        checks.in_range("idx", idx, len(rows))
+        idx, in_range = checks.in_range("idx", idx, len(rows))
         with torch.autocast(z.device.type, enabled=False):  # float32 arithmetic inside, always
             dtype = torch.promote_types(torch.float32, torch.promote_types(z.dtype, rows.dtype))
             unit = normalized(z.to(dtype), max(1e-30, torch.finfo(z.dtype).tiny))
             scale = self._scale(unit)
             with torch.no_grad():
-                losses, derivative, sets = self._losses(unit, scale, rows, idx, clusters)
+                losses, derivative, sets, finite_rows = self._losses(unit, scale, rows, idx, clusters)
             if unit.requires_grad or scale.requires_grad:
                 losses = _AttachGradient.apply(losses, derivative, sets, unit, scale, rows)  # type: ignore[no-untyped-call]
+        losses = checks.poisoned(losses, validity, in_range, finite_rows)
         if self.reduction == "none":
             return losses
         return losses.mean() if self.reduction == "mean" else losses.sum()
@@ -117,10 +118,10 @@ class LocalAggregation(Adjustable):
 
     def _losses(
         self, unit: Tensor, scale: Tensor, rows: Tensor, idx: Tensor, clusters: CloseSets
-    ) -> tuple[Tensor, Tensor, "_RowSets"]:
-        """Each anchor's loss, (B,), its derivative in scale·unit, (B, d), and the two sets of rows."""
+    ) -> tuple[Tensor, Tensor, "_RowSets", Tensor | None]:
+        """Each anchor's loss, (B,), its derivative in scale·unit, (B, d), the two sets of rows, and their validity."""
         close = clusters.members(idx).to(unit.device) if self.form == "paper" else idx[:, None]  # (B, L)
-        near, near_cosines, close_cosines, inverse = _search(unit, rows, idx, self.background, close)
+        near, near_cosines, close_cosines, inverse, validity = _search(unit, rows, idx, self.background, close)
         scores = near_cosines * scale  # (B, K)
         background = torch.logsumexp(scores, dim=1)
         share = scores.softmax(dim=1)
@@ -130,7 +131,7 @@ class LocalAggregation(Adjustable):
             share -= scores.softmax(dim=1)
             losses = background - torch.logsumexp(scores, dim=1)
             derivative = _weighted_rows(share * inverse[near], near, rows)
-            return losses, derivative, _RowSets(near, near, inside, 0.0, inverse)
+            return losses, derivative, _RowSets(near, near, inside, 0.0, inverse), validity
         close_mask = close >= 0
         close = close.clamp(min=0)
         scores = (close_cosines * scale).masked_fill(~close_mask, -torch.inf)  # (B, L)
@@ -138,7 +139,7 @@ class LocalAggregation(Adjustable):
         losses = background - torch.logsumexp(scores, dim=1) + log_ratio
         derivative = _weighted_rows(share * inverse[near], near, rows)
         derivative -= _weighted_rows(scores.softmax(dim=1) * inverse[close], close, rows)
-        return losses, derivative, _RowSets(near, close, close_mask, log_ratio, inverse)
+        return losses, derivative, _RowSets(near, close, close_mask, log_ratio, inverse), validity
 
     def _scale(self, unit: Tensor) -> Tensor:
         """1/temperature, ()."""
@@ -147,7 +148,7 @@ class LocalAggregation(Adjustable):
             return 1 / temperature.to(unit)
         return unit.new_full((), 1 / value(self.temperature, self.progress))
 
-    def _check(self, z: Tensor, rows: Tensor, clusters: CloseSets) -> None:
+    def _check(self, z: Tensor, rows: Tensor, clusters: CloseSets) -> Tensor | None:
         checks.floating("z", z)
         checks.floating("rows", rows)
         if z.dim() != 2 or 0 in z.shape:
@@ -164,26 +165,28 @@ class LocalAggregation(Adjustable):
             )
         if rows.requires_grad:
             raise ValueError("rows get no gradient, but require one: pass rows.detach()")
-        checks.finite("z", z)
+        return checks.finite("z", z)
 
 
 def _search(
     unit: Tensor, rows: Tensor, idx: Tensor, count: int, close: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """The own and the nearest rows of each anchor, with cosines, in one pass over the rows.
 
     unit: (B, d) · rows: (N, d) · idx: (B,) own rows · close: (B, L) rows whose cosines are computed too, −1 = none
-    returns (B, K) indices and cosines of the nearest, (B, L) cosines of the close ones, (N,) one over each row's norm
+    returns (B, K) indices and cosines of the nearest, (B, L) cosines of the close ones, (N,) one over each row's norm,
+    and the validity of the rows
     """
     close_cosines = unit.new_zeros(close.shape)
     own_cosines = unit.new_zeros(len(unit), 1)
     inverse = unit.new_zeros(len(rows))
+    validity: Tensor | None = None
     near = idx.new_zeros(len(unit), 0)
     near_cosines = unit.new_zeros(len(unit), 0)
     for block in row_blocks(len(rows), len(unit)):
         part = rows[block].to(unit, non_blocking=True)  # (C, d)
         length = torch.linalg.vector_norm(part, dim=1)
-        checks.finite("rows", length)
+        validity = checks.jointly(validity, checks.finite("rows", length))
         inverse[block] = torch.where(length > 1e-30, 1 / length, 0.0)
         cosines = (unit @ part.T).mul_(inverse[block])  # (B, C)
         _gather_found(close_cosines, cosines, close - block.start)
@@ -202,7 +205,7 @@ def _search(
             found = torch.where(columns < kept, near.gather(1, columns.clamp(max=kept - 1)), found)
         near = found
     near_cosines = torch.where(near == idx[:, None], own_cosines, near_cosines)
-    return near, near_cosines, close_cosines, inverse
+    return near, near_cosines, close_cosines, inverse, validity
 
 
 def _gather_found(result: Tensor, cosines: Tensor, columns: Tensor) -> None:

@@ -50,7 +50,7 @@ class OwnPositives:
 
     def sums(self, rule: Rule) -> LogSums:
         log_weight = rule.log_weights(self.scores)
-        has_weight = log_weight > -torch.inf
+        has_weight = log_weight != -torch.inf  # NaN is kept: the loss becomes NaN
         return reference.sums(self.scores, log_weight, has_weight if self.mask is None else has_weight & self.mask)
 
     def mean(self) -> Tensor:

@@ -1,14 +1,16 @@
 """Settings of the losses: the types of their options, and assignment after construction."""
 
+import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
+from hardneg.distributed import Gather
 from hardneg.losses.debiasing import Prior
 from hardneg.losses.hardening import Hardening
 from hardneg.losses.schedules import Adaptive, Schedule, Setting
@@ -67,7 +69,7 @@ class Settings:
     weight_range: float | None
     grad_through_weights: bool
     normalize: bool
-    gather: bool
+    gather: Gather
     reduction: str
     normalize_weights: bool = True
     by_source: Mapping[str, SourceHardening] | None = None
@@ -164,6 +166,25 @@ class Adjustable(LenientState, ABC):
             schedule.load_state(rest[1 : 1 + size])
             rest = rest[1 + size :]
         self.set_progress(progress)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None, "_plan": None}  # a copy has no last call
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if not isinstance(getattr(self, "gather", False), bool):
+            raise TypeError(
+                "gather holds a process group, which exists in this process only: assign loss.gather = True or False "
+                "before the loss is pickled, or save loss.state_dict()"
+            )
+        return super().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        group = getattr(self, "gather", False)
+        memo[id(group)] = group  # a copy communicates with the same processes
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+        return copied
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "progress":

@@ -48,20 +48,18 @@ def argument(name: str, source: str) -> str:
     return name if source == GIVEN else f"{name}[{source!r}]"
 
 
-def by_name(
-    arguments: Mapping[str, SourceTensors | None],
-) -> tuple[tuple[str, ...], list[Tensor | None]]:
+def by_name(arguments: Sequence[SourceTensors | None]) -> tuple[tuple[str, ...], list[Tensor | None]]:
     """The names of the given sources, and their tensors: five for each source, in the order of `PER_SOURCE`.
 
-    arguments: those of `PER_SOURCE`; where negatives are a mapping, the others are mappings with some of its names.
-    Without a mapping the one source is ``"given"``, whose tensors may all be None.
+    arguments: those that `PER_SOURCE` names; where negatives are a mapping, the others are mappings with some of its
+    names. Without a mapping the one source is ``"given"``, whose tensors may all be None.
 
     Examples:
         >>> import torch
-        >>> by_name({"negatives": {"mined": torch.zeros(2, 1), "queue": torch.zeros(3, 1)}})[0]
+        >>> by_name([{"mined": torch.zeros(2, 1), "queue": torch.zeros(3, 1)}, None, None, None, None])[0]
         ('mined', 'queue')
     """
-    negatives = arguments.get("negatives")
+    negatives = arguments[0]
     names: tuple[str, ...] = (GIVEN,)
     if isinstance(negatives, Mapping):
         for name in negatives:
@@ -72,8 +70,7 @@ def by_name(
             raise ValueError("negatives={} names no source: leave it out, or pass {'queue': …}")
         names = tuple(negatives)
     found: dict[tuple[str, str], Tensor] = {}
-    for key in PER_SOURCE:
-        given = arguments.get(key)
+    for key, given in zip(PER_SOURCE, arguments, strict=True):
         if given is None:
             continue
         if isinstance(given, Mapping) != isinstance(negatives, Mapping) and negatives is not None:

@@ -76,37 +76,47 @@ class MemoryBank(checks.Fixed, MemoryModule):
         """Copies of the rows of these instances.
 
         idx: integers of any shape · returns (*idx.shape, d), in the stored dtype and on the device of the indices, or
-        of the rows if the indices are on the host
+        of the rows if the indices are on the host. If an index on an accelerator is out of range, all are NaN
         """
-        idx = self._indices(idx)
-        found = self.rows[idx.to(self.rows.device)]
-        return found.to(idx.device) if self.rows.device.type == "cpu" else found
+        idx = self._integers(idx)
+        device = idx.device
+        idx, validity = self._in_range(idx)
+        found = checks.poisoned(self.rows[idx], validity)
+        return found.to(device) if self.rows.device.type == "cpu" else found
 
     @torch.no_grad()
     def update(self, idx: TensorLike, z: TensorLike) -> None:
         """Average the rows of these instances with their new embeddings.
 
         idx: (B,) integers · z: (B, d), of any norm
+
+        On an accelerator NaN and inf in z make their rows NaN, and an index out of range prevents the whole update.
         """
         z = checks.floating("z", as_tensor("z", z))
         if z.dim() != 2 or z.shape[1] != self.dim:
             raise ValueError(f"z must have shape (B, {self.dim}), got {tuple(z.shape)}")
-        idx = self._indices(idx).to(z.device)
+        idx = self._integers(idx)
         checks.integers("idx", idx, (len(z),), "one per row of z")
-        checks.finite("z", z)
+        if not checks.on_accelerator(idx.device):
+            checks.in_range("idx", idx, self.size)
+        if not checks.on_accelerator(z.device):
+            checks.finite("z", z)
+        idx = idx.to(z.device)
         if self.gather and distributed.world_size() > 1:
             sizes = distributed.batch_sizes(len(z), z.device)
             idx, z = distributed.gather(idx, sizes), distributed.gather(z.detach(), sizes)
         if len(z) == 0:
             return
+        # Checked after gathering, so that all processes make the same update.
+        idx, validity = self._in_range(idx)
         # Equal indices all write the value of the last one, because the order of writes is undefined.
-        z = z[_last_occurrence(idx)].to(self.rows.device)
-        idx = idx.to(self.rows.device)
+        z = z.to(self.rows.device)[_last_occurrence(idx)]
         precise = torch.promote_types(torch.float32, torch.promote_types(z.dtype, self.rows.dtype))
         before = self.rows[idx].to(precise)  # (B, d)
         averaged = normalized(self.momentum * before + (1 - self.momentum) * normalized(z.to(precise)))
         is_zero = (averaged == 0).all(dim=1, keepdim=True)  # (B, 1)
-        self.rows[idx] = torch.where(is_zero, before, averaged).to(self.rows.dtype)
+        unchanged = is_zero if validity is None else is_zero | validity.isnan()
+        self.rows[idx] = torch.where(unchanged, before, averaged).to(self.rows.dtype)
 
     def extra_repr(self) -> str:
         return (
@@ -114,11 +124,17 @@ class MemoryBank(checks.Fixed, MemoryModule):
             f"on_host={self.on_host}, gather={self.gather}"
         )
 
-    def _indices(self, idx: TensorLike) -> Tensor:
+    @staticmethod
+    def _integers(idx: TensorLike) -> Tensor:
         idx = as_tensor("idx", idx)
-        idx = checks.integers("idx", idx, tuple(idx.shape), "instances")
-        checks.in_range("idx", idx, self.size)
-        return idx
+        return checks.integers("idx", idx, tuple(idx.shape), "instances")
+
+    def _in_range(self, idx: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Indices on the device of the rows, safe to use, and their validity; see `checks.in_range`."""
+        if not checks.on_accelerator(idx.device):
+            checks.in_range("idx", idx, self.size)
+            return idx.to(self.rows.device), None
+        return checks.in_range("idx", idx.to(self.rows.device), self.size)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         return self if self.on_host else super()._apply(fn, recurse)

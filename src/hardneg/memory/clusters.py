@@ -66,7 +66,7 @@ class Clusters(checks.Fixed, MemoryModule):
             raise ValueError(f"k={self.k} clusters need at least as many rows, got {len(rows)}: lower k")
         rows = where_precise(rows.detach())
         if not bool(torch.stack(torch.aminmax(rows)).isfinite().all()):
-            raise ValueError("rows holds NaN or inf: look for a diverged model before clustering")
+            raise checks.NonFiniteError("rows holds NaN or inf: look for a diverged model before clustering")
         step = whole("step", step, at_least=0)
         backend = self.backend
         if backend == "auto":
@@ -93,10 +93,13 @@ class Clusters(checks.Fixed, MemoryModule):
         """Mask of the close neighbors of these rows, (B, N) bool; a row is one of its own.
 
         idx: (B,) indices of rows · among: (M,) or (B, M) indices of the rows to compare with (default: all N), such as
-        those drawn as negatives; then the mask is (B, M)
+        those drawn as negatives; then the mask is (B, M). If an index on an accelerator is out of range, all is False
         """
-        idx = self._indices("idx", idx, (1,))
-        others = None if among is None else self._indices("among", among, (1, 2))
+        idx, validity = self._indices("idx", idx, (1,))
+        others = None
+        if among is not None:
+            others, others_validity = self._indices("among", among, (1, 2))
+            validity = checks.jointly(validity, others_validity)
         if others is not None and others.dim() == 2 and len(others) != len(idx):
             raise ValueError(f"among must have shape (M,) or ({len(idx)}, M), got {tuple(others.shape)}")
         mask: Tensor | None = None
@@ -105,14 +108,15 @@ class Clusters(checks.Fixed, MemoryModule):
             equal = clustering[idx, None] == compared  # (B, N) or (B, M)
             mask = equal if mask is None else mask.logical_or_(equal)
         assert mask is not None
-        return mask
+        return mask if validity is None else mask & ~validity.isnan()
 
     def members(self, idx: TensorLike) -> Tensor:
         """The close neighbors of these rows as lists, in O(B·L): (B, L) indices, ascending, padded with −1.
 
-        idx: (B,) indices of rows · L: length of the longest of these lists
+        idx: (B,) indices of rows · L: length of the longest of these lists. If an index on an accelerator is out of
+        range, all lists are empty
         """
-        idx = self._indices("idx", idx, (1,))
+        idx, validity = self._indices("idx", idx, (1,))
         order, starts = self._rows_by_cluster()
         size = order.shape[1]
         own = self.assignments[:, idx].long()  # (repeats, B)
@@ -128,7 +132,8 @@ class Clusters(checks.Fixed, MemoryModule):
             lists[:, 1:].masked_fill_(lists[:, 1:] == lists[:, :-1], size)  # in several of the clusters
             lists = lists.sort(dim=1).values
             lists = lists[:, : int((lists < size).sum(dim=1).max()) if len(idx) else 0]
-        return lists.masked_fill(lists == size, -1)
+        unused = lists == size
+        return lists.masked_fill(unused if validity is None else unused | validity.isnan(), -1)
 
     def get_extra_state(self) -> Tensor:
         """The number of clusters, and the step of the last fit (−1: none)."""
@@ -152,13 +157,17 @@ class Clusters(checks.Fixed, MemoryModule):
             self._cluster_lists = order, torch.searchsorted(ordered, edges.expand(self.repeats, -1).contiguous())
         return self._cluster_lists
 
-    def _indices(self, name: str, idx: TensorLike, dimensions: tuple[int, ...]) -> Tensor:
+    def _indices(self, name: str, idx: TensorLike, dimensions: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        """Indices on the device of the clusters, safe to use, and their validity; see `checks.in_range`."""
         if self.fitted_at is None:
             raise ValueError("there are no clusters yet: call fit(bank.rows) first")
         idx = as_tensor(name, idx)
         idx = checks.integers(name, idx, tuple(idx.shape) if idx.dim() in dimensions else (-1,), "indices of rows")
-        checks.in_range(name, idx, self.assignments.shape[1])
-        return idx.to(self.assignments.device)
+        size, device = self.assignments.shape[1], self.assignments.device
+        if not checks.on_accelerator(idx.device):
+            checks.in_range(name, idx, size)
+            return idx.to(device), None
+        return checks.in_range(name, idx.to(device), size)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         stored = state_dict.get(f"{prefix}assignments")

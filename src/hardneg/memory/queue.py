@@ -74,11 +74,14 @@ class Queue(checks.Fixed, MemoryModule):
         """Store a batch of keys at unit length; they replace the oldest keys of a full queue.
 
         keys: (B, d) · labels, ids: (B,) integers ≥ −1, −1 = unknown
+
+        On an accelerator keys with NaN or inf are stored as NaN, and the losses computed with them are NaN.
         """
         keys = checks.floating("keys", as_tensor("keys", keys))
         if keys.dim() != 2 or keys.shape[1] != self.dim:
             raise ValueError(f"keys must have shape (B, {self.dim}), got {tuple(keys.shape)}")
-        checks.finite("keys", keys)
+        if not checks.on_accelerator(keys.device):
+            checks.finite("keys", keys)
         columns = [self._checked_integers(name, given, keys) for name, given in (("labels", labels), ("ids", ids))]
         integers = torch.stack(columns, dim=1)  # (B, 2)
         keys = normalized(keys.to(torch.promote_types(torch.float32, keys.dtype)))
@@ -126,9 +129,10 @@ class Queue(checks.Fixed, MemoryModule):
         """Labels or ids of the keys, (B,); −1 if not given."""
         if given is None:
             return torch.full((len(keys),), -1, device=keys.device)
-        found = checks.integers(name, as_tensor(name, given), (len(keys),), "one per key").to(keys.device)
-        checks.values(found >= -1, f"{name} must be ≥ −1, where −1 means unknown")
-        return found
+        found = checks.integers(name, as_tensor(name, given), (len(keys),), "one per key")
+        if not checks.on_accelerator(found.device):  # there the loss checks the labels it is given
+            checks.values(found >= -1, f"{name} must be ≥ −1, where −1 means unknown")
+        return found.to(keys.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         mismatch = size_mismatch("queue", state_dict.get(f"{prefix}key_store"), self.size, self.dim, prefix)

@@ -80,7 +80,7 @@ def _pairwise_cosines(embeddings: Tensor) -> Tensor:
     checks.floating("embeddings", embeddings)
     if embeddings.dim() != 2 or len(embeddings) < 2:
         raise ValueError(f"embeddings must have shape (B, d) with B ≥ 2, got {tuple(embeddings.shape)}")
-    checks.finite("embeddings", embeddings)
+    checks.require_finite("embeddings", embeddings)
     unit = normalized(where_precise(embeddings.detach()).double())
     rows, columns = torch.triu_indices(len(unit), len(unit), offset=1, device=unit.device)
     return (unit @ unit.T)[rows, columns]

@@ -293,7 +293,7 @@ def checked_embeddings(embeddings: TensorLike) -> Tensor:
     # Building a graph synchronizes with the device anyway, so values are checked here on every device.
     largest = float(torch.stack(torch.aminmax(embeddings)).abs().amax())
     if not math.isfinite(largest):
-        raise ValueError("embeddings hold NaN or inf: look for a diverged model before building the graph")
+        raise checks.NonFiniteError("embeddings hold NaN or inf: look for a diverged model before building the graph")
     embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
     if largest**2 * embeddings.shape[1] > torch.finfo(embeddings.dtype).max:
         raise ValueError(f"embeddings hold {largest:g}, whose inner products overflow: scale them to unit length first")

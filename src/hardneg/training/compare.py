@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,6 +142,23 @@ def carry_out(
             except (ValueError, RuntimeError, OSError) as failure:
                 error = failure
         yield planned, error
+
+
+def write_failures(root: Path, failed: Mapping[str, str]) -> None:
+    """Write the error of each failed run to the folder of the comparison, for its report; remove the file if none."""
+    file = root / run_folder.FAILED
+    if failed and root.is_dir():
+        run_folder.write_json(file, dict(failed))
+    else:
+        file.unlink(missing_ok=True)
+
+
+def read_failures(root: Path) -> dict[str, str]:
+    """The errors of the failed runs of a comparison by name; empty for the folder of a run."""
+    file = root / run_folder.FAILED
+    if not file.exists():
+        return {}
+    return {name: error for name, error in run_folder.read_json(file).items() if isinstance(error, str)}
 
 
 def results(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:

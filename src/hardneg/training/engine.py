@@ -24,6 +24,7 @@ from hardneg.training import loggers, run_folder
 from hardneg.training.batches import Batches
 from hardneg.training.callbacks.checkpoints import Checkpoints
 from hardneg.training.callbacks.diagnostics import Diagnostics
+from hardneg.training.callbacks.loss_watch import DivergedError, LossWatch
 from hardneg.training.callbacks.memory_update import MemoryUpdate
 from hardneg.training.callbacks.metrics_writer import MetricsWriter
 from hardneg.training.callbacks.online_evaluation import OnlineEvaluation
@@ -104,6 +105,7 @@ class RunCallbacks:
     ``trainer.callback_metrics``. Those that change the state of the run come after them, and `Checkpoints` is the last.
     """
 
+    losses: LossWatch
     evaluation: OnlineEvaluation
     metrics: MetricsWriter
     refresh: Refresh | None
@@ -124,7 +126,8 @@ class RunCallbacks:
         refresh = [] if self.refresh is None else [self.refresh]
         updates = [*refresh, self.diagnostics, MemoryUpdate(), StepTiming(), self.seeding]
         trainer.callbacks = [  # type: ignore[attr-defined]
-            ResumedLearningRate(), self.evaluation, self.metrics, *others, *updates, *writers, self.checkpoints
+            ResumedLearningRate(), self.losses, self.evaluation, self.metrics, *others, *updates, *writers,
+            self.checkpoints,
         ]  # fmt: skip
 
 
@@ -145,6 +148,7 @@ def create_callbacks(
     evaluation = OnlineEvaluation(settings, train_set, validation, data)
     diagnostics = Diagnostics(batches, train_set, refresh)
     return RunCallbacks(
+        LossWatch(),
         evaluation,
         MetricsWriter(folder, settings.trainer.batch_size, [diagnostics, evaluation]),
         refresh,
@@ -200,17 +204,21 @@ def fit(
         raise KeyboardInterrupt(f"stopped at step {trainer.global_step}; resume the run in {folder}")
 
 
-def explain(error: Exception, folder: Path) -> None:
+def explain(error: Exception, folder: Path, losses: LossWatch) -> None:
     """Raise a ValueError again with advice on what to do; return on any other error."""
     if not isinstance(error, ValueError):
         return
-    message = str(error)
+    kind, message = ValueError, str(error)
     if isinstance(error, checks.NonFiniteError):
-        message = f"training diverged ({error}): lower optimizer.lr, or set optimizer.clip"
+        error, kind = losses.cause(error), DivergedError
+        step, epoch = losses.position
+        message = (
+            f"training diverged at step {step}, in epoch {epoch} ({error}): lower optimizer.lr, or set optimizer.clip"
+        )
     if (folder / run_folder.CHECKPOINT).exists():
         step = run_folder.checkpoint(folder)["global_step"]
         message += (
             f". {folder} keeps the checkpoint of step {step}; resuming takes the same steps again, so for other "
             "settings choose another folder, or remove this one"
         )
-    raise ValueError(message) from error
+    raise kind(message) from error

@@ -134,7 +134,7 @@ def train(
             if trainer.is_global_zero:
                 if not resume:
                     run_folder.discard(folder)
-                engine.explain(error, folder)
+                engine.explain(error, folder, callbacks_of_run.losses)
             raise
         if trainer.is_global_zero:
             run_state.write_encoder(module.encoder, folder, shape)

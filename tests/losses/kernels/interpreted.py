@@ -1,6 +1,7 @@
 """Calls of the fused loss in a process that interprets Triton, with access to its launches and buffers."""
 
 import copy
+import math
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
+from hardneg import checks
 from hardneg.losses.hardening import Bound, Hardening
-from hardneg.losses.kernels import Eligibility, RowLayout, Rule
+from hardneg.losses.kernels import Eligibility, HalfCopies, LossForm, RowLayout, Rule
 
 Options = dict[str, Any]
 KERNELS = "hardneg.losses.kernels.triton"
@@ -53,15 +55,22 @@ class Work:
     operations: list[str]
 
 
+@contextmanager
+def patched(constants: dict[str, Any] | None) -> Iterator[None]:
+    """A context in which constants of kernel modules, such as ``"passes.WIDEST"``, have other values."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (constants or {}).items():
+            module, attribute = name.split(".")
+            patch.setattr(import_module(f"{KERNELS}.{module}"), attribute, value)
+        yield
+
+
 def run(
     options: Options, arguments: dict[str, Tensor], constants: dict[str, Any] | None = None, backend: str = "fused"
 ) -> Found:
     """The loss and all gradients, with a different weight for the loss of each anchor. constants: of kernel modules."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    with patched(constants), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, value in (constants or {}).items():
-            module, attribute = name.split(".")
-            patch.setattr(import_module(f"{KERNELS}.{module}"), attribute, value)
         loss = hn.InfoNCE(**copy.deepcopy(options), backend=backend)
         if any(tensor.dtype == torch.float64 for tensor in arguments.values()):
             loss = loss.double()
@@ -99,6 +108,70 @@ def message(options: Options, arguments: dict[str, Tensor]) -> str:
     return str(caught.value)
 
 
+def label_loss(
+    z1: Tensor,
+    z2: Tensor | None,
+    labels: Tensor,
+    tilt: float = 0.0,
+    combine: str = "mean_of_logs",
+    decoupled: bool = False,
+    number: float | None = None,
+    lower: float | None = None,
+    reduction: str = "mean",
+    temperature: float = 0.5,
+    precision: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The supervised loss of one or two views by the operator for paired batches; and 1/temperature, a leaf.
+
+    labels: (B,) · number: Q, None for the size of the support · lower: bound of scores · precision: of products
+    """
+    from hardneg.losses.kernels.triton import operators
+
+    views = 1 if z2 is None else 2
+    layout, groups = RowLayout(len(z1), views, 0, len(z1), z1.device), labels.repeat(views)
+    eligibility = Eligibility(
+        views * len(z1), own=layout, pool_views=views, anchor_groups=groups, candidate_groups=groups
+    )
+    rule = Rule(tilt=tilt, lower=lower, max_abs_score=1 / temperature, half_copies=HalfCopies(precision))
+    form = LossForm(None if number is None else math.log(number), None, decoupled, reduction, combine)
+    scale = torch.full((), 1 / temperature, device=z1.device, requires_grad=True)
+    loss, _ = operators.pair_loss(z1, z2, None, eligibility, scale, rule, form, _no_second_derivative, groups)
+    return loss, scale
+
+
+def _no_second_derivative(*tensors: Tensor | None) -> Tensor:
+    raise NotImplementedError
+
+
+def run_labels(form: Options, arguments: dict[str, Tensor], constants: dict[str, Any] | None = None) -> Found:
+    """`run` by `label_loss`, with the gradient of log temperature. form: options of `label_loss`"""
+    with patched(constants):
+        given = {key: t.clone().requires_grad_() if key != "labels" else t for key, t in arguments.items()}
+        value, scale = label_loss(given["z1"], given.get("z2"), given["labels"], **form)
+        leaves = {key: t for key, t in given.items() if key != "labels"}
+        weighted = (value * torch.linspace(0.5, 1.5, value.numel()).view(value.shape)).sum()
+        *found, by_scale = torch.autograd.grad(weighted, [*leaves.values(), scale])
+        grads = dict(zip(leaves, found, strict=True)) | {"temperature.log_value": -by_scale * scale.detach()}
+        return Found(value.detach(), grads)
+
+
+def random_settings(cases: int, seed: int, factor: float = 1.0) -> Any:
+    """Random settings of `benchmarks/random_settings.py`, in small. factor: of the fused kernel's results"""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+        settings = import_module("random_settings")
+        plain = settings.run
+
+        def scaled(case: Any, backend: str, double: bool = False) -> list[Tensor]:
+            return [factor * t if backend == "fused" else t for t in plain(case, backend, double)]
+
+        patch.setattr(settings, "run", scaled)
+        # The interpreter has no bfloat16.
+        limits = settings.Limits("cpu", (torch.float32, torch.float16), rows=12, keys=20, dim=40)
+        return vars(settings.run_cases(cases, seed, limits))
+
+
 class _Watch(TorchDispatchMode):
     """Records the tensors that PyTorch creates, except those of the interpreter."""
 
@@ -134,11 +207,9 @@ def work(options: Options, arguments: dict[str, Tensor], constants: dict[str, An
             watch.paused = False
 
     loss = hn.InfoNCE(**options, backend="fused")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (constants or {}).items():
-            module, attribute = name.split(".")
-            patch.setattr(import_module(f"{KERNELS}.{module}"), attribute, value)
+    with patched(constants), pytest.MonkeyPatch.context() as patch:
         patch.setattr(GridExecutor, "__call__", counted)
+        patch.setattr(checks, "finite", lambda name, tensor: None)  # not called on a GPU
         given = {k: v.requires_grad_() if k in ("z1", "z2") else v for k, v in arguments.items()}
         with watch:
             loss(**given).backward()
@@ -169,25 +240,6 @@ def guarded(options: Options, arguments: dict[str, Tensor], constants: dict[str,
     return found
 
 
-def measuring(options: Options, arguments: dict[str, Tensor], constants: dict[str, Any]) -> Found:
-    """`guarded` as the first call of its kind on a GPU: every kernel is launched with two tiles, several times."""
-    from hardneg.losses.kernels.triton import tile_sizes
-
-    def two_tiles(matrix: Tensor, name: str, whole: bool) -> list[tile_sizes.Tile]:
-        return [tile_sizes.Tile(32, 32, 4, stages, None if whole else 64) for stages in (1, 2)]
-
-    def milliseconds(attempt: Any, tile: tile_sizes.Tile) -> float:
-        attempt(tile)
-        return 1.0
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile_sizes, "options_for", two_tiles)
-        patch.setattr(tile_sizes, "_milliseconds", milliseconds)
-        patch.setattr(tile_sizes, "_best", {})
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        return guarded(options, arguments, constants | {"tile_sizes.MIN_MEASURED_PAIRS": 0, "tile_sizes.ROUNDS": 2})
-
-
 @contextmanager
 def _empty_by(make: Any, shape: Any) -> Iterator[None]:
     with ExitStack() as stack:
@@ -199,12 +251,13 @@ def _empty_by(make: Any, shape: Any) -> Iterator[None]:
 
 
 def masked(layout: RowLayout, pool_views: int) -> Tensor:
-    """Which candidates of a pool (N,) are masked in the tiles of scores of each anchor, (A, N)."""
-    from hardneg.losses.kernels.triton import blocks, row_sums
+    """Which candidates of a pool (N,) are masked in the scores of each anchor, (A, N)."""
+    from hardneg.losses.kernels.triton import passes, percentile_bands
 
     anchors, pool = torch.randn(layout.batch * layout.views, 2), torch.randn(layout.global_batch * pool_views, 2)
-    spec = row_sums.NegativeSums(Eligibility(len(pool), own=layout, pool_views=pool_views), Rule())
-    return blocks.BlockPass(spec, torch.ones(()), anchors, pool, 0, blocks.Band(), False).scores() == -torch.inf
+    problem = passes.Problem(Eligibility(len(pool), own=layout, pool_views=pool_views), Rule())
+    block_pass = passes.BlockPass(problem, torch.ones(()), anchors, pool)
+    return torch.cat([scores.clone() for _, scores in percentile_bands.strips([block_pass])]) == -torch.inf
 
 
 def refuses_overwritten_negatives(normalize: bool, dtype: torch.dtype) -> str:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,12 @@ Call = Callable[..., Any]
 Arguments = dict[str, Tensor]
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 # Constants with which small problems take the code paths of large ones.
-IN_PARTS = {"tile_sizes.SMALL_PROBLEM": 0, "tile_sizes.PART_MULTIPLE": 64}
-IN_STRIPS = {"blocks.WIDEST": 16, "wide_rows.STRIP_BYTES": 0}
+IN_PARTS = {"launch.SMALL_PROBLEM": 0, "operators.SMALL_PROBLEM": 0, "launch.PART_MULTIPLE": 64}
+IN_STRIPS = {"passes.WIDEST": 16, "passes.STRIP_BYTES": 0}
 SYMMETRIC = IN_STRIPS | {
-    "wide_rows.SYMMETRIC_STRIP": 32,
-    "wide_rows.MIN_SYMMETRIC_STRIPS": 2,
-    "tile_sizes.SMALL_PROBLEM": 0,
+    "passes.SYMMETRIC_STRIP": 32,
+    "passes.MIN_SYMMETRIC_STRIPS": 2,
+    "launch.SMALL_PROBLEM": 0,
 }
 
 
@@ -76,7 +77,13 @@ def error(found: Tensor, truth: Tensor) -> float:
 
 
 def check(found: Found, options: dict[str, Any], arguments: Arguments) -> None:
-    """The error is at most 1.2 times that of other kernels in float32, or a few roundings; diagnostics are equal."""
+    """The numbers are right; diagnostics are those of another kernel."""
+    report = check_numbers(found, options, arguments)
+    assert found.report == pytest.approx(report, rel=1e-4, abs=1e-5)
+
+
+def check_numbers(found: Found, options: dict[str, Any], arguments: Arguments) -> dict[str, float]:
+    """The error is at most 1.2 times that of other kernels in float32, or a few roundings; returns their report."""
     exact = {name: t.double() if t.is_floating_point() else t for name, t in arguments.items()}
     truth = interpreted.run(options, exact, backend="reference")
     others = [interpreted.run(options, arguments, backend=backend) for backend in ("reference", "tiled")]
@@ -86,13 +93,13 @@ def check(found: Found, options: dict[str, Any], arguments: Arguments) -> None:
     for name, exactly in truth.grads.items():
         worst = max(error(other.grads[name], exactly) for other in others)
         # The gradient of a temperature adds the errors of all anchors, with random signs.
-        growth = 1.0 if exactly.dim() else (2 * len(arguments["z1"])) ** 0.5
+        growth = 1.0 if exactly.dim() else (2 * len(arguments["z1"])) ** 0.5 * max(1.0, float(exactly.abs()))
         assert found.grads[name].dtype == others[0].grads[name].dtype
         assert error(found.grads[name], exactly) <= 1.2 * worst + growth * slack, name
     size = float(truth.value.norm())
     worst = max(error(other.value, truth.value) for other in others)
     assert error(found.value, truth.value) <= 1.2 * worst + slack * max(size, 1.0)
-    assert found.report == pytest.approx(others[1].report, rel=1e-4, abs=1e-5)
+    return others[1].report
 
 
 def against_the_loops(call: Call, case: Case) -> set[str]:
@@ -130,6 +137,19 @@ def test_any_settings_agree_with_the_loops(call: Call, integer: bool, examples: 
     few = dict.fromkeys(["weight_range", "exclude", "negative_mask", "negative_labels", "below", "tau_threshold"], 2)
     some = dict.fromkeys(["beta", "rings", "labels", "negative_count"], 6)
     check_reached(reached, {"valid": 35, "negatives": 12, **some, **few} | ({} if integer else {"unfloored": 6}))
+
+
+@pytest.mark.parametrize("cases", [6, slow(80)])
+def test_random_settings_equal_the_reference_in_float64(call: Call, cases: int) -> None:
+    tally = call(interpreted.random_settings, cases, 5)
+    assert (tally["tried"], tally["wrong"]) == (cases, 0), tally["failures"]
+    assert tally["reached"]["any"] > cases / 2
+
+
+def test_random_settings_find_an_error_of_two_percent(call: Call) -> None:
+    tally = call(interpreted.random_settings, 6, 5, 1.02)
+    assert tally["wrong"] >= 3
+    assert tally["worst"] > 1
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.07, 0.01])
@@ -229,6 +249,89 @@ def test_one_view_finds_positives_by_label(call: Call) -> None:
     check(call(interpreted.run, options, arguments), options, arguments)
 
 
+# Options of `interpreted.label_loss`, and of the same loss; "number" is Q of the batch.
+LABEL_FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "scl": ({"number": ...}, {"negative_count": "batch"}),
+    "hscl": ({"number": ..., "tilt": 1.0}, {"negative_count": "batch", "hardening": hn.Exponential(1.0)}),
+    "hscl, any tilt": ({"tilt": 0.7}, {"hardening": hn.Exponential(0.7)}),
+    "hscl, cold": ({"tilt": 2.0, "temperature": 0.03}, {"hardening": hn.Exponential(2.0), "temperature": 0.03}),
+    "hscl, threshold": ({"number": ..., "lower": 0.0}, {"negative_count": "batch", "hardening": hn.Threshold(1.0)}),
+    "decoupled": (
+        {"tilt": 1.0, "decoupled": True},
+        {"hardening": hn.Exponential(1.0), "positive_in_denominator": False},
+    ),
+    "supcon": ({"combine": "in_denominator"}, {"combine_positives": "in_denominator"}),
+    "supcon, cold": (
+        {"combine": "in_denominator", "temperature": 0.01},
+        {"combine_positives": "in_denominator", "temperature": 0.01},
+    ),
+}
+LABELS: dict[str, Callable[[int], Tensor]] = {
+    "some": lambda rows: torch.arange(rows) % 4 << 33,  # beyond 32 bits
+    "some unknown": lambda rows: torch.arange(rows) * 7 % 5 - 1,
+    "all unknown": lambda rows: torch.full((rows,), -1),
+    "one class": lambda rows: torch.full((rows,), 3),
+    "all different": lambda rows: torch.arange(rows),
+}
+
+
+def label_case(
+    form: str, labels: str, two_views: bool, reduction: str, rows: int, dim: int
+) -> tuple[dict[str, Any], dict[str, Any], Arguments]:
+    """Options of `interpreted.label_loss`, those of `InfoNCE`, and arguments."""
+    direct, options = LABEL_FORMS[form]
+    if direct.get("number") is ...:
+        direct = {**direct, "number": float(2 * rows - 2 if two_views else rows - 1)}
+    direct = {**direct, "reduction": reduction}
+    temperature = options.get("temperature", 0.5)
+    options = {**options, "supervision": "full", "reduction": reduction, "temperature": hn.Learnable(temperature)}
+    arguments = {**views(rows, dim), "labels": LABELS[labels](rows)}
+    return direct, options, {key: t for key, t in arguments.items() if two_views or key != "z2"}
+
+
+@pytest.mark.parametrize(
+    ("form", "labels", "two_views", "reduction"),
+    [
+        *((form, "some unknown", True, "mean") for form in LABEL_FORMS),
+        *((form, "some unknown", False, "none") for form in ("hscl", "supcon", "decoupled")),
+        *((form, labels, True, "sum") for form in ("hscl", "supcon") for labels in LABELS if labels != "some unknown"),
+        *(slow(*case) for case in product(LABEL_FORMS, LABELS, (True, False), ("mean", "none", "sum"))),
+    ],
+)
+def test_labels_in_the_short_path_have_the_gradient_of_float64(
+    call: Call, form: str, labels: str, two_views: bool, reduction: str
+) -> None:
+    direct, options, arguments = label_case(form, labels, two_views, reduction, rows=19, dim=6)
+    found = call(interpreted.run_labels, direct, arguments)
+    check_numbers(found, options, arguments)
+    # Without negatives, or without positives, there is no loss.
+    empty = labels == "one class" or (labels in ("all different", "all unknown") and not two_views)
+    assert (float(found.value.abs().sum()) == 0) == empty
+    for grad in found.grads.values():
+        assert (float(grad.norm()) == 0) == empty
+
+
+@pytest.mark.parametrize("constants", [IN_PARTS, IN_STRIPS], ids=["parts", "strips"])
+@pytest.mark.parametrize("form", ["hscl", "supcon"])
+def test_labels_in_the_short_path_are_right_in_parts_and_strips(
+    call: Call, form: str, constants: dict[str, Any]
+) -> None:
+    direct, options, arguments = label_case(form, "some unknown", True, "mean", rows=37, dim=18)
+    check_numbers(call(interpreted.run_labels, direct, arguments, constants), options, arguments)
+
+
+@pytest.mark.parametrize("form", ["hscl", "supcon"])
+def test_labels_in_the_short_path_cost_only_the_rounding_in_float16(call: Call, form: str) -> None:
+    direct, options, arguments = label_case(form, "some", True, "mean", rows=12, dim=16)
+    halves = {key: t.half() if t.is_floating_point() else t for key, t in arguments.items()}
+    exact = {key: t.double() if t.is_floating_point() else t for key, t in halves.items()}
+    truth = interpreted.run(options, exact, backend="reference")
+    found = call(interpreted.run_labels, {**direct, "precision": torch.float16}, halves)
+    assert error(found.value, truth.value) < torch.finfo(torch.float16).eps
+    for key, grad in found.grads.items():
+        assert error(grad, truth.grads[key]) < 6 * torch.finfo(torch.float16).eps
+
+
 @pytest.mark.parametrize("dim", [1, 3, 16, 17, 64, 100, 257, 300])
 def test_rows_of_any_width(call: Call, dim: int) -> None:
     arguments, options = views(9, dim), {"hardening": hn.Exponential(1.0), "temperature": 0.2}
@@ -287,7 +390,7 @@ def test_two_towers_support_a_bound_per_anchor(call: Call, options: dict[str, An
     check(call(interpreted.guarded, options, arguments, constants), options, arguments)
 
 
-@pytest.mark.parametrize(("constants", "rows"), [(IN_PARTS, 78), slow({"tile_sizes.SMALL_PROBLEM": 0}, 270)])
+@pytest.mark.parametrize(("constants", "rows"), [(IN_PARTS, 78), slow({"launch.SMALL_PROBLEM": 0}, 270)])
 @pytest.mark.parametrize("options", [{}, {"hardening": hn.Exponential(1.3), "normalize": False}, {"temperature": 0.01}])
 def test_both_directions_of_two_towers_are_right_wherever_tiles_and_parts_begin(
     call: Call, options: dict[str, Any], constants: dict[str, Any], rows: int
@@ -340,26 +443,6 @@ def test_symmetric_scores_of_wide_rows_are_computed_once(
     check(call(interpreted.guarded, options, arguments, SYMMETRIC), options, arguments)
     work: Work = call(interpreted.work, options, arguments, SYMMETRIC)
     assert (work.launches.count("sums") >= 3) == symmetric  # strips of 32 rows
-
-
-@pytest.mark.parametrize(
-    ("options", "constants", "rows"),
-    [
-        ({}, SYMMETRIC, 33),
-        (TOWERS, {}, 33),
-        ({"in_batch": "other"}, IN_STRIPS, 33),
-        *(
-            slow(options, constants, 65)
-            for options in ({}, TOWERS, {"in_batch": "other"}, {"hardening": hn.Ring(0.3, 0.9)})
-            for constants in ({}, IN_STRIPS, SYMMETRIC)
-        ),
-    ],
-)
-def test_measuring_tiles_changes_no_result(
-    call: Call, options: dict[str, Any], constants: dict[str, Any], rows: int
-) -> None:
-    options, arguments = {"hardening": hn.Exponential(1.0), "class_prior": 0.02} | options, views(rows, 18)
-    check(call(interpreted.measuring, options, arguments, constants), options, arguments)
 
 
 @pytest.mark.parametrize("name", ["other view", "labels", "queue", "below positive", "unnormalized", "both directions"])

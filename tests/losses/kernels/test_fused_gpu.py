@@ -1,6 +1,10 @@
-"""The fused kernel on a GPU: half precision, tuned tiles and large sizes. Needs torch, pytest and hardneg only."""
+"""The fused kernel on a GPU: half precision, large tiles and sizes. Needs torch, pytest and hardneg only."""
 
 import copy
+import importlib
+import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,8 +137,8 @@ def test_half_precision_costs_the_rounding_of_unit_vectors(name: str, dtype: tor
 
 @pytest.mark.parametrize("dim", [64, 128, 256, 768])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_batches_in_tuned_tiles_equal_the_tiled_kernel(dim: int, dtype: torch.dtype) -> None:
-    # 16,384 rows: tiles are measured, and loaded by the copy engine if there is one.
+def test_large_batches_in_large_tiles_equal_the_tiled_kernel(dim: int, dtype: torch.dtype) -> None:
+    # 16,384 rows, which the copy engine loads if there is one.
     arguments, options = views(8192, dim, dtype), {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
     found = run(options, arguments, "fused")
     peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")
@@ -149,18 +153,18 @@ def test_large_batches_in_tuned_tiles_equal_the_tiled_kernel(dim: int, dtype: to
 def test_symmetric_scores_of_wide_rows_equal_the_tiled_kernel(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hardneg.losses.kernels.triton import blocks, wide_rows
+    from hardneg.losses.kernels.triton import passes
 
     options, arguments = case(name, 2085, 320, dtype)
     options = {**options, "reduction": "sum"}  # gradients of the mean would be below the resolution of float16
     peer = run(options, {key: t.float() if t.is_floating_point() else t for key, t in arguments.items()}, "tiled")
     limit = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / options.get("temperature", 0.5)
-    sums, strips = blocks.BlockPass.sums, []
+    sums, strips = passes.BlockPass.sums, []
     monkeypatch.setattr(
-        blocks.BlockPass, "sums", lambda *given, strip=None: strips.append(strip) or sums(*given, strip=strip)
+        passes.BlockPass, "sums", lambda *given, strip=None: strips.append(strip) or sums(*given, strip=strip)
     )
-    monkeypatch.setattr(wide_rows, "SYMMETRIC_STRIP", 512)
-    monkeypatch.setattr(wide_rows, "MIN_SYMMETRIC_STRIPS", 2)
+    monkeypatch.setattr(passes, "SYMMETRIC_STRIP", 512)
+    monkeypatch.setattr(passes, "MIN_SYMMETRIC_STRIPS", 2)
     found = run(options, arguments, "fused")
     assert strips[0] == range(512)
     assert max(errors(found, [t.double() for t in peer])) < limit
@@ -169,18 +173,37 @@ def test_symmetric_scores_of_wide_rows_equal_the_tiled_kernel(
 
 
 @pytest.mark.parametrize(("rows", "towers"), [(16_500, False), (32_800, True)])
-def test_the_first_call_which_measures_tiles_is_right(rows: int, towers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hardneg.losses.kernels.triton import tile_sizes
-
-    monkeypatch.setattr(tile_sizes, "_best", {})
+def test_symmetric_scores_of_many_wide_rows_equal_the_tiled_kernel(rows: int, towers: bool) -> None:
     arguments, options = views(rows, 320, torch.bfloat16), {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
     options |= {"in_batch": "other", "symmetric": True} if towers else {}
     found = run(options, arguments, "fused")
-    assert any(name == "symmetric" for name, *_ in tile_sizes._best)
     peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")
     assert max(errors(found, [t.double() for t in peer])) < 2 * torch.finfo(torch.bfloat16).eps
     again = run(options, arguments, "fused")
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("name", ["debiased", "labels", "queue"])
+@pytest.mark.parametrize("dim", [64, 256, 320])
+def test_large_and_small_tiles_give_the_same_results(name: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, arguments = case(name, 515, dim, torch.bfloat16)
+    options = {**options, "reduction": "sum"}
+    small = run(options, arguments, "fused")
+    monkeypatch.setattr(launching, "LARGE_PROBLEM", 0)
+    large = run(options, arguments, "fused")
+    limit = torch.finfo(torch.bfloat16).eps / options.get("temperature", 0.5)
+    assert max(errors(large, [t.double() for t in small])) < limit
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_settings_equal_the_reference_in_float64(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    settings = importlib.import_module("random_settings")
+    tally = settings.run_cases(40, seed)
+    assert (tally.tried, tally.wrong) == (40, 0), "\n".join(tally.failures)
+    assert tally.worst <= 1
+    assert tally.reached["any"] >= 25
+    assert len([kind for kind in settings.KINDS if tally.reached[kind] > 0]) >= len(settings.KINDS) - 3
 
 
 @pytest.mark.parametrize("dim", [128, 768])
@@ -218,26 +241,65 @@ def test_memory_grows_with_rows_and_not_with_their_square() -> None:
     assert extra <= 8 * 2 * rows * dim + 64 * 2 * rows + (64 << 20)
 
 
-def test_auto_chooses_the_fused_kernel_and_does_not_synchronize() -> None:
+def test_auto_chooses_the_fused_kernel() -> None:
     from hardneg.losses.kernels import reference
     from hardneg.losses.kernels.triton import operators
 
     device = torch.device("cuda", 0)
     assert hn.simclr()._kernel(device) is operators
     assert hn.InfoNCE(hardening=hn.Custom(torch.exp))._kernel(device) is reference
-    arguments = {name: t.requires_grad_() for name, t in views(256, 128, torch.bfloat16).items()}
-    losses = [
-        (hn.hcl(), arguments),
-        (hn.moco(), {**arguments, "negatives": keys(500, 128)}),
-        (hn.hscl(), {**arguments, "labels": torch.arange(256, device="cuda") % 9}),
-    ]
-    for loss, given in losses:
-        loss(**given).backward()  # compiles the kernels
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            loss(**given).backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+
+
+def without_synchronizing(step: Callable[[], Any]) -> None:
+    """Runs a step after one that compiles its kernels; raises if it waits for the GPU."""
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+STEPS: dict[str, tuple[Callable[[], hn.InfoNCE], list[str]]] = {
+    "hcl": (hn.hcl, []),
+    "moco": (hn.moco, ["negatives"]),
+    "moco, some excluded": (hn.moco, ["negatives", "exclude"]),
+    "hscl": (hn.hscl, ["labels"]),
+    "supcon": (hn.supcon, ["labels"]),
+    "clip": (hn.clip, []),
+    "ring": (lambda: hn.moco(hardening=hn.Ring(0.5, 0.9)), ["negatives"]),
+    "ring, masked": (lambda: hn.moco(hardening=hn.Ring(0.5, 0.9)), ["negatives", "negative_mask"]),
+    "scheduled tilt": (lambda: hn.hcl(beta=hn.Linear(0.1, 2.0)), []),
+    "scheduled prior": (lambda: hn.hcl(tau_plus=hn.Linear(0.1, 0.01)), []),
+    "scheduled temperature": (lambda: hn.hcl(temperature=hn.Linear(0.5, 0.1)), []),
+    "everything scheduled": (lambda: hn.hcl(hn.Linear(0.1, 2.0), hn.Linear(0.1, 0.01), hn.Linear(0.5, 0.1)), []),
+    "scheduled tilt, labels": (lambda: hn.hscl(beta=hn.Linear(0.1, 2.0)), ["labels"]),
+    "learned temperature": (lambda: hn.hcl(temperature=hn.Learnable(0.1)), []),
+    "learned temperature, towers": (lambda: hn.clip(temperature=hn.Learnable(0.1)), []),
+    "learned temperature, queue": (lambda: hn.moco(temperature=hn.Learnable(0.1)), ["negatives"]),
+    "learned temperature, labels": (lambda: hn.supcon(temperature=hn.Learnable(0.1)), ["labels"]),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_does_not_synchronize_with_the_gpu(name: str) -> None:
+    make, names = STEPS[name]
+    everything = {
+        "negatives": keys(500, 128),
+        "exclude": torch.arange(256, device="cuda"),
+        "negative_mask": torch.rand(256, 500, device="cuda") < 0.7,
+        "labels": torch.arange(256, device="cuda") % 9,
+    }
+    given = {key: t.requires_grad_() for key, t in views(256, 128, torch.bfloat16).items()}
+    given |= {key: everything[key] for key in names}
+    loss = make().cuda()
+    progress = iter((0.25, 0.5))
+
+    def step() -> None:
+        loss.set_progress(next(progress))
+        loss(**given).backward()
+
+    without_synchronizing(step)
 
 
 def test_diagnostics_are_those_of_the_tiled_kernel() -> None:
@@ -322,7 +384,7 @@ def test_hooks_of_profilers_see_every_launch() -> None:
         loss(**arguments)
     finally:
         knobs.runtime.launch_enter_hook.remove(hook)
-    assert seen == ["normalize", "sums", "finish_loss"]
+    assert seen == ["normalize", "sums", "finish_pairs"]
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if "cold" not in name])
@@ -364,3 +426,99 @@ def test_draws_are_those_of_a_cpu_on_any_device_of_the_counter() -> None:
         on_host = losses[0](arguments["z1"].cpu(), arguments["z2"].cpu())
         for loss in losses[1:]:
             torch.testing.assert_close(loss(**arguments).cpu(), on_host)
+
+
+HARDENINGS: dict[str, tuple[hn.Hardening, ...]] = {
+    "uniform": (hn.Uniform(),),
+    "tilt": (hn.Exponential(1.0),),
+    "any tilt": (hn.Exponential(1.3),),
+    "threshold": (hn.Threshold(1.1),),
+    "below positive": (hn.BelowPositive(0.1),),
+    "ring": (hn.Ring(0.3, 0.9),),
+    "ring, tilt and threshold": (hn.Ring(0.3, 0.9), hn.Exponential(0.5), hn.Threshold(0.2)),
+}
+LAYOUTS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "pairs": ({}, []),
+    "pairs, cold": ({"temperature": 0.01}, []),
+    "debiased": ({"class_prior": 0.1}, []),
+    "towers": ({"in_batch": "other", "symmetric": True}, []),
+    "one direction": ({"in_batch": "other"}, []),
+    "queue": ({"in_batch": None}, ["negatives", "exclude"]),
+    "batch and queue": ({}, ["negatives", "negative_mask"]),
+    "labels": ({"supervision": "full"}, ["labels"]),
+    "supcon": ({"supervision": "full", "combine_positives": "in_denominator"}, ["labels"]),
+}
+
+
+def poisoned(arguments: Arguments, name: str, bad: float, row: int) -> Arguments:
+    changed = arguments[name].clone()
+    changed[row, changed.shape[1] // 2] = bad
+    return {**arguments, name: changed}
+
+
+def check_still_right() -> None:
+    """The process still computes a right loss: no assertion on the device has ended it."""
+    torch.cuda.synchronize()
+    arguments = views(64, 32)
+    assert max(errors(run({}, arguments, "fused"), exact({}, arguments))) < 1e-5
+
+
+def check_not_a_number(options: dict[str, Any], arguments: Arguments) -> None:
+    """The reduced loss is NaN, and so is at least one of separate losses; the backward pass does not fail."""
+    for reduction in ("mean", "sum", "none"):
+        loss = hn.InfoNCE(**options, reduction=reduction, backend="fused")
+        given = {key: t.detach().clone().requires_grad_(t.is_floating_point()) for key, t in arguments.items()}
+        value = loss(**given)
+        assert bool(value.isnan().any()), reduction
+        value.sum().backward()
+
+
+@pytest.mark.parametrize("hardening", HARDENINGS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_loss_of_input_that_is_not_finite_is_nan(layout: str, hardening: str) -> None:
+    more, names = LAYOUTS[layout]
+    options = {**more, "hardening": HARDENINGS[hardening]}
+    everything = {
+        "negatives": keys(130, 48),
+        "exclude": torch.arange(70, device="cuda"),
+        "negative_mask": torch.ones(70, 130, dtype=torch.bool, device="cuda"),
+        "labels": torch.arange(70, device="cuda") % 5,
+    }
+    for dtype in (torch.float32, torch.bfloat16):
+        arguments = views(70, 48, dtype) | {key: everything[key] for key in names}
+        for key in [key for key, t in arguments.items() if t.is_floating_point()]:
+            for bad, row in ((math.nan, 0), (math.inf, -1), (-math.inf, 33)):
+                check_not_a_number(options, poisoned(arguments, key, bad, row))
+    check_still_right()
+
+
+def test_the_loss_of_a_temperature_that_is_not_finite_is_nan() -> None:
+    for options in ({}, {"hardening": hn.Exponential(1.3)}, {"in_batch": "other", "symmetric": True}):
+        loss = hn.InfoNCE(**options, temperature=hn.Learnable(0.1), backend="fused").cuda()
+        with torch.no_grad():
+            next(loss.parameters()).fill_(math.nan)
+        assert bool(loss(**views(70, 48)).isnan())
+    check_still_right()
+
+
+# Last, because an assertion on the device would end all tests after these.
+@pytest.mark.parametrize("name", ["z1", "z2", "negatives"])
+def test_the_loss_of_unnormalized_input_that_is_not_finite_is_nan(name: str) -> None:
+    options = {"normalize": False, "temperature": 8.0}
+    for hardening in HARDENINGS.values():
+        arguments = {**views(70, 48), "negatives": keys(130, 48)}
+        for bad in (math.nan, math.inf, -math.inf):
+            check_not_a_number({**options, "hardening": hardening}, poisoned(arguments, name, bad, 33))
+    check_still_right()
+
+
+@pytest.mark.parametrize("wrong", ["exclude", "labels"])
+def test_the_loss_of_an_index_or_label_out_of_range_is_nan(wrong: str) -> None:
+    arguments = views(70, 48)
+    if wrong == "exclude":
+        given = {"negatives": keys(130, 48), "exclude": torch.full((70,), 130, device="cuda")}
+        assert bool(hn.InfoNCE(in_batch=None, backend="fused")(**arguments, **given).isnan())
+    else:
+        labels = torch.arange(70, device="cuda") % 5 - 2
+        assert bool(hn.InfoNCE(supervision="full", backend="fused")(**arguments, labels=labels).isnan())
+    check_still_right()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hardneg as hn
-from hardneg.losses.kernels import tiled
+from hardneg.losses.kernels import strips
 from hardneg.losses.kernels.identities import Identities, related
 
 
@@ -76,7 +76,7 @@ def test_ids_take_no_matrix() -> None:
         loss(
             z1.requires_grad_(), z2, negatives=queue, ids=ids, negative_ids=negative_ids, not_negatives=listed
         ).backward()
-    assert largest <= tiled.STRIP_ELEMENTS["cpu"] < 2 * rows * size
+    assert largest <= strips.STRIP_ELEMENTS["cpu"] < 2 * rows * size
     assert loss.diagnostics()["support"] < 2 * rows - 2 + size - 1
 
 

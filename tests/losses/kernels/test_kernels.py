@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg.losses.kernels import tiled
+from hardneg.losses.kernels import strips
 
 BACKENDS = ("reference", "tiled")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -51,11 +51,11 @@ def relative(found: Tensor, truth: Tensor) -> float:
 
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
 def test_kernels_agree_in_float32_to_1e_5(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiled.STRIP_ELEMENTS, "cpu", 1000)  # many strips, the last one shorter
+    monkeypatch.setitem(strips.STRIP_ELEMENTS, "cpu", 1000)  # many strips, the last one shorter
     z1, z2, labels = batch(61, 33)
     plain = value_and_gradients(options, z1, z2, labels, "reference")
-    strips = value_and_gradients(options, z1, z2, labels, "tiled")
-    for one, other in zip(plain, strips, strict=True):
+    tiled = value_and_gradients(options, z1, z2, labels, "tiled")
+    for one, other in zip(plain, tiled, strict=True):
         assert relative(one, other.double()) < 1e-5
 
 
@@ -128,7 +128,7 @@ def test_the_tiled_kernel_allocates_strips_and_no_matrix() -> None:
     gc.collect()
     with Watch():
         hn.hcl(backend="tiled")(z1, z2).backward()
-    assert largest <= tiled.STRIP_ELEMENTS["cpu"] < (2 * rows) ** 2
+    assert largest <= strips.STRIP_ELEMENTS["cpu"] < (2 * rows) ** 2
 
 
 @pytest.mark.parametrize(

@@ -1,42 +1,46 @@
-"""Cached compiled kernels are those that Triton itself would look up."""
+"""Cached compiled kernels are those that Triton itself would look up; tiles that cannot be compiled are replaced."""
 
 import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import combinations_with_replacement, product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 if find_spec("triton") is None:
     pytest.skip("Triton is for Linux only", allow_module_level=True)
 
-from hardneg.losses.kernels.triton import (
-    backward,
-    forward,
-    launch,
-    paired_loss,
-    percentile_bisection,
-    percentile_edges,
-    percentile_lists,
-    rowwise,
-)
-from hardneg.losses.kernels.triton.launch import Compiled
+import triton
+
+from hardneg.losses.kernels.triton import backward, forward, launch, normalize, paired_loss, percentile_bands
+from hardneg.losses.kernels.triton.launch import Compiled, Tile, choose_tile, described, launch_tiled
 
 LAUNCHED = (
-    forward.sums, forward.scores, backward.gradient, percentile_lists.sample, percentile_lists.bracket,
-    percentile_edges.select, percentile_bisection.bisect, paired_loss.finish_loss,
-    rowwise.normalize, rowwise.normalize_backward, rowwise.combine, rowwise.combine_backward,
+    forward.sums, forward.finish, backward.gradient, backward.score_coefficients, percentile_bands.band_sums,
+    percentile_bands.band_gradient, percentile_bands.mask_strip, paired_loss.finish_pairs, paired_loss.finish_labels,
+    normalize.normalize, normalize.normalize_backward,
 )  # fmt: skip
+
+
+class Inner(NamedTuple):
+    tensor: Tensor | None
+    size: int
+
+
+class Outer(NamedTuple):
+    first: Inner
+    factor: float
 
 
 class Program:
     """A fake Triton kernel that counts how often it is looked up."""
 
-    arg_names = ("x", "y", "size", "factor", "SHAPE")
-    constexprs = (4,)
+    arg_names = ("x", "y", "size", "factor", "nested", "SHAPE", "TRAITS")
+    constexprs = (5, 6)
 
     def __init__(self) -> None:
         self.lookups = 0
@@ -72,17 +76,21 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def plain() -> dict[str, Any]:
-    return {"x": torch.zeros(64), "y": None, "size": 48, "factor": 0.5, "SHAPE": 8}
+    nested = Outer(Inner(torch.zeros(64), 3), 0.25)
+    return {"x": torch.zeros(64), "y": None, "size": 48, "factor": 0.5, "nested": nested, "SHAPE": 8, "TRAITS": (1, 2)}
 
 
 def test_a_cached_kernel_is_launched_with_the_present_arguments(device: SimpleNamespace) -> None:
     program = Program()
     compiled = Compiled(program)
     compiled.launch((3, 2), plain(), 4, 3)
-    second = plain() | {"factor": 2.5}
+    other = torch.zeros(64)
+    second = plain() | {"factor": 2.5, "nested": Outer(Inner(other, 3), 7.5)}
     compiled.launch((5,), second, 4, 3)
     assert program.lookups == 1
-    assert program.launches == [((5, 1, 1), (second["x"].data_ptr(), None, 48, 2.5, 8), "of 0")]
+    nested = Outer(Inner(other.data_ptr(), 3), 7.5)
+    assert program.launches == [((5, 1, 1), (second["x"].data_ptr(), None, 48, 2.5, nested, 8, (1, 2)), "of 0")]
+    assert type(program.launches[0][1][4]) is Outer  # a compiled kernel reads the fields of a struct by their names
 
 
 @pytest.mark.parametrize(
@@ -95,7 +103,13 @@ def test_a_cached_kernel_is_launched_with_the_present_arguments(device: SimpleNa
         {"size": 1},
         {"size": 47},
         {"size": 1 << 40},
+        {"nested": Outer(Inner(None, 3), 0.25)},
+        {"nested": Outer(Inner(torch.zeros(64, dtype=torch.int32), 3), 0.25)},
+        {"nested": Outer(Inner(torch.zeros(65)[1:], 3), 0.25)},
+        {"nested": Outer(Inner(torch.zeros(64), 1), 0.25)},
         {"SHAPE": 16},
+        {"TRAITS": (1, 3)},
+        {"registers": 128},
         {"warps": 8},
         {"stages": 1},
         {"device": 1},
@@ -108,20 +122,17 @@ def test_a_different_signature_is_looked_up_again(device: SimpleNamespace, other
     compiled.launch((1,), plain(), 4, 3)
     changed = plain() | other
     device.number = changed.pop("device", 0)
-    warps, stages = changed.pop("warps", 4), changed.pop("stages", 3)
-    compiled.launch((1,), changed, warps, stages)
+    settings = changed.pop("warps", 4), changed.pop("stages", 3), changed.pop("registers", None)
+    compiled.launch((1,), changed, *settings)
     assert program.lookups == 2
-    compiled.launch((1,), changed, warps, stages)
+    compiled.launch((1,), changed, *settings)
     assert (program.lookups, len(program.launches)) == (2, 1)
 
 
-@pytest.mark.parametrize("value", [True, (1, 2), "text", object()])
-def test_unknown_types_of_arguments_are_looked_up_by_triton(device: SimpleNamespace, value: Any) -> None:
-    program = Program()
-    compiled = Compiled(program)
-    for _ in range(2):
-        compiled.launch((1,), plain() | {"size": value}, 4, 3)
-    assert (program.lookups, program.launches) == (2, [])
+@pytest.mark.parametrize("value", [True, "text", object()])
+def test_arguments_of_unknown_types_are_refused(device: SimpleNamespace, value: Any) -> None:
+    with pytest.raises(AssertionError):
+        Compiled(Program()).launch((1,), plain() | {"size": value}, 4, 3)
 
 
 def test_the_cache_is_bounded(device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,17 +149,17 @@ def test_values_of_equal_signature_are_equal_to_triton() -> None:
     from triton.compiler import make_backend
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    backend, compiled = make_backend(GPUTarget("cuda", 90, 32)), Compiled(Program())
+    backend = make_backend(GPUTarget("cuda", 90, 32))
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)
     bases = [torch.zeros(64, dtype=dtype) for dtype in dtypes]
     edges = [sign * (1 << power) + step for sign in (1, -1) for power in (0, 4, 5, 31, 32, 62) for step in (-1, 0, 1)]
-    described = [
+    descriptors = [
         TensorDescriptor.from_tensor(torch.zeros(rows, width, dtype=dtype), [block, 32])
         for rows, width, block, dtype in product((64, 256), (64, 96), (32, 64), (torch.bfloat16, torch.float16))
     ]
     values = [
         None,
-        *described,
+        *descriptors,
         0.0,
         1.0,
         16.0,
@@ -159,10 +170,13 @@ def test_values_of_equal_signature_are_equal_to_triton() -> None:
         *(base[k:] for base in bases for k in range(17)),
     ]
 
+    values += [Inner(tensor, size) for tensor in (None, torch.zeros(3), torch.zeros(9)[1:]) for size in (1, 3, 16)]
+    values += [Outer(Inner(None, 2), factor) for factor in (0.5, 2.0)] + [(1, 2), (2.0, 3), (torch.zeros(3), 4)]
+
     def signature(value: Any) -> Any:
-        kinds = compiled.signature([value, None, 0, 0.0, 8])
-        assert kinds is not None
-        return kinds[0]
+        kinds: list[Any] = []
+        described(value, kinds)
+        return kinds
 
     alike = 0
     for one, other in combinations_with_replacement(values, 2):
@@ -176,3 +190,71 @@ def test_values_of_equal_signature_are_equal_to_triton() -> None:
 def test_constants_are_the_last_arguments_of_every_kernel(program: Any) -> None:
     names = program.arg_names
     assert [name.isupper() for name in names] == [place >= Compiled(program).constants for place in range(len(names))]
+
+
+class OnGpu(SimpleNamespace):
+    """Stands for a matrix on a GPU."""
+
+    is_cuda = True
+
+    def element_size(self) -> int:
+        return 2
+
+
+LARGE, SMALL = (choose_tile("sums", 128, 2, True, large) for large in (True, False))
+
+
+def attempt(
+    monkeypatch: pytest.MonkeyPatch, rows: int, error: Callable[[Tile], Exception | None], times: int = 1
+) -> list[int]:
+    """The outer rows of the tiles that `launch_tiled` launches, where ``error`` is raised for some."""
+    seen: list[int] = []
+    monkeypatch.setattr(launch, "_too_large", set())
+    monkeypatch.setattr(launch, "_has_descriptor", lambda matrix: False)
+
+    def launched(
+        program: Any, grid: tuple[int, ...], given: dict[str, Any], warps: int, stages: int, registers: int | None
+    ) -> None:
+        tile = next(tile for tile in (LARGE, SMALL) if (tile.inner, tile.stages) == (given["INNER_BLOCK"], stages))
+        assert (given["OUTER_BLOCK"], warps, registers) == (tile.outer, tile.warps, tile.registers)
+        assert (given["WIDTH"], given["WHOLE"], given["DESCRIPTOR"]) == (128, True, False)
+        assert grid == (math.ceil(rows / tile.outer), 3)
+        seen.append(tile.inner)
+        if (raised := error(tile)) is not None:
+            raise raised
+
+    monkeypatch.setattr(launch, "launch", launched)
+    matrix = OnGpu(shape=(rows, 128))
+    for _ in range(times):
+        launch_tiled("program", {"outer": matrix, "inner": matrix}, rows, 3, True, "sums")
+    return seen
+
+
+def test_only_large_problems_take_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LARGE.inner != SMALL.inner
+    assert attempt(monkeypatch, 8192, lambda tile: None) == [LARGE.inner]
+    assert attempt(monkeypatch, 8191, lambda tile: None) == [SMALL.inner]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [triton.runtime.errors.OutOfResources(1 << 20, 1 << 18, "shared memory"), RuntimeError("PassManager failed")],
+)
+def test_a_tile_that_cannot_be_compiled_is_replaced_by_the_small_one_and_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    found = attempt(monkeypatch, 8192, lambda tile: error if tile is LARGE else None, times=3)
+    assert found == [LARGE.inner, *[SMALL.inner] * 3]
+
+
+@pytest.mark.parametrize("rows", [8192, 64])
+def test_the_error_of_the_last_tile_is_raised(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    with pytest.raises(RuntimeError, match="PassManager"):
+        attempt(monkeypatch, rows, lambda tile: RuntimeError("PassManager failed"))
+
+
+def test_other_errors_are_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Tile] = []
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        attempt(monkeypatch, 8192, lambda tile: tried.append(tile) or RuntimeError("an illegal memory access"))
+    assert tried == [LARGE]

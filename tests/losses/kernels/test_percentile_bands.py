@@ -3,57 +3,72 @@
 import math
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from images import interpreter
-from losses.kernels.edges import Found, find_edges
+from interpreter import process
+from losses.kernels import interpreted
+from losses.kernels.edges import SCALE, Found, find_edges
 from torch import Tensor
 from torch.testing import assert_close
 
+import hardneg as hn
 from hardneg.losses.kernels import Eligibility, RowLayout, Rule, percentiles
 
 Rings = tuple[tuple[float, float], ...]
+Call = Callable[..., Any]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 
-# Constants with which rows that are short enough for the interpreter are sampled.
-SMALL = {"SHORTEST_ROW": 64, "STEP": 3, "SPREAD": 3.0}
+SMALL = {"CHUNK": 64}  # rows that are short enough for the interpreter have several chunks
 
 
 def slow(*values: Any) -> Any:
-    """Cases of the full grid, of which the quick run takes a few: the interpreter takes seconds for some."""
+    """Cases of the full grid, of which the quick run takes a few: the interpreter takes a tenth of a second for one."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
-def find() -> Iterator[Callable[..., Found]]:
-    """`find_edges`, interpreted."""
-    with interpreter.process(interpret=True) as call:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRITON_INTERPRET", "1")  # the process inherits it, in case it imports Triton at its start
-            call(int)
-        yield lambda *given: call(find_edges, *given)
-
-
-def check(found: Found, rings: Rings) -> None:
-    """The edges, and which candidates lie within them, are those of a stable sort of the same scores."""
-    low, _, high, _ = found.edges
-    band = percentiles.sorted_edges(found.scores, Rule(rings=rings))
-    assert_close(low, band.low, rtol=0, atol=0)
-    assert_close(high, band.high, rtol=0, atol=0)
-    expected = band.low, band.low_index, band.high, band.high_index
-    assert torch.equal(within(found.scores, *found.edges), within(found.scores, *expected))
+def call() -> Iterator[Call]:
+    """Calls a function in the process that interprets Triton."""
+    with process(interpret=True) as made:
+        yield made
 
 
 def within(scores: Tensor, low: Tensor, first: Tensor, high: Tensor, last: Tensor) -> Tensor:
-    """Which candidates lie within the edges, (A, N)."""
+    """Which candidates are within the edges, (A, N)."""
     index = torch.arange(scores.shape[1], device=scores.device)
     low, first, high, last = (edge[:, None] for edge in (low, first, high, last))
     under = (scores < low) | ((scores == low) & (index < first))
     over = (scores > high) | ((scores == high) & (index > last))
     return ~(under | over | (scores == -math.inf))
+
+
+def check(found: Found, rule: Rule) -> Tensor:
+    """Edges and sums are those of a stable sort of the same scores; returns the candidates in each band, (A, N)."""
+    band = percentiles.sorted_edges(found.scores, rule)
+    kept = within(found.scores, band.low, band.low_index, band.high, band.high_index)
+    assert_close(found.edges[0], band.low, rtol=0, atol=0)
+    assert_close(found.edges[2], band.high, rtol=0, atol=0)
+    assert torch.equal(within(found.scores, *found.edges), kept)
+    assert torch.equal(kept.sum(dim=1), band.count)
+    scores = found.scores.double() * SCALE
+    if rule.lower is not None:
+        kept &= scores >= rule.lower
+    if rule.upper is not None:
+        kept &= scores <= rule.upper
+    assert torch.equal(found.counts, kept.sum(dim=1).float())
+    highest = torch.where(kept, scores, -math.inf).amax(dim=1)
+    full = kept.any(dim=1)
+    assert_close(found.maximum[full].double(), highest[full], rtol=1e-6, atol=1e-6)
+    relative = torch.where(kept, scores - torch.where(full, highest, 0.0)[:, None], -math.inf)
+    for total, power in zip(found.sums, (rule.tilt + 1, rule.tilt), strict=True):
+        exact = torch.where(kept, (power * relative).exp(), 0.0).sum(dim=1)
+        if power > 0:  # Σ 1 is the count
+            assert_close(total.double(), exact, rtol=5e-6, atol=0)
+    return kept
 
 
 def integers(rows: int, width: int = 8) -> Tensor:
@@ -71,293 +86,178 @@ RINGS: dict[str, Rings] = {
     "two rings": ((0.2, 0.7), (0.5, 0.9)),
     "disjoint rings": ((0.1, 0.3), (0.6, 0.8)),
 }
+CANDIDATES: dict[str, Callable[[], Tensor]] = {
+    "all different": lambda: torch.randn(70, 8),
+    "many equal": lambda: integers(70),
+    "all equal": lambda: torch.ones(70, 8),
+    "pairs": lambda: torch.randn(35, 8).repeat(2, 1),
+    "zeros of both signs": lambda: torch.where(torch.rand(70, 1) < 0.5, 0.0, -0.0).repeat(1, 8),
+    "whole chunks": lambda: torch.randn(128, 8),
+    "part of a chunk": lambda: torch.randn(37, 8),
+    "one": lambda: torch.randn(1, 8),
+}
+SOME = [("many equal", ring) for ring in RINGS] + [(name, "two rings") for name in CANDIDATES]
 
 
 @pytest.mark.parametrize(
-    ("name", "columns"),
+    ("name", "ring"),
+    [(name, ring) if (name, ring) in SOME else slow(name, ring) for name in CANDIDATES for ring in RINGS],
+)
+def test_edges_are_those_of_a_stable_sort(call: Call, name: str, ring: str) -> None:
+    rule, candidates = Rule(rings=RINGS[ring]), CANDIDATES[name]()
+    kept = check(call(find_edges, integers(1), [candidates], Eligibility(len(candidates)), rule, SMALL), rule)
+    assert kept.any() == (ring != "disjoint rings" or name == "one")  # a ring keeps one candidate at least
+
+
+@pytest.mark.parametrize("order", ["descending", slow("ascending"), slow("alternating")])
+def test_the_order_of_candidates_does_not_matter(call: Call, order: str) -> None:
+    scores = torch.randn(69).sort(descending=order == "descending").values
+    if order == "alternating":
+        scores = scores.view(3, -1).T.reshape(-1)
+    rule, candidates = Rule(rings=((0.25, 0.6),)), scores[:, None] * torch.eye(8)[0]
+    check(call(find_edges, torch.ones(1, 8), [candidates], Eligibility(69), rule, SMALL), rule)
+
+
+NO_BOUNDS, BOUNDS = (None, None), (-0.4, 0.7)
+SUMMED = [(0.0, torch.float32, NO_BOUNDS), (0.5, torch.float16, BOUNDS), (1.0, torch.float16, NO_BOUNDS),
+          (2.0, torch.float16, NO_BOUNDS), (1.3, torch.float32, BOUNDS)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tilt", "dtype", "bounds"),
     [
-        *((name, 37) if name in ("wide", "highest", "disjoint rings") else slow(name, 37) for name in RINGS),
-        *((name, 333) if name in ("narrow", "two rings") else slow(name, 333) for name in RINGS),
+        case if case in SUMMED else slow(*case)
+        for case in product((0.0, 0.5, 1.0, 2.0, 1.3), (torch.float32, torch.float16), (NO_BOUNDS, BOUNDS))
     ],
 )
-def test_edges_are_those_of_a_stable_sort(find: Callable[..., Found], name: str, columns: int) -> None:
-    rings = RINGS[name]
-    check(find(torch.randn(3, 8), torch.randn(columns, 8), Eligibility(columns), rings, SMALL), rings)
-
-
-TIES: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
-    "many": lambda anchors: (integers(anchors), integers(333)),
-    "all": lambda anchors: (integers(anchors), torch.ones(333, 8)),
-    "pairs": lambda anchors: (torch.randn(anchors, 8), torch.randn(167, 8).repeat(2, 1)),
-}
-SOME_TIES = [("many", "wide"), ("all", "one candidate"), ("all", "two rings"), ("pairs", "narrow")]
-
-
-@pytest.mark.parametrize(
-    ("ties", "name", "anchors"),
-    [*((*case, 2) for case in SOME_TIES), *(slow(ties, name, 4) for ties in TIES for name in RINGS)],
-)
-def test_of_equal_scores_those_with_lower_indices_rank_lower(
-    find: Callable[..., Found], ties: str, name: str, anchors: int
+def test_sums_over_the_band_are_those_of_float64(
+    call: Call, tilt: float, dtype: torch.dtype, bounds: tuple[float | None, float | None]
 ) -> None:
-    rows, candidates = TIES[ties](anchors)
-    check(find(rows, candidates, Eligibility(len(candidates)), RINGS[name], SMALL), RINGS[name])
+    rule = Rule(tilt=tilt, rings=((0.3, 0.95),), lower=bounds[0], upper=bounds[1])
+    anchors, candidates = (torch.randn(rows, 8).div(4).to(dtype) for rows in (2, 70))
+    kept = check(call(find_edges, anchors, [candidates], Eligibility(70), rule, SMALL), rule)
+    assert (kept.sum(dim=1) > 10).all()
 
 
-@pytest.mark.parametrize("columns", [1500, slow(6000)])
-def test_equal_scores_need_no_more_than_two_passes(find: Callable[..., Found], columns: int) -> None:
-    rings = ((0.3, 0.6),)
-    constants = {"SHORTEST_ROW": 64, "STEP": 4, "SPREAD": 5.0}
-    anchors = torch.stack([torch.zeros(8), torch.ones(8), -torch.ones(8)])
-    candidates = torch.ones(columns, 8)
-    # Of the second anchor a third scores 0, of the third anchor these score highest.
-    candidates[torch.randperm(columns)[: columns // 3]] = 0.0
-    found = find(anchors, candidates, Eligibility(columns), rings, constants)
-    assert found.missed == 0
-    assert found.without_room > 0
-    check(found, rings)
+COLUMNS = 60
 
 
-SIMILAR: dict[str, Callable[[Tensor], Tensor]] = {
-    "together": lambda index: index // 200 % 4,
-    "every fourth": lambda index: index % 4,
-    "every thirty-second": lambda index: index % 32,
-    "in blocks": lambda index: index // 64 % 5,
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "columns"),
-    [("every thirty-second", 3000), *(slow(name, 6000) for name in SIMILAR)],
-)
-def test_one_pass_is_enough_wherever_similar_candidates_are(
-    find: Callable[..., Found], name: str, columns: int
-) -> None:
-    rings, constants = ((0.6, 0.9),), {"SHORTEST_ROW": 64, "STEP": 4, "SPREAD": 4.0}
-    candidates = torch.randn(columns, 8) * 0.3
-    candidates[:, 0] += SIMILAR[name](torch.arange(columns)) == 0
-    found = find(torch.eye(8)[:3] + 0.1, candidates, Eligibility(columns), rings, constants)
-    assert found.missed == found.without_room == 0
-    check(found, rings)
-
-
-# Candidates, constants, and which of the rare cases they reach.
-SUMMED: dict[str, tuple[Callable[[], Tensor], dict[str, float], str]] = {
-    "sampled": (lambda: torch.randn(333, 8), {}, "none"),
-    "all listed": (lambda: torch.randn(50, 8), {}, "none"),
-    "tied": (lambda: integers(333), {}, "tied"),
-    "tied pairs": (lambda: torch.randn(167, 8).repeat(2, 1), {}, "none"),
-    "no room": (lambda: torch.ones(600, 8), {}, "no room"),
-    "missed": (lambda: torch.randn(100, 8), {"SPREAD": 0.0}, "missed"),
-}
-SOME_SUMS = [
-    (1.3, torch.float32, "sampled"),
-    (0.0, torch.float16, "tied"),
-    (0.5, torch.float16, "all listed"),
-    (1.0, torch.float16, "missed"),
-    (2.0, torch.float16, "no room"),
-    (1.3, torch.float16, "tied pairs"),
-]
-
-
-@pytest.mark.parametrize(
-    ("tilt", "dtype", "name", "anchors"),
-    [*((*case, 2) for case in SOME_SUMS), *(slow(*case[:2], name, 5) for case in SOME_SUMS for name in SUMMED)],
-    ids=str,
-)
-def test_sums_over_the_band_come_with_its_edges(
-    find: Callable[..., Found], tilt: float, dtype: torch.dtype, name: str, anchors: int
-) -> None:
-    make, constants, rare = SUMMED[name]
-    candidates, rings = (make() / 4).to(dtype), ((0.4, 0.8),)
-    given = (integers(anchors) / 4).to(dtype), candidates, Eligibility(len(candidates))
-    found = find(*given, rings, SMALL | constants, tilt)
-    assert (found.without_room > 0) == (rare == "no room")
-    assert (found.tied > 0) == (rare == "tied")
-    assert (found.missed > 0) == (rare == "missed")
-    assert found.sums is not None
-    check(found, rings)
-    scores = found.scores.double()
-    kept = within(found.scores, *found.edges)
-    for total, power in zip(found.sums, (tilt + 1, tilt), strict=True):
-        if power > 0:
-            assert_close(total.double(), torch.where(kept, 2 ** (power * scores), 0).sum(dim=1), rtol=2e-6, atol=0)
-
-
-def test_zeros_of_both_signs_are_equal(find: Callable[..., Found]) -> None:
-    candidates = torch.where(torch.rand(333, 1) < 0.5, 0.0, -0.0).repeat(1, 8)
-    check(find(torch.ones(2, 8), candidates, Eligibility(333), ((0.2, 0.6),), SMALL), ((0.2, 0.6),))
-
-
-def eligibilities(columns: int) -> dict[str, Eligibility]:
-    few = torch.rand(8, columns) < 0.5
-    few[3], few[4], few[5] = False, False, False
+def eligibilities() -> dict[str, Eligibility]:
+    few = torch.rand(6, COLUMNS) < 0.5
+    few[3:] = False
     few[4, 17], few[5, :40] = True, True
-    labels = torch.randint(0, 3, (8 + columns,))
-    own = RowLayout(4, 2, 5, 30, torch.device("cpu"))
+    labels = torch.randint(-1, 3, (6 + COLUMNS,))
+    own = {"own": RowLayout(3, 2, 5, 20, torch.device("cpu")), "pool_views": COLUMNS // 20}
+    groups = {"anchor_groups": labels[:6], "candidate_groups": labels[6:]}
+    excluded = torch.randint(0, COLUMNS, (6, 3))
     return {
-        "own instance": Eligibility(columns, own=own, pool_views=columns // 30),
-        "mask": Eligibility(columns, allowed=few),
-        "mask for some": Eligibility(columns, allowed=few[:4, : columns // 2]),
-        "excluded": Eligibility(columns, excluded=torch.randint(0, columns, (8, 3))),
-        "other groups": Eligibility(columns, anchor_groups=labels[:8], candidate_groups=labels[8:]),
-        "same group": Eligibility(columns, anchor_groups=labels[:8], candidate_groups=labels[8:], same_group=True),
-        "everything": Eligibility(
-            columns,
-            own=own,
-            pool_views=columns // 30,
-            excluded=torch.randint(0, columns, (8, 2)),
-            anchor_groups=labels[:8],
-            candidate_groups=labels[8:],
-            allowed=few,
-        ),
+        "own instance": Eligibility(COLUMNS, **own),
+        "mask": Eligibility(COLUMNS, allowed=few),
+        "mask for some": Eligibility(COLUMNS, allowed=few[:3, : COLUMNS // 2]),
+        "excluded": Eligibility(COLUMNS, excluded=excluded),
+        "other groups": Eligibility(COLUMNS, **groups),
+        "same group": Eligibility(COLUMNS, **groups, same_group=True),
+        "everything": Eligibility(COLUMNS, **own, **groups, excluded=excluded, allowed=few),
     }
 
 
-@pytest.mark.parametrize(
-    ("case", "vectors"),
-    [
-        *((case, torch.randn) for case in ("mask for some", "same group", "everything")),
-        *(slow(case, integers) for case in eligibilities(330)),
-    ],
-)
-def test_ranks_are_among_the_eligible_candidates(
-    find: Callable[..., Found], case: str, vectors: Callable[[int, int], Tensor]
-) -> None:
-    columns = 330
-    eligibility, rings = eligibilities(columns)[case], ((0.3, 0.8),)
-    found = find(vectors(8, 8), vectors(columns, 8), eligibility, rings, SMALL)
-    masked = torch.zeros(8, columns)
-    eligibility.mask_(masked, slice(0, 8), -math.inf)
-    assert torch.equal(masked == -math.inf, found.scores == -math.inf)
-    check(found, rings)
-
-
-OUTSIDE = {"SPREAD": 0.0}  # edges lie outside of what is listed
-TOO_SHORT = {"LONGEST_LIST": 64}  # lists are too short
+def eligible(eligibility: Eligibility) -> Tensor:
+    """Which candidates are eligible, (6, COLUMNS), by a loop; an unknown label, −1, is another label than any."""
+    found, own = torch.zeros(6, COLUMNS, dtype=torch.bool), eligibility.own
+    for i in range(6):
+        for j in range(COLUMNS):
+            fits = own is None or i % own.batch + own.offset != j % own.global_batch
+            fits = fits and (eligibility.excluded is None or j not in eligibility.excluded[i].tolist())
+            if eligibility.anchor_groups is not None and eligibility.candidate_groups is not None:
+                one, other = int(eligibility.anchor_groups[i]), int(eligibility.candidate_groups[j])
+                fits = fits and (one == other if eligibility.same_group else one != other or one < 0)
+            if eligibility.allowed is not None:
+                rows, columns = eligibility.allowed.shape
+                column = j - (COLUMNS - columns)
+                fits = fits and (column < 0 or bool(eligibility.allowed[i % rows, column]))
+            found[i, j] = fits
+    return found
 
 
 @pytest.mark.parametrize(
-    ("constants", "masked", "anchors"),
-    [
-        *((OUTSIDE, False, 2), (TOO_SHORT, True, 2)),
-        *(slow(constants, masked, 4) for constants in (OUTSIDE, TOO_SHORT) for masked in (False, True)),
-    ],
+    "case", [case if case in ("mask for some", "same group", "everything") else slow(case) for case in eligibilities()]
 )
-def test_a_missed_edge_is_found_by_more_passes(
-    find: Callable[..., Found], constants: dict[str, Any], masked: bool, anchors: int
-) -> None:
-    eligibility = Eligibility(150, allowed=torch.rand(anchors, 150) < 0.6) if masked else Eligibility(150)
-    rings = ((0.4, 0.8),)
-    found = find(integers(anchors), integers(150), eligibility, rings, SMALL | constants)
-    assert found.missed > 0
-    check(found, rings)
+def test_ranks_are_among_the_eligible_candidates(call: Call, case: str) -> None:
+    eligibility, rule = eligibilities()[case], Rule(rings=((0.3, 0.8),))
+    found = call(find_edges, integers(6), [integers(COLUMNS)], eligibility, rule, SMALL)
+    assert torch.equal(found.scores > -math.inf, eligible(eligibility))
+    check(found, rule)
 
 
-def test_anchors_are_processed_in_strips_if_their_lists_take_too_much_memory(find: Callable[..., Found]) -> None:
-    rings, labels = ((0.4, 0.8),), torch.randint(0, 3, (337,))
-    eligibility = Eligibility(333, anchor_groups=labels[:4], candidate_groups=labels[4:])
-    found = find(torch.randn(4, 8), torch.randn(333, 8), eligibility, rings, SMALL | {"STRIP_BYTES": 7000})
-    assert found.strips == 2
-    check(found, rings)
+def test_candidates_of_several_blocks_are_ranked_together(call: Call) -> None:
+    rule = Rule(rings=((0.4, 0.8),))
+    blocks, excluded = [integers(20), integers(27), integers(13)], torch.randint(0, COLUMNS, (6, 3))
+    anchors = integers(6)
+    found = call(find_edges, anchors, blocks, Eligibility(COLUMNS, excluded=excluded), rule, SMALL)
+    exact = (anchors @ torch.cat(blocks).T).scatter(1, excluded, -math.inf)
+    assert torch.equal(found.scores, exact)
+    check(found, rule)
 
 
-@pytest.mark.parametrize("order", ["ascending", "descending", "with the period of the sample"])
-def test_the_order_of_candidates_does_not_matter(find: Callable[..., Found], order: str) -> None:
-    scores = torch.randn(333).sort(descending=order == "descending").values
-    if order == "with the period of the sample":
-        scores = scores.view(3, -1).T.reshape(-1)
-    candidates = torch.zeros(333, 8)
-    candidates[:, 0] = scores
-    check(find(torch.ones(2, 8), candidates, Eligibility(333), ((0.25, 0.6),), SMALL), ((0.25, 0.6),))
+@pytest.mark.parametrize(("room", "strips"), [(2 * 4 * COLUMNS, 3), (0, 5)])
+def test_anchors_are_processed_in_strips_of_bounded_size(call: Call, room: int, strips: int) -> None:
+    rule, labels = Rule(rings=((0.4, 0.8),), tilt=1.0), torch.randint(0, 3, (5 + COLUMNS,))
+    eligibility = Eligibility(COLUMNS, anchor_groups=labels[:5], candidate_groups=labels[5:])
+    found = call(find_edges, integers(5), [integers(COLUMNS)], eligibility, rule, SMALL | {"STRIP_BYTES": room})
+    assert found.strips == strips
+    check(found, rule)
 
 
-@pytest.mark.parametrize(("anchors", "columns"), [(33, 40), slow(35, 75)])  # all listed, and sampled
-def test_edges_of_more_anchors_than_a_tile_holds_are_right(
-    find: Callable[..., Found], anchors: int, columns: int
-) -> None:
-    rings = ((0.2, 0.9),)
-    check(find(torch.randn(anchors, 8), torch.randn(columns, 8), Eligibility(columns), rings, SMALL), rings)
+def test_rows_may_be_wide(call: Call) -> None:
+    rule = Rule(rings=((0.5, 0.9),))
+    check(call(find_edges, torch.randn(2, 300), [torch.randn(66, 300)], Eligibility(66), rule, SMALL), rule)
 
 
-def test_edges_of_wide_rows_are_those_of_a_stable_sort(find: Callable[..., Found]) -> None:
-    check(find(torch.randn(5, 300), torch.randn(200, 300), Eligibility(200), ((0.5, 0.9),), SMALL), ((0.5, 0.9),))
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
+def test_the_sum_of_a_row_with_a_score_that_is_not_finite_is_nan(call: Call, bad: float) -> None:
+    for place in (0, 66):
+        candidates = torch.randn(67, 8).abs()
+        candidates[place, 3] = bad
+        found = call(find_edges, torch.ones(1, 8), [candidates], Eligibility(67), Rule(rings=((0.3, 0.5),)), SMALL)
+        assert found.sums[0].isnan().all()
 
 
-def sampled(size: int, step: int) -> Tensor:
-    """Indices that `percentile_lists.sampled` draws."""
-    places = torch.arange(size)
-    return places * step + ((places & 0x7FFF) * 40503 >> 12) % step
-
-
-def test_sums_are_recomputed_if_a_sample_puts_both_edges_on_one_side(find: Callable[..., Found]) -> None:
-    """The sampled scores are uniform; the others are such that the whole band is below the middle."""
-    rings, drawn = ((0.5, 0.8),), torch.zeros(8192, dtype=torch.bool)
-    drawn[sampled(512, 16)] = True
-    others = torch.cat([torch.rand(3800) * 0.3, 0.4 + torch.rand(3300) * 0.2, 0.665 + torch.rand(580) * 0.005])
-    candidates = torch.empty(8192, 1)
-    candidates[drawn, 0], candidates[~drawn, 0] = torch.rand(512), others[torch.randperm(len(others))]
-    found = find(torch.ones(1, 1), candidates, Eligibility(8192), rings, {}, 1.0)
-    assert found.missed == found.without_room == 0
-    check(found, rings)
-    kept = within(found.scores, *found.edges)
-    assert found.sums is not None
-    assert_close(found.sums[0].double(), torch.where(kept, 4 ** found.scores.double(), 0).sum(dim=1), rtol=2e-6, atol=0)
-
-
-def test_pivots_of_a_narrow_band_may_lie_in_any_order(find: Callable[..., Found]) -> None:
-    """The upper pivot of the lower edge is 0.6614, that of the upper edge 0.6608, and the band lies between."""
-    torch.manual_seed(23)
-    rings, drawn = ((0.5, 0.502),), torch.zeros(8192, dtype=torch.bool)
-    drawn[sampled(512, 16)] = True
-    sample = torch.rand(512)
-    end = math.floor(0.502 * 8192)
-    below = end - 201 - int((sample <= 0.6608).sum())
-    others = torch.cat([torch.rand(below) * 0.3, 0.661 + torch.rand(400) * 3e-4, 0.7 + torch.rand(7280 - below) * 0.1])
-    candidates = torch.empty(8192, 1)
-    candidates[drawn, 0], candidates[~drawn, 0] = sample, others[torch.randperm(len(others))]
-    check(find(torch.ones(1, 1), candidates, Eligibility(8192), rings, {}), rings)
-
-
-@pytest.mark.parametrize("columns", [1, 100, 4096, 4097, 65_536, 10**6, 1 << 20, 10**7])
-def test_counts_of_every_part_fit_their_packed_form(columns: int) -> None:
-    from hardneg.losses.kernels.triton import percentile_bands, percentile_lists
-
-    for rings in RINGS.values():
-        plan = percentile_bands.make_plan(columns, rings)
-        each = math.ceil(columns / plan.parts)
-        assert math.ceil(each / 8 + percentile_lists.ROTATION_LENGTH.value / 8) < percentile_lists.COUNT_BASE.value
-        assert plan.parts & (plan.parts - 1) == 0
-        assert 0 < plan.capacity <= each
-        assert plan.parts * plan.span(columns) >= columns
-
-
-def test_no_matrix_of_scores_is_stored(find: Callable[..., Found]) -> None:
-    found = find(torch.randn(3, 1), torch.randn(4000, 1), Eligibility(4000), ((0.9, 0.99),), SMALL)
-    assert found.largest < 3 * 4000 / 2
+def test_gradients_of_several_strips_and_blocks_are_those_of_float64(call: Call) -> None:
+    generator = torch.Generator().manual_seed(3)
+    sizes = {"z1": 5, "z2": 5, "negatives": 31}
+    arguments = {name: torch.randn(rows, 6, generator=generator) for name, rows in sizes.items()}
+    options = {"hardening": (hn.Ring(0.3, 0.9), hn.Exponential(1.3)), "temperature": 0.3, "in_batch": "other"}
+    constants = {"percentile_bands.STRIP_BYTES": 2 * 4 * 36, "percentile_bands.CHUNK": 64}
+    found = call(interpreted.guarded, options, arguments, constants)
+    exact = {name: tensor.double() for name, tensor in arguments.items()}
+    truth = interpreted.run(options, exact, backend="reference")
+    assert_close(found.value.double(), truth.value, rtol=1e-6, atol=0)
+    for name, grad in truth.grads.items():
+        assert float(grad.norm()) > 1e-3
+        assert_close(found.grads[name].double(), grad, rtol=1e-5, atol=1e-7)
 
 
 @needs_gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("rings", RINGS.values(), ids=RINGS.keys())
-@pytest.mark.parametrize(("rows", "columns", "width"), [(1024, 65536, 128), (77, 5001, 96), (256, 1000, 768)])
+@pytest.mark.parametrize(("rows", "columns", "width"), [(256, 65536, 128), (77, 5001, 96), (256, 1000, 768)])
 def test_edges_on_a_gpu_are_those_of_a_stable_sort(
     rings: Rings, dtype: torch.dtype, rows: int, columns: int, width: int
 ) -> None:
+    rule = Rule(rings=rings, tilt=1.0)
     anchors, candidates = (
-        torch.nn.functional.normalize(torch.randn(size, width, device="cuda"), dim=1).to(dtype)
-        for size in (rows, columns)
+        torch.nn.functional.normalize(torch.randn(size, width, device="cuda"), dim=1) for size in (rows, columns)
     )
-    check(find_edges(anchors, candidates, Eligibility(columns), rings, {}), rings)
-    coarse = candidates.float().mul(8).round().to(dtype)
-    check(find_edges(anchors.float().mul(8).round().to(dtype), coarse, Eligibility(columns), rings, {}), rings)
+    check(find_edges(anchors.to(dtype), [candidates.to(dtype)], Eligibility(columns), rule, {}), rule)
+    coarse, equal = (vectors.mul(8).round().to(dtype) for vectors in (anchors, candidates))
+    check(find_edges(coarse, [equal], Eligibility(columns), rule, {}), rule)
 
 
 @needs_gpu
 def test_edges_on_a_gpu_are_reproducible_and_do_not_synchronize() -> None:
-    anchors, candidates = torch.randn(512, 64, device="cuda"), torch.randn(20000, 64, device="cuda")
-    allowed = torch.rand(512, 20000, device="cuda") < 0.3
-    given = anchors.bfloat16(), candidates.bfloat16(), Eligibility(20000, allowed=allowed), ((0.9, 0.99),), {}
+    anchors, candidates = (torch.randn(rows, 64, device="cuda").bfloat16() for rows in (512, 20000))
+    rule, allowed = Rule(rings=((0.9, 0.99),)), torch.rand(512, 20000, device="cuda") < 0.3
+    given = anchors, [candidates], Eligibility(20000, allowed=allowed), rule, {}
     once = find_edges(*given)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -366,4 +266,4 @@ def test_edges_on_a_gpu_are_reproducible_and_do_not_synchronize() -> None:
         torch.cuda.set_sync_debug_mode("default")
     for one, other in zip(once.edges, twice.edges, strict=True):
         assert torch.equal(one, other)
-    check(once, ((0.9, 0.99),))
+    check(once, rule)

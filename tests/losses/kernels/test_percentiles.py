@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg.losses.kernels import Eligibility, Rule, percentiles, reference, tiled
+from hardneg.losses.kernels import Eligibility, Rule, percentiles, reference, strips
 from hardneg.losses.kernels.interface import draw
 
 Rings = tuple[tuple[float, float], ...]
@@ -142,7 +142,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_the_loss_over_a_queue_is_the_same_selected_as_sorted(
     options: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(tiled.STRIP_ELEMENTS, "cpu", 10_000)  # several strips
+    monkeypatch.setitem(strips.STRIP_ELEMENTS, "cpu", 10_000)  # several strips
     z1, z2, queue = torch.randn(37, 8), torch.randn(37, 8), torch.randn(2500, 8).round()  # coarse: ties
     allowed = torch.rand(37, 2500) < 0.8
     allowed[5] = False
@@ -215,7 +215,7 @@ def test_a_ring_over_a_queue_allocates_strips_and_no_matrix() -> None:
     anchors, queue = torch.randn(200, 4, requires_grad=True), torch.randn(65536, 4)
     with Watch():
         hn.ring_nce(backend="tiled")(anchors, torch.randn(200, 4), negatives=queue).backward()
-    assert largest <= 4 * tiled.STRIP_ELEMENTS["cpu"] < 200 * 65536
+    assert largest <= 4 * strips.STRIP_ELEMENTS["cpu"] < 200 * 65536
 
 
 @pytest.mark.parametrize("columns", [200, 4000])

@@ -57,7 +57,8 @@ def metric_table(contents: Contents) -> Part:
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
     body = (
-        _unfinished(contents)
+        _failed(contents)
+        + _unfinished(contents)
         + scrollable(table, "Table of metrics")
         + _note_lines(notes, metrics)
         + _legend(contents.baseline, metrics)
@@ -164,6 +165,11 @@ def _dots(contents: Contents, rows: Rows, metrics: Mapping[str, MetricFormat]) -
         f'<p class="small">One dot per seed, a bar at the mean. The axes do not start at 0.</p>'
         f'<div class="charts">{"".join(figures)}</div></details>'
     )
+
+
+def _failed(contents: Contents) -> str:
+    notes = [f"{isolated(name)}: {isolated(error)}" for name, error in contents.failed.items()]
+    return f'<p class="note">Failed: {"; ".join(notes)}.</p>' if notes else ""
 
 
 def _unfinished(contents: Contents) -> str:

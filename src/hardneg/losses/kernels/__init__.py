@@ -12,23 +12,32 @@ import torch
 from torch import Tensor
 
 from hardneg.losses.kernels import reference, tiled
-from hardneg.losses.kernels.interface import Eligibility, HalfCopies, LogSums, LossForm, PairRecord, RowLayout, Rule
+from hardneg.losses.kernels.interface import (
+    Eligibility,
+    HalfCopies,
+    LogSums,
+    LossForm,
+    PairRecord,
+    PairSupport,
+    RowLayout,
+    Rule,
+)
 
 Units = Callable[[Tensor, Tensor | None, float, torch.dtype | None, str], tuple[Tensor, Tensor]]
-Losses = Callable[..., tuple[Tensor, Tensor]]
-PairLoss = Callable[..., tuple[Tensor, Callable[[], PairRecord]]]  # the record is computed on request
+# The loss and its record, which is computed on request; None if the general path must compute this call.
+PairLoss = Callable[..., tuple[Tensor, Callable[[], PairRecord]] | None]
 
 
 class Kernel(Protocol):
-    """The functions of a kernel module; the last three are None where plain operations do the same.
+    """The functions of a kernel module; the first two are None where plain operations do the same.
 
-    units: unit vectors of both views, and their inner products · losses: of anchors with one positive, from their
-    log-sums · pair_loss: the whole loss of a paired batch
+    units: unit vectors of both views, and their inner products · pair_loss: the whole loss of a paired batch ·
+    pair_support: which calls it serves
     """
 
     units: Units | None
-    losses: Losses | None
     pair_loss: PairLoss | None
+    pair_support: PairSupport
 
     def log_sums(
         self, anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility, rule: Rule
@@ -84,9 +93,9 @@ __all__ = [
     "Kernel",
     "LogSums",
     "LossForm",
-    "Losses",
     "PairLoss",
     "PairRecord",
+    "PairSupport",
     "RowLayout",
     "Rule",
     "Units",

@@ -78,7 +78,7 @@ def related(own: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tenso
     known, ranks = torch.unique(pairs, return_inverse=True)
     keys = torch.cat([ranks[:, 0] * len(known) + ranks[:, 1], ranks[:, 1] * len(known) + ranks[:, 0]])
     anchor_rank, candidate_rank = (
-        torch.searchsorted(known, ids).clamp(max=len(known) - 1) for ids in (anchor_ids, candidate_ids)
+        torch.searchsorted(known, ids.contiguous()).clamp(max=len(known) - 1) for ids in (anchor_ids, candidate_ids)
     )
     occurs = (known[anchor_rank] == anchor_ids)[:, None] & (known[candidate_rank] == candidate_ids)
     found |= occurs & torch.isin(anchor_rank[:, None] * len(known) + candidate_rank, keys)

@@ -216,7 +216,7 @@ class LossForm:
     log_number: log Q, or None for the size of the support · prior: logarithms of τ⁺ and 1 − τ⁺, or None ·
     decoupled: log(Q·G) − p instead of log(1 + Q·G·e^{−p}) · reduction: ``"mean"``, ``"sum"`` or ``"none"`` ·
     positives: ``"own"`` if the other view is the only positive; if they are found by label, how they are combined:
-    ``"mean_of_logs"`` or ``"in_denominator"``
+    ``"mean_of_logs"`` or ``"in_denominator"`` · labels_exclude: candidates with the anchor's label are no negatives
     """
 
     log_number: float | None
@@ -224,6 +224,7 @@ class LossForm:
     decoupled: bool
     reduction: str
     positives: str = "own"
+    labels_exclude: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,8 @@ class PairRecord:
     """Intermediate results of a kernel that computes the whole loss of a paired batch, without gradients.
 
     anchors: (A, d) unit vectors, the first views and then the second ones · layout: of their rows · candidates: (N, d)
-    · similarity: (B,) of the pairs · losses, floored (0 or 1), count: (A,) of the anchors
+    · similarity: (B,) of the pairs, None for positives by label · losses, floored (0 or 1), count: (A,) of the anchors
+    · groups, positive_count: (A,), for positives by label: rows of one group are each other's positives
     """
 
     eligibility: Eligibility
@@ -239,10 +241,26 @@ class PairRecord:
     layout: RowLayout
     anchors: Tensor
     candidates: Tensor
-    similarity: Tensor
+    similarity: Tensor | None
     losses: Tensor
     floored: Tensor
     count: Tensor
+    groups: Tensor | None = None
+    positive_count: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class PairSupport:
+    """Which calls a kernel's ``pair_loss`` serves beyond pairs in float32.
+
+    device: the only type of device, or None for any · labels: labels, with one view or two · float64: that precision ·
+    bands_per_anchor: bands that differ between anchors, such as those by rank
+    """
+
+    device: str | None = None
+    labels: bool = False
+    float64: bool = False
+    bands_per_anchor: bool = True
 
 
 def wrapped(rows: slice, size: int, device: torch.device) -> slice | Tensor:
@@ -274,7 +292,7 @@ def draw(kept: Tensor, draws: Tensor) -> Tensor:
 def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number as a tensor on a device, cached: creating it costs a launch."""
     with torch.inference_mode(False):  # training refuses inference tensors
-        return torch.tensor(number, dtype=dtype, device=device)
+        return torch.full((), number, dtype=dtype, device=device)  # unlike torch.tensor, without waiting for a copy
 
 
 # Second derivatives. Kernels compute gradients by formulas that autograd does not see. Where a graph of the gradient is
@@ -338,6 +356,18 @@ def gradients(
             return (None,) * len(aliases)
         found = iter(torch.autograd.grad(value, wanted, grad, create_graph=True, allow_unused=True))
     return tuple(next(found) if need and x is not None else None for x, need in zip(aliases, needed, strict=True))
+
+
+def safe_lengths(vectors: Tensor, smallest: float) -> Tensor | None:
+    """The lengths of vectors (…, d) on a CPU, (…, 1), if all are in the range where dividing by them is safe.
+
+    That proves that all entries are finite, too, in a third of the time of other checks. smallest: the length below
+    which a vector counts as zero
+    """
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    shortest, longest = torch.aminmax(lengths)
+    safe = shortest.item() > max(1e-15, smallest * vectors.shape[-1] ** 0.5) and longest.item() < 1e15
+    return lengths if safe else None
 
 
 def saveable(*tensors: Tensor | None) -> list[Tensor | None]:

@@ -12,13 +12,15 @@ from hardneg.losses.kernels.interface import (
     Eligibility,
     HalfCopies,
     LogSums,
+    PairSupport,
     Rule,
     count_true,
     draw,
     per_row,
 )
 
-units = losses = pair_loss = None  # computed by plain operations
+units = pair_loss = None  # computed by plain operations
+pair_support = PairSupport()
 
 
 def log_sums(
@@ -36,7 +38,7 @@ def log_sums(
         # General weights get the scores of kept candidates only: elsewhere they, or their gradients, may be infinite.
         safe = scores.detach().masked_fill(~kept, -torch.inf).amax(dim=1, keepdim=True)
         log_weight = rule.log_weights(torch.where(kept, scores, safe.masked_fill(safe == -torch.inf, 0)))
-        kept = kept & (log_weight > -torch.inf)
+        kept = kept & (log_weight != -torch.inf)  # NaN is kept: the loss becomes NaN
     if rule.draws is not None:
         picked = draw(kept, rule.draws)  # (A, k)
         scores, log_weight = scores.gather(1, picked), log_weight.gather(1, picked)

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hardneg.losses.kernels import percentiles, reference
+from hardneg.losses.kernels import percentiles, reference, tiled_pairs
 from hardneg.losses.kernels.interface import (
     EXACT_SOFTPLUS,
     Eligibility,
     HalfCopies,
     LogSums,
+    PairSupport,
     Rule,
     count_true,
     draw,
@@ -26,19 +27,11 @@ from hardneg.losses.kernels.interface import (
     per_row,
     wrapped,
 )
+from hardneg.losses.kernels.strips import SAFE_EXPONENT, strip_height
 
-# Scores per strip. On a CPU 4 MiB in float32, the fastest of 2¹⁷ … 2²² at B = 4,096 on 2 cores; on an accelerator
-# 128 MiB, because every strip takes several launches.
-STRIP_ELEMENTS = {"cpu": 1 << 20, "accelerator": 1 << 25}
-
-# Each strip reads all shared candidates again, so with few rows per strip reading dominates. Where STRIP_ELEMENTS gives
-# fewer rows than this on a CPU, a strip may hold four times as many scores. At N = 65,536 that halves the time.
-LEAST_ROWS = 64
-
-# Up to this x, e^{±x} and sums of millions of them are normal float32 numbers, so no row maximum is subtracted.
-SAFE_EXPONENT = 40.0
-
-units = losses = pair_loss = None  # computed by plain operations
+units = None  # computed by plain operations
+pair_loss = tiled_pairs.pair_loss
+pair_support = PairSupport(device="cpu", labels=True, float64=True, bands_per_anchor=False)
 
 
 def log_sums(
@@ -74,12 +67,7 @@ def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iter
         # A per-anchor block is gathered row by row, which costs d numbers for each score.
         cost += block.shape[-2] * (block.shape[-1] if block.dim() == 3 else 1)
         shared = shared and block.dim() == 2
-    on_cpu = anchors.device.type == "cpu"
-    budget = STRIP_ELEMENTS["cpu" if on_cpu else "accelerator"]
-    height = budget // max(cost, 1)
-    if on_cpu and height < LEAST_ROWS and shared:
-        height = min(LEAST_ROWS, 4 * budget // max(cost, 1))
-    height = max(1, min(rows, height))
+    height = strip_height(rows, cost, anchors.device, shared)
     # The fused kernel may leave half-precision copies; here they get the precision of the scale.
     anchors, candidates = anchors.to(scale.dtype), [block.to(scale.dtype) for block in candidates]
     buffer = anchors.new_empty(height, columns)

@@ -1,13 +1,17 @@
-"""Launches Triton kernels with little host time: a compiled kernel is looked up once and then called directly.
+"""Launches Triton kernels with little host time, in tiles that suit the size of the problem.
 
 At every launch Triton binds and inspects all arguments to find the compiled kernel for them. In small batches that
-takes longer than everything else on the host.
+takes longer than everything else on the host. So a compiled kernel is looked up once and then called directly.
 """
 
+import math
+from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton import JITFunction
 from triton.runtime import driver
@@ -22,6 +26,94 @@ CACHES_KERNELS = torch.version.hip is None
 
 # The cache is emptied at this size: every step may have new sizes, and Triton keeps the kernels themselves.
 MAX_CACHED = 1024
+
+BLOCK = 128  # outer rows of an ordinary tile
+PART_MULTIPLE = 256  # the length of a part is a multiple of it, and it is a multiple of every tile
+
+# Up to this number of pairs a second launch that adds the results of several parts costs more than it saves.
+SMALL_PROBLEM = 1 << 19
+
+# From this number of pairs on, large tiles are used; below, the launch takes longer than the kernel.
+LARGE_PROBLEM = 1 << 26
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Outer and inner rows of a tile, warps per program, and pipeline stages.
+
+    chunk: columns loaded at a time, None for whole rows · descriptor: whether the copy engine (TMA) loads it, if there
+    is one · registers: maximum number per thread, so that more programs fit on a multiprocessor
+    """
+
+    outer: int
+    inner: int
+    warps: int
+    stages: int
+    chunk: int | None = None
+    descriptor: bool = False
+    registers: int | None = None
+
+
+@lru_cache
+def choose_tile(name: str, width: int, bytes_each: int, whole: bool, large: bool) -> Tile:
+    """The tile of a kernel: of two dozen, the fastest on an H200 for large problems, a small one for others.
+
+    name: ``"sums"``, ``"symmetric"``, ``"gradient"`` or ``"strip"``
+    """
+    if bytes_each == 4:  # float32 products do not use tensor cores; large tiles would spill
+        if width > 128:
+            return Tile(32, 64 if large else 32, 4, 1, None if whole else 64)
+        return Tile(32, 64 if large or name == "sums" else 32, 4, 2)
+    if not large:
+        return Tile(64, 64, 4, 3 if width <= 128 or not whole else 2, None if whole else 64)
+    if not whole:
+        if name == "symmetric":
+            return Tile(128, 128, 4, 3, 64, descriptor=True)
+        return Tile(128, 256, 8, 4, 64, descriptor=True)
+    if width <= 128:
+        return Tile(64, 128, 4, 2 if name == "gradient" else 3, None, True, None if name == "gradient" else 128)
+    return Tile(128, 64, 8, 3, None, descriptor=name != "gradient")
+
+
+def launch_tiled(
+    program: Any, arguments: dict[str, Any], rows: int, parts: int, whole: bool, name: str, halves: int = 1
+) -> None:
+    """Runs a kernel over ``rows`` outer rows and ``parts`` parts of the inner rows.
+
+    whole: whether a row fits in a tile · halves: 2 if no block may have rows of both halves
+    """
+    outer, inner = arguments["outer"], arguments["inner"]
+    width, large = outer.shape[1], rows * inner.shape[0] >= LARGE_PROBLEM
+    if not outer.is_cuda:
+        tiles = [Tile(32, 32, 4, 1, None if whole else 64)]  # small, so that small tests have several tiles
+    else:
+        sizes = (True, False) if large else (False,)
+        tiles = [choose_tile(name, width, outer.element_size(), whole, size) for size in sizes]
+    for tile in tiles:
+        if (program, tile, width) in _too_large and tile is not tiles[-1]:
+            continue
+        chunk = tile.chunk or max(16, 1 << (width - 1).bit_length())
+        descriptor = tile.descriptor and width % chunk == 0 and _has_descriptor(outer) and _has_descriptor(inner)
+        given = {
+            **arguments, "OUTER_BLOCK": tile.outer, "INNER_BLOCK": tile.inner, "WIDTH": chunk,
+            "WHOLE": tile.chunk is None, "DESCRIPTOR": descriptor,
+        }  # fmt: skip
+        if descriptor:
+            given["outer"] = TensorDescriptor.from_tensor(outer, [tile.outer, chunk])
+            given["inner"] = TensorDescriptor.from_tensor(inner, [tile.inner, chunk])
+        grid = halves * math.ceil(rows / halves / tile.outer), parts
+        try:
+            launch(program, grid, given, tile.warps, tile.stages, tile.registers)
+            return
+        except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
+            # The tile needs more memory than this GPU has, or Triton fails to compile it.
+            known = isinstance(error, triton.runtime.errors.OutOfResources) or "PassManager" in str(error)
+            if not known or tile is tiles[-1]:
+                raise
+            _too_large.add((program, tile, width))
+
+
+_too_large: set[tuple[Any, Tile, int]] = set()  # tiles that cannot be used on this machine
 
 
 def launch(
@@ -57,41 +149,79 @@ class Compiled:
     ) -> None:
         """Runs the kernel in the current stream of the current device."""
         device = driver.active.get_current_device()
-        values = list(self.in_order(arguments))
-        signature = self.signature(values)
-        key = None if signature is None else (device, warps, stages, registers, *signature)
-        found = self.cache.get(key) if key is not None else None
+        values = self.in_order(arguments)
+        signature: list[Any] = []
+        passed = [described(value, signature) for value in values[: self.constants]]
+        key = (device, warps, stages, registers, *signature, *values[self.constants :])
+        found = self.cache.get(key)
         if found is not None:
-            found[(*grid, 1, 1)[:3]](*values, stream=driver.active.get_current_stream(device))
+            stream = driver.active.get_current_stream(device)
+            found[(*grid, 1, 1)[:3]](*passed, *values[self.constants :], stream=stream)
             return
         made = self.program[grid](**arguments, num_warps=warps, num_stages=stages, maxnreg=registers)
-        if key is not None and made is not None:
+        if made is not None:
             if len(self.cache) >= MAX_CACHED:
                 self.cache.clear()
             self.cache[key] = made
 
-    def signature(self, values: list[Any]) -> list[Any] | None:
-        """Everything that a compiled kernel depends on; tensors in ``values`` are replaced by their addresses.
 
-        It depends on the dtype of a tensor and on whether it is aligned to 16 bytes, on the dtype and the tile shape of
-        a tensor descriptor, on whether an integer is 1, divisible by 16, or beyond 32 bits, on which arguments are None
-        or floats, and on the constants, which come last. None for any other argument.
-        """
-        signature = values.copy()
-        for position in range(self.constants):
-            value = values[position]
-            if value is None or type(value) is int:
-                continue
-            if isinstance(value, Tensor):
-                address = values[position] = value.data_ptr()
-                signature[position] = value.dtype if address % 16 == 0 else (value.dtype,)
-            elif type(value) is float:
-                signature[position] = float
-            elif TensorDescriptor is not None and type(value) is TensorDescriptor:
-                signature[position] = (value.base.dtype, *value.block_shape)
-            else:
-                return None
-        return signature
+def described(value: Any, signature: list[Any]) -> Any:
+    """The value as it is passed to a compiled kernel: tensors by address. What the kernel depends on is appended.
+
+    It depends on the dtype of a tensor and on whether it is aligned to 16 bytes, on the dtype and the tile shape of a
+    tensor descriptor, on whether an integer is 1, divisible by 16, or beyond 32 bits (for simplicity, on its value), on
+    which arguments are None or floats, and on the constants.
+    """
+    if value is None or type(value) is int:
+        signature.append(value)
+    elif isinstance(value, Tensor):
+        address = value.data_ptr()
+        signature.append(value.dtype if address % 16 == 0 else (value.dtype,))
+        return address
+    elif type(value) is float:
+        signature.append(float)
+    elif isinstance(value, tuple):
+        parts = [described(part, signature) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    else:
+        assert TensorDescriptor is not None
+        assert type(value) is TensorDescriptor
+        signature.append((value.base.dtype, *value.block_shape))
+    return value
 
 
 _compiled: dict[Any, Compiled] = {}  # by function: to hash a kernel, Triton reads its source
+
+
+def _has_descriptor(matrix: Tensor) -> bool:
+    """Whether the copy engine of a GPU (Hopper and later) can load tiles of this matrix."""
+    item = matrix.element_size()
+    aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * item % 16 == 0
+    return item == 2 and aligned and TensorDescriptor is not None and _has_copy_engine(matrix.device)
+
+
+@lru_cache
+def _has_copy_engine(device: torch.device) -> bool:
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    return nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def split_inner_rows(rows: int, others: int, device: torch.device) -> tuple[int, int]:
+    """Number of parts that inner rows are split into, and the length of a part.
+
+    There are enough parts to keep every multiprocessor busy. The results of the parts are stored separately.
+    """
+    if rows * others <= SMALL_PROBLEM:
+        return 1, math.ceil(others / PART_MULTIPLE) * PART_MULTIPLE
+    blocks, units = math.ceil(rows / BLOCK), math.ceil(others / PART_MULTIPLE)
+    wanted = max(1, min(units, num_programs(device) // blocks))
+    each = math.ceil(units / wanted)
+    return math.ceil(units / each), each * PART_MULTIPLE
+
+
+@lru_cache
+def num_programs(device: torch.device) -> int:
+    """The number of programs that keep a device busy."""
+    if device.type != "cuda":
+        return 4
+    return 4 * int(torch.cuda.get_device_properties(device).multi_processor_count)

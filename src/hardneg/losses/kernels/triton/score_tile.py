@@ -1,17 +1,19 @@
-"""Device functions that compute a tile of scores, mask it, and compute its exponentials.
+"""Device functions that compute a tile of scores, mask it, and compute its exponentials; and what they take.
 
-Inside the kernels scores are in base 2, s·log₂e, because the hardware computes 2^x. A masked score is −inf, whose
-exponential is exactly 0.
+A tile has *outer* rows along its first side and *inner* rows along its second. Either side may be the anchors'. Scores
+are in base 2, s·log₂e, because the hardware computes 2^x. A masked score is −inf, whose exponential is exactly 0.
 """
 
 # Arguments of Triton kernels have no types that mypy knows.
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import os
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra import libdevice
 
 # The same condition as Triton evaluates when it first reads these kernels.
@@ -22,15 +24,81 @@ ASSEMBLY = tl.constexpr(not INTERPRETED and torch.version.hip is None)  # inline
 LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_REST = tl.constexpr(1.9259629911266175e-08)  # the rounding error of LOG2E in float32
 LN2 = tl.constexpr(0.6931471805599453)
-NO_INDEX = tl.constexpr(0x7FFFFFFF)  # an index beyond every candidate
 LOWEST_SCORE = tl.constexpr(-3.4e38)  # below all scores except −inf, the score of masked candidates
 
 # Tilts: β = 0, 1, 2 and ½ need one exponential for both sums, any other β two. POSITIVES: sums over positives instead.
 NONE, ONE, TWO, HALF, ANY, POSITIVES = (tl.constexpr(kind) for kind in range(6))
 
 
+class Numbers(NamedTuple):
+    """1/temperature and the tilt β, () each, on the device."""
+
+    scale: Tensor
+    tilt: Tensor
+
+
+class Sizes(NamedTuple):
+    """Numbers of outer and inner rows, their width, and the strides of their matrices."""
+
+    outer: int
+    inner: int
+    width: int
+    outer_stride: int
+    inner_stride: int
+
+
+class Mask(NamedTuple):
+    """Which candidates of a block are eligible; see `interface.Eligibility`.
+
+    column, columns: index of the block's first candidate among all, and their number · batch, offset, whole: of the
+    `RowLayout` · anchor_groups (A,), candidate_groups (N,): of the block
+    """
+
+    column: int
+    columns: int
+    batch: int
+    offset: int
+    whole: int
+    excluded: Tensor | None
+    num_excluded: int
+    anchor_groups: Tensor | None
+    candidate_groups: Tensor | None
+    allowed: Tensor | None
+    allowed_rows: int
+    allowed_columns: int
+
+
+class Bounds(NamedTuple):
+    """Bounds of the scores that are kept: each a number, one per anchor (A,) in base 2, or None."""
+
+    lower: Any
+    upper: Any
+
+
+class Traits(NamedTuple):
+    """What a program is compiled for.
+
+    kind: of the tilt, or POSITIVES · bounded: exponentials are within the range of float32 · exact: correct the
+    rounding errors of exponents · counted: count the negatives · own, excluded, allowed: parts of the mask that are
+    used · groups: 0 not used, 1 other groups are eligible, 2 the same group, 3 the same label or instance, but not the
+    same row · lower, upper: 0 no bound, 1 one for all, 2 one per anchor · precision: of float32 products
+    """
+
+    kind: int
+    bounded: bool
+    exact: bool
+    counted: bool
+    own: bool
+    excluded: bool
+    groups: int
+    allowed: bool
+    lower: int
+    upper: int
+    precision: str
+
+
 @triton.jit
-def row_ranges(base, skip, outer_rows, inner_rows, span, OUTER_BLOCK: tl.constexpr, CROSSED: tl.constexpr):
+def row_ranges(base, skip, sizes, span, OUTER_BLOCK: tl.constexpr, CROSSED: tl.constexpr):
     """First row and end of the outer rows of a program (from ``base`` on) and of the inner rows of its part.
 
     CROSSED: outer and inner rows are the same matrix, and each half of the rows is compared only with the other half;
@@ -38,27 +106,18 @@ def row_ranges(base, skip, outer_rows, inner_rows, span, OUTER_BLOCK: tl.constex
     """
     block, part = tl.program_id(0), tl.program_id(1)
     if CROSSED:
-        half = outer_rows // 2
+        half = sizes.outer // 2
         blocks = tl.cdiv(half, OUTER_BLOCK)
         which = block // blocks
         own, other = which * half, (1 - which) * half
         return own + (block - which * blocks) * OUTER_BLOCK, own + half, other + part * span, other + half
     else:
-        return base + block * OUTER_BLOCK, outer_rows, skip + part * span, inner_rows
+        return base + block * OUTER_BLOCK, sizes.outer, skip + part * span, sizes.inner
 
 
 @triton.jit
-def load_rows(
-    source,
-    start,
-    rows,
-    width,
-    stride,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    first,
-    DESCRIPTOR: tl.constexpr = False,
-):
+def load_rows(source, start, rows, width, stride, first, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+              DESCRIPTOR: tl.constexpr):  # fmt: skip
     """Loads a tile (BLOCK, WIDTH) of a matrix (rows, width) from row ``start`` and column ``first``; 0 outside of it.
 
     source: a pointer, or with DESCRIPTOR a tensor descriptor, which is read by the copy engine (TMA)
@@ -74,20 +133,21 @@ def load_rows(
 
 @triton.jit
 def inner_products(
-    tile, outer, inner, row, start, outer_rows, inner_rows, width, outer_stride, inner_stride,
-    OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    PRECISION: tl.constexpr, DESCRIPTOR: tl.constexpr = False,
+    tile, outer, inner, sizes, row, start, row_end, end, T: tl.constexpr, OUTER_BLOCK: tl.constexpr,
+    INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, DESCRIPTOR: tl.constexpr,
 ):  # fmt: skip
     """Inner products of a block of outer rows with a block of inner rows, and the inner rows themselves if WHOLE."""
     if WHOLE:
-        other = load_rows(inner, start, inner_rows, width, inner_stride, INNER_BLOCK, WIDTH, 0, DESCRIPTOR)
-        return tl.dot(tile, tl.trans(other), input_precision=PRECISION), other
+        other = load_rows(inner, start, end, sizes.width, sizes.inner_stride, 0, INNER_BLOCK, WIDTH, DESCRIPTOR)
+        return tl.dot(tile, tl.trans(other), input_precision=T.precision), other
     else:
         found = tl.zeros((OUTER_BLOCK, INNER_BLOCK), tl.float32)
-        for first in range(0, width, WIDTH):
-            outer_tile = load_rows(outer, row, outer_rows, width, outer_stride, OUTER_BLOCK, WIDTH, first, DESCRIPTOR)
-            inner_tile = load_rows(inner, start, inner_rows, width, inner_stride, INNER_BLOCK, WIDTH, first, DESCRIPTOR)
-            found = tl.dot(outer_tile, tl.trans(inner_tile), found, input_precision=PRECISION)
+        for first in range(0, sizes.width, WIDTH):
+            left = load_rows(
+                outer, row, row_end, sizes.width, sizes.outer_stride, first, OUTER_BLOCK, WIDTH, DESCRIPTOR
+            )
+            right = load_rows(inner, start, end, sizes.width, sizes.inner_stride, first, INNER_BLOCK, WIDTH, DESCRIPTOR)
+            found = tl.dot(left, tl.trans(right), found, input_precision=T.precision)
         return found, tile
 
 
@@ -104,79 +164,95 @@ def deferred(x, ENABLED: tl.constexpr = True):
 
 
 @triton.jit
-def mask_scores(
-    scores, anchor, candidate, anchors, candidates, needs_mask, column, columns,
-    batch, offset, whole, excluded, num_excluded, anchor_group, candidate_group, allowed, allowed_rows, allowed_columns,
-    OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
-    HALF_PRECISION: tl.constexpr,
-):  # fmt: skip
+def may_need_mask(mask, anchor, candidate, anchor_end, candidate_end, T: tl.constexpr,
+                  ANCHORS: tl.constexpr, CANDIDATES: tl.constexpr):  # fmt: skip
+    """Whether a tile may hold pairs of an anchor with its own instance, or entries beyond the matrix.
+
+    anchor, candidate: the first ones of the tile · anchor_end, candidate_end: of the matrix
+    """
+    needed = (anchor + ANCHORS > anchor_end) | (candidate + CANDIDATES > candidate_end)
+    if T.own:
+        begin = anchor % mask.batch
+        # The instances of the tile's anchors are begin … begin + ANCHORS − 1, unless the next view starts in between.
+        gap = (candidate - begin - mask.offset) % mask.whole
+        gap = tl.where(gap < 0, gap + mask.whole, gap)
+        needed = needed | (begin + ANCHORS > mask.batch) | (gap < ANCHORS) | (gap > mask.whole - CANDIDATES)
+    return needed
+
+
+@triton.jit
+def mask_scores(scores, mask, anchor, candidate, anchor_end, candidate_end, needed, anchor_group, candidate_group,
+                T: tl.constexpr, HALF_PRECISION: tl.constexpr):  # fmt: skip
     """Scores with −inf where a candidate is not eligible for an anchor.
 
-    anchor, candidate: their indices, one along each side of the tile · needs_mask: whether the tile may hold an
-    anchor's own instance or entries beyond the matrix · anchor_group, candidate_group: shaped as ``anchor`` and
-    ``candidate``, if GROUPS · the rest: see `hardneg.losses.kernels.interface.Eligibility`
+    anchor, candidate: their indices, one along each side of the tile · needed: see `may_need_mask` · anchor_group,
+    candidate_group: shaped as ``anchor`` and ``candidate``, if there are groups
     """
-    if needs_mask:
-        # A separate name: loads below that use ``anchors`` would wait for the branch.
-        rows = deferred(anchors, HALF_PRECISION and not OWN)
-        eligible = (anchor < rows) & (candidate < candidates)
-        if OWN:
-            eligible = eligible & (offset + anchor % batch != candidate % whole)
+    if needed:
+        # A separate name: loads below that use ``anchor_end`` would wait for the branch.
+        rows = deferred(anchor_end, HALF_PRECISION and not T.own)
+        eligible = (anchor < rows) & (candidate < candidate_end)
+        if T.own:
+            eligible = eligible & (mask.offset + anchor % mask.batch != candidate % mask.whole)
         scores = tl.where(eligible, scores, float("-inf"))
-    if EXCLUDED:
-        for which in range(num_excluded):
-            excluded_index = tl.load(
-                excluded + anchor.to(tl.int64) * num_excluded + which, mask=anchor < anchors, other=-1
-            )
-            scores = tl.where(excluded_index == candidate + column, float("-inf"), scores)
-    if GROUPS == 1:  # only candidates of other groups are eligible
-        scores = tl.where(anchor_group == candidate_group, float("-inf"), scores)
-    if GROUPS == 2:  # only candidates of the same group are eligible
+    if T.excluded:
+        for which in range(mask.num_excluded):
+            pointer = mask.excluded + anchor.to(tl.int64) * mask.num_excluded + which
+            excluded = tl.load(pointer, mask=anchor < anchor_end, other=-1)
+            scores = tl.where(excluded == candidate + mask.column, float("-inf"), scores)
+    if T.groups == 1:  # a label < 0 is unknown
+        scores = tl.where((anchor_group == candidate_group) & (anchor_group >= 0), float("-inf"), scores)
+    if T.groups == 2:
         scores = tl.where(anchor_group == candidate_group, scores, float("-inf"))
-    if ALLOWED:
-        mask_column = candidate + column - (columns - allowed_columns)
-        known = (anchor < anchors) & (candidate < candidates) & (mask_column >= 0)
-        pointer = allowed + (anchor % allowed_rows).to(tl.int64) * allowed_columns + mask_column
+    if T.groups == 3:
+        same = (anchor_group == candidate_group) & (anchor_group >= 0)
+        same = same | (mask.offset + anchor % mask.batch == candidate % mask.whole)
+        own_row = mask.offset + anchor % mask.batch + anchor // mask.batch * mask.whole == candidate
+        scores = tl.where(same & (own_row == 0), scores, float("-inf"))
+    if T.allowed:
+        column = candidate + mask.column - (mask.columns - mask.allowed_columns)
+        known = (anchor < anchor_end) & (candidate < candidate_end) & (column >= 0)
+        pointer = mask.allowed + (anchor % mask.allowed_rows).to(tl.int64) * mask.allowed_columns + column
         scores = tl.where(tl.load(pointer, mask=known, other=1) != 0, scores, float("-inf"))
     return scores
 
 
 @triton.jit
-def mask_ties(scores, candidate, tied, lowest, highest, first, last, HALF_PRECISION: tl.constexpr):
-    """Scores with −inf where they equal ``lowest`` before candidate ``first``, or ``highest`` after candidate ``last``.
-
-    tied: whether the tile may hold such scores
-    """
-    if tied:
-        candidate += deferred(0, HALF_PRECISION)
-        out = ((scores == lowest) & (candidate < first)) | ((scores == highest) & (candidate > last))
-        scores = tl.where(out, float("-inf"), scores)
-    return scores
+def load_bounds(bounds, i, inside, prescale, T: tl.constexpr):
+    """The bounds of anchors i: numbers, or one per anchor."""
+    lowest, highest = 0.0, 0.0
+    if T.lower == 1:
+        lowest = tl.maximum(bounds.lower * LOG2E * prescale, LOWEST_SCORE)
+    if T.lower == 2:
+        lowest = tl.maximum(tl.load(bounds.lower + i, mask=inside, other=0.0) * prescale, LOWEST_SCORE)
+    if T.upper == 1:
+        highest = bounds.upper * LOG2E * prescale
+    if T.upper == 2:
+        highest = tl.load(bounds.upper + i, mask=inside, other=0.0) * prescale
+    return lowest, highest
 
 
 @triton.jit
-def in_bands(scores, lowest, highest, LOWER: tl.constexpr, UPPER: tl.constexpr):
-    """1.0 where a score is within the bands, else 0.0; bounds are numbers or vectors along the anchors' side.
+def in_bounds(scores, lowest, highest, T: tl.constexpr):
+    """1.0 where a score is within the bounds, else 0.0; bounds are numbers or vectors along the anchors' side.
 
     Floats, because the comparison instruction returns them, and the product with one fuses with the addition of a sum.
-    lowest: at least LOWEST_SCORE, so that masked scores are outside of every band
+    lowest: at least LOWEST_SCORE, so that masked scores are outside. NaN is inside, so that sums become NaN.
     """
-    if LOWER and UPPER:
-        return tl.where((scores >= lowest) & (scores <= highest), 1.0, 0.0)
-    elif LOWER:
-        return tl.where(scores >= lowest, 1.0, 0.0)
+    if T.lower > 0 and T.upper > 0:
+        return tl.where((scores < lowest) | (scores > highest), 0.0, 1.0)
+    elif T.lower > 0:
+        return tl.where(scores < lowest, 0.0, 1.0)
     else:
-        return tl.where((scores <= highest) & (scores > float("-inf")), 1.0, 0.0)
+        return tl.where((scores > highest) | (scores == float("-inf")), 0.0, 1.0)
 
 
 @triton.jit
-def score_prescale(tilt, KIND: tl.constexpr, BOUNDED: tl.constexpr, RING: tl.constexpr):
+def score_prescale(tilt, T: tl.constexpr):
     """The factor that scores are multiplied with beforehand, so that one exponential needs no multiplication."""
-    if not BOUNDED or RING:  # the edges of a ring are compared with unscaled scores
-        return 1.0
-    elif KIND == HALF:
+    if T.bounded and T.kind == HALF:
         return 0.5
-    elif KIND == ANY:
+    elif T.bounded and T.kind == ANY:
         return tilt
     else:
         return 1.0
@@ -215,25 +291,14 @@ def rounding_error(found, scale, natural_scale, prescale, tilt):
 
 
 @triton.jit
-def tile_needs_mask(row, start, outer_rows, inner_rows, batch, offset, whole, OUTER: tl.constexpr,
-             OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, OWN: tl.constexpr):  # fmt: skip
-    """Whether a tile may hold pairs of an anchor with its own instance, or entries beyond the matrix."""
-    needs_mask = (start + INNER_BLOCK > inner_rows) | (row + OUTER_BLOCK > outer_rows)
-    if OWN:
-        if OUTER:
-            anchor, candidate = row, start
-            anchors: tl.constexpr = OUTER_BLOCK
-            candidates: tl.constexpr = INNER_BLOCK
-        else:
-            anchor, candidate = start, row
-            anchors: tl.constexpr = INNER_BLOCK  # type: ignore[no-redef]
-            candidates: tl.constexpr = OUTER_BLOCK  # type: ignore[no-redef]
-        begin = anchor % batch
-        # The instances of the tile's anchors are begin … begin + anchors − 1, unless the next view starts in between.
-        gap = (candidate - begin - offset) % whole
-        gap = tl.where(gap < 0, gap + whole, gap)
-        needs_mask = needs_mask | (begin + anchors > batch) | (gap < anchors) | (gap > whole - candidates)
-    return needs_mask
+def softplus(x):
+    """log₂(1 + 2^x)."""
+    small = tl.exp2(-tl.abs(x))
+    # 1 + small is rounded; the quotient corrects its logarithm (Goldberg 1991, theorem 4).
+    more = 1 + small
+    left = more - 1
+    rest = tl.where(left == 0, small * LOG2E, tl.log2(more) * (small / tl.where(left == 0, 1.0, left)))
+    return tl.maximum(x, 0.0) + rest
 
 
 @triton.jit
@@ -246,53 +311,27 @@ def log(x):
 
 
 @triton.jit
-def softplus(x):
-    """log₂(1 + 2^x)."""
-    small = tl.exp2(-tl.abs(x))
-    # 1 + small is rounded; the quotient corrects its logarithm (Goldberg 1991, theorem 4).
-    more = 1 + small
-    left = more - 1
-    rest = tl.where(left == 0, small * LOG2E, tl.log2(more) * (small / tl.where(left == 0, 1.0, left)))
-    return tl.maximum(x, 0.0) + rest
+def exp(x):
+    """The exponential with full float32 precision."""
+    if PLAIN:
+        return tl.exp(x)
+    else:
+        return libdevice.exp(x)
 
 
 @triton.jit
-def load_anchors(
-    anchors_, anchor_groups, scale_, i, row, anchors, width, anchor_stride,
-    OUTER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr, DESCRIPTOR: tl.constexpr = False,
-):  # fmt: skip
-    """Loads the anchors i, from ``row`` on: their tile, the scale of scores in base 2, and their groups."""
-    group = 0
-    if GROUPS > 0:
-        group = tl.load(anchor_groups + i, mask=i < anchors, other=0)[:, None]
-    tile = load_rows(anchors_, row, anchors, width, anchor_stride, OUTER_BLOCK, WIDTH, 0, DESCRIPTOR)
-    return tile, tl.load(scale_) * LOG2E, group
+def expm1(x):
+    """e^x − 1 without cancellation."""
+    if PLAIN:  # Taylor series for small x
+        return tl.where(tl.abs(x) < 1e-3, x * (1 + 0.5 * x * (1 + x / 3)), tl.exp(x) - 1)
+    else:
+        return libdevice.expm1(x)
 
 
 @triton.jit
-def compute_scores(
-    tile, anchors_, candidates_, i, row, start, group, candidate_groups, excluded, allowed, scale,
-    anchors, candidates, width, anchor_stride, candidate_stride, column, columns, batch, offset, whole, num_excluded,
-    allowed_rows, allowed_columns,
-    OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    PRECISION: tl.constexpr, OWN: tl.constexpr, EXCLUDED: tl.constexpr, GROUPS: tl.constexpr, ALLOWED: tl.constexpr,
-    DESCRIPTOR: tl.constexpr = False,
-):  # fmt: skip
-    """Indices j of the candidates from ``start`` on, their inner products with anchors i, and the masked scores."""
-    j = start + tl.arange(0, INNER_BLOCK)
-    found, _ = inner_products(
-        tile, anchors_, candidates_, row, start, anchors, candidates, width, anchor_stride, candidate_stride,
-        OUTER_BLOCK, INNER_BLOCK, WIDTH, WHOLE, PRECISION, DESCRIPTOR,
-    )  # fmt: skip
-    needs_mask = tile_needs_mask(
-        row, start, anchors, candidates, batch, offset, whole, True, OUTER_BLOCK, INNER_BLOCK, OWN
-    )
-    other = 0
-    if GROUPS > 0:
-        other = tl.load(candidate_groups + j, mask=j < candidates, other=0)[None, :]
-    scores = mask_scores(
-        found * scale, i[:, None], j[None, :], anchors, candidates, needs_mask, column, columns, batch, offset, whole,
-        excluded, num_excluded, group, other, allowed, allowed_rows, allowed_columns, OWN, EXCLUDED, GROUPS, ALLOWED,
-        tile.dtype != tl.float32,
-    )  # fmt: skip
-    return j, found, scores
+def log1p(x):
+    """log(1 + x) without cancellation."""
+    if PLAIN:
+        return tl.where(x < 1e-4, x * (1 - 0.5 * x), tl.log(1 + x))
+    else:
+        return libdevice.log1p(x)

@@ -1,0 +1,282 @@
+"""The whole loss of a paired batch on a CPU, with its gradient by hand: small batches are bound by Python's overhead.
+
+The score matrix is kept for the backward pass if it fits one strip; else its strips are computed again there. Where
+each row is that of an anchor and so is each column (both views of a batch, or both directions between two towers),
+W = ∂L/∂s has a term of the row and one of the column, and one product with W gives the gradient.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardneg.losses.kernels.interface import (
+    Eligibility,
+    LossForm,
+    PairRecord,
+    RowLayout,
+    Rule,
+    gradients,
+    saveable,
+)
+from hardneg.losses.kernels.pair_scores import Groups, PairScores, Strip, UnitVectors, of_strip
+
+
+def pair_loss(
+    z1: Tensor,
+    z2: Tensor | None,
+    negatives: Tensor | None,
+    eligibility: Eligibility,
+    scale: Tensor,
+    rule: Rule,
+    form: LossForm,
+    plain: Callable[..., Tensor],
+    labels: Tensor | None = None,
+) -> tuple[Tensor, Callable[[], PairRecord]] | None:
+    """The loss of pairs (B, d) against all others, of anchors z1 against negatives (N, d), or of labelled rows.
+
+    z2: None if there is one view, with positives by label · eligibility: which candidates are eligible, apart from
+    labels · form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch operations · labels:
+    (B,), −1 = unknown
+
+    None if a vector is zero, not finite, or extremely short or long, and for a single pair: the general path serves
+    such cases, or raises.
+    """
+    dtype = scale.dtype
+    unit = UnitVectors.of(dtype, z1) if z2 is None else UnitVectors.of(dtype, z1, z2)
+    given = None if negatives is None else UnitVectors.of(dtype, negatives)
+    if unit is None or (given is None and negatives is not None):
+        return None
+    groups = None if labels is None else Groups(labels, 1 if z2 is None else 2, dtype)
+    scores = PairScores(unit, z1.shape[0], given, eligibility, scale.item(), rule, form, groups)
+    if (isinstance(scores.count, float) and scores.count == 0) or not scores.is_served:
+        return None
+    loss = _PairedLoss.apply(z1, z2, negatives, scale, scores, plain)  # type: ignore[no-untyped-call]
+    return loss, lambda: _record(scores)
+
+
+class _PairedLoss(torch.autograd.Function):
+    """Loss of a paired batch as one autograd function: (), or (A,) if not reduced.
+
+    plain: the same loss of z1, z2, negatives and scale by PyTorch operations, for second derivatives
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z1: Tensor,
+        z2: Tensor | None,
+        negatives: Tensor | None,
+        scale: Tensor,
+        scores: PairScores,
+        plain: Callable[..., Tensor],
+    ) -> Tensor:
+        scores.result, strip = scores.compute()
+        losses, reduction = scores.result.losses, scores.form.reduction
+        # The original tensors: autograd then raises in the backward pass if one was overwritten.
+        watched = (z1, z2, negatives, scale, scores.eligibility.excluded, scores.eligibility.allowed)
+        ctx.save_for_backward(*saveable(*watched))
+        ctx.scores, ctx.strip, ctx.plain, ctx.number = scores, strip, plain, 1
+        if reduction == "none":
+            return losses.values.clone()  # a view could not be changed in place, as in total += other
+        if reduction == "mean":
+            ctx.number = losses.values.shape[0] if losses.valid is None else losses.valid.sum().clamp(min=1)
+        return losses.values.sum() / ctx.number  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors[:4]
+        if torch.is_grad_enabled():  # create_graph=True
+            return *gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None
+        if torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return *_backward(ctx, grad, *inputs), None, None
+        return *_backward(ctx, grad, *inputs), None, None
+
+
+def _backward(
+    ctx: Any, grad: Tensor, z1: Tensor, z2: Tensor | None, negatives: Tensor | None, scale: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients in z1, z2, the negatives and the scale."""
+    scores, batch = ctx.scores, z1.shape[0]
+    weight = grad * (scores.scale / ctx.number)
+    by_unit, by_given = _unit_gradients(scores, ctx.strip, weight, ctx.needs_input_grad[2])
+    by_vectors, along = scores.unit.backward(by_unit)  # (R, d), (R, 1)
+    d1 = by_vectors[:batch].to(z1.dtype)
+    d2 = None if z2 is None else by_vectors[batch:].to(z2.dtype)
+    d_negatives = None
+    if by_given is not None and negatives is not None:
+        d_negatives = scores.given.backward(by_given)[0].to(negatives.dtype)
+    d_scale = None
+    if ctx.needs_input_grad[3]:
+        # s = scale·⟨a, c⟩, so ∂L/∂scale = Σ W·⟨a, c⟩; in a square matrix each vector is both a and c.
+        d_scale = along.sum() / 2 if scores.square else along[:batch].sum()
+        by_floor = scores.result.losses.by_floor
+        if by_floor is not None:
+            d_scale = d_scale - (by_floor * weight).sum()  # the floor of log G is −scale
+        d_scale = d_scale / scale
+    return d1, d2, d_negatives, d_scale
+
+
+def _unit_gradients(
+    scores: PairScores, kept: Strip | None, weight: Tensor, for_given: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients in the unit vectors of the views, and in those of the negatives if ``for_given``.
+
+    kept: the only strip, None if there are several · weight: () or (A,), the gradient of each loss, times 1/temperature
+    """
+    unit, batch, anchors, candidates = scores.unit.vectors, scores.batch, scores.anchors, scores.candidates
+    coefficients = _Coefficients(scores, weight)
+    found = torch.empty_like(unit)
+    by_rows, by_columns = (found, None) if scores.square else (found[:batch], found[batch:])
+    if (for_given and scores.given is not None) or (scores.square and not scores.by_columns):
+        by_columns = torch.empty_like(candidates)
+    elif scores.given is not None:
+        by_columns = None
+    for strip in scores.strips() if kept is None else (kept,):
+        matrix = coefficients.matrix(strip)  # (R, N)
+        torch.mm(matrix, candidates, out=of_strip(by_rows, strip.rows))
+        if by_columns is not None:
+            beta = 0 if strip.rows.start == 0 else 1  # 0 overwrites
+            torch.addmm(by_columns, matrix.t(), of_strip(anchors, strip.rows), beta=beta, out=by_columns)
+    if scores.given is not None:
+        pair = coefficients.pair[:, None]
+        torch.mul(pair, unit[:batch], out=found[batch:])
+        by_rows.addcmul_(pair, unit[batch:])
+        return found, by_columns
+    return (found if by_columns is None or not scores.square else found.add_(by_columns)), None
+
+
+class _Coefficients:
+    """W = ∂L/∂s times 1/temperature, strip by strip.
+
+    An entry has a term of the anchor of its row and, if ``scores.by_columns``, one of the anchor of its column.
+    pair: (A,) of the only positive
+    """
+
+    def __init__(self, scores: PairScores, weight: Tensor) -> None:
+        result = scores.result
+        assert result is not None
+        self._scores, self._result = scores, result
+        losses, sums, tilt = result.losses, result.sums, scores.tilt
+        through = scores.rule.grad_through_weights and tilt > 0
+        by_mean = losses.by_mean * weight
+        # METHODS, gradient: (β+1)·softmax_{β+1} − β·softmax_β; with detached weights 1 and 0.
+        tilted, weighted = (by_mean * (tilt + 1), by_mean * -tilt) if through else (by_mean, None)
+        self._log_tilted, self._log_weight, self._log_positives = sums.tilted, sums.weight, None
+        positives = None if result.positives is None else result.positives.exponentials
+        if scores.direct:
+            # An anchor without negatives has coefficients 0 and sums 0.
+            tilted = tilted / (sums.tilted if losses.valid is None else sums.tilted.masked_fill(sums.tilted == 0, 1.0))
+            if weighted is not None and sums.weight is not None:
+                weighted = weighted / (
+                    sums.weight if losses.valid is None else sums.weight.masked_fill(sums.weight == 0, 1.0)
+                )
+        elif losses.valid is not None:
+            empty = sums.tilted == -math.inf
+            self._log_tilted = sums.tilted.masked_fill(empty, 0.0)
+            self._log_weight = None if sums.weight is None else sums.weight.masked_fill(empty, 0.0)
+            self._log_positives = None if positives is None else positives.masked_fill(positives == -math.inf, 0.0)
+        self._tilted, self._weighted = tilted, weighted
+        self._exponential = None if losses.by_exponential is None else losses.by_exponential * weight
+        self.pair = -by_mean if losses.by_positive is None else losses.by_positive * weight
+        self._pairs = self.pair
+        if scores.own_positive and scores.by_columns:
+            half = self.pair[: scores.batch] + self.pair[scores.batch :]
+            self._pairs = half.repeat(2) if scores.square else half
+
+    def matrix(self, strip: Strip) -> Tensor:
+        """W of a strip, (R, N)."""
+        found = self._direct(strip) if self._scores.direct else self._by_logarithms(strip)
+        if self._scores.own_positive:
+            for rows, diagonal in self._scores.pair_diagonals(strip.rows, found):
+                diagonal.copy_(self._pairs[rows])
+        else:
+            self._add_positives(strip, found)
+        return found
+
+    def _rows(self, strip: Strip, values: Tensor) -> Tensor:
+        return of_strip(values, strip.rows).unsqueeze(1)  # (R, 1)
+
+    def _columns(self, values: Tensor) -> Tensor:
+        return values[self._scores.batch :] if self._scores.crossed else values  # (N,)
+
+    def _sum(self, strip: Strip, values: Tensor) -> Tensor:
+        """The values of the anchors of rows and columns, added, (R, N); (R, 1) if columns have no terms."""
+        rows = self._rows(strip, values)
+        return rows + self._columns(values) if self._scores.by_columns else rows
+
+    def _direct(self, strip: Strip) -> Tensor:
+        if self._scores.by_columns:
+            found = self._sum(strip, self._tilted).mul_(strip.negatives)
+        else:
+            found = strip.negatives * self._rows(strip, self._tilted)
+        if self._weighted is not None:
+            found.add_(self._rows(strip, self._weighted))
+            if self._scores.by_columns:
+                found.add_(self._columns(self._weighted))
+        return found if self._scores.tilt == 0 else found.mul_(strip.negatives)  # x, or x²
+
+    def _by_logarithms(self, strip: Strip) -> Tensor:
+        found = self._softmaxes(strip, lambda values: self._rows(strip, values))
+        return found.add_(self._softmaxes(strip, self._columns)) if self._scores.by_columns else found
+
+    def _softmaxes(self, strip: Strip, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The two terms of the anchors of rows, or of columns. of: their values, broadcast to (R, N)."""
+        tilt, row_max = self._scores.tilt, self._result.sums.row_max
+        assert row_max is not None
+        shifted = strip.negatives - of(row_max)
+        weight = None
+        if self._weighted is not None and self._log_weight is not None:
+            weight = (shifted * tilt).sub_(of(self._log_weight)).exp_().mul_(of(self._weighted))
+        found = shifted.mul_(tilt + 1).sub_(of(self._log_tilted)).exp_().mul_(of(self._tilted))
+        return found if weight is None else found.add_(weight)
+
+    def _add_positives(self, strip: Strip, found: Tensor) -> None:
+        """Add the terms of positives by label to ``found`` (R, N)."""
+        by_columns = self._scores.by_columns
+        assert strip.same is not None
+        if self._exponential is not None or self._scores.form.decoupled:
+            found.addcmul_(strip.same, self._sum(strip, self.pair))
+            if self._exponential is None or strip.positives is None:
+                return
+            if self._scores.direct:
+                found.addcmul_(strip.positives, self._sum(strip, self._exponential))
+                return
+            assert self._log_positives is not None
+            for of in (lambda values: self._rows(strip, values), self._columns)[: 1 + by_columns]:
+                found.addcmul_((strip.positives - of(self._log_positives)).exp_(), of(self._exponential))
+            return
+        assert strip.scores is not None
+        assert self._result.log_total is not None
+        for of in (lambda values: self._rows(strip, values), self._columns)[: 1 + by_columns]:
+            slope = (of(self._result.log_total) - strip.scores).sigmoid_().mul_(of(self.pair))
+            found.addcmul_(strip.same, slope)
+
+
+def _record(scores: PairScores) -> PairRecord:
+    """What the diagnostics of the call need."""
+    result = scores.result
+    assert result is not None
+    eligibility, losses, batch, unit = scores.eligibility, result.losses, scores.batch, scores.unit.vectors
+    anchors = unit if scores.crossed or scores.square else scores.anchors
+    groups = None if scores.groups is None else scores.groups.numbers
+    if groups is not None and scores.form.labels_exclude:
+        eligibility = replace(eligibility, anchor_groups=groups, candidate_groups=groups)
+    count, floored = result.sums.number, losses.floored
+    return PairRecord(
+        eligibility=eligibility,
+        rule=scores.rule,
+        layout=eligibility.own or RowLayout(batch, 1, 0, batch, unit.device),
+        anchors=anchors,
+        candidates=unit if scores.crossed else scores.candidates,
+        similarity=None if result.scores is None else result.scores[:batch] / scores.scale,
+        losses=losses.values,
+        floored=torch.zeros_like(losses.values) if floored is None else floored,
+        count=count if isinstance(count, Tensor) else torch.full_like(losses.values, count),
+        groups=None if scores.own_positive else groups,
+        positive_count=None if result.positives is None else result.positives.number,
+    )

@@ -1,0 +1,429 @@
+"""Passes of anchors over blocks of candidates: what a kernel is asked for, its launches, and their split into parts.
+
+Rows of up to ``WIDEST`` numbers, with their gradient, fit in the registers of a program. For wider ones the backward
+pass stores ∂L/∂s in strips, each followed by matrix products. If anchors and candidates are the same rows, a strip of
+wide rows begins at the diagonal (or, if the halves are crossed, covers the first half), and each score is used for both
+of its anchors: little more than half of the scores are computed.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardneg.losses.kernels.interface import Eligibility, RowLayout, Rule, constant
+from hardneg.losses.kernels.strips import SAFE_EXPONENT
+from hardneg.losses.kernels.triton import backward, forward, percentile_bands, score_tile
+from hardneg.losses.kernels.triton.backward import Coefficients
+from hardneg.losses.kernels.triton.forward import Slots
+from hardneg.losses.kernels.triton.launch import PART_MULTIPLE, launch_tiled, split_inner_rows
+from hardneg.losses.kernels.triton.percentile_bands import Edges, add_product
+from hardneg.losses.kernels.triton.score_tile import Bounds, Mask, Numbers, Sizes, Traits
+
+WIDEST = 256
+
+# A smaller tilt changes no sum, and might be rounded to 0, which times −inf would be NaN.
+LEAST_TILT = 1e-30
+
+NONE, ANY, POSITIVES = (int(kind.value) for kind in (score_tile.NONE, score_tile.ANY, score_tile.POSITIVES))
+KINDS = {1.0: int(score_tile.ONE.value), 2.0: int(score_tile.TWO.value), 0.5: int(score_tile.HALF.value)}
+
+# Size of a strip of ∂L/∂s, in addition to three bytes per element of the rows.
+STRIP_BYTES = 48 << 20
+
+# Maximum number of rows of a strip at the diagonal: the entries on the other side of it are computed but not used.
+MAX_STRIP_ROWS = 4096
+
+# Anchors of a strip in the forward pass, and the minimum number of strips: with fewer, products take too small a part
+# of the time.
+SYMMETRIC_STRIP, MIN_SYMMETRIC_STRIPS = 4096, 8
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The sums that are computed for each anchor: over its negatives, or over its positives if there is a level.
+
+    level: (A,), see `forward.Slots` · counts: (A,) numbers of negatives, if known beforehand · by_label: groups are
+    labels, and positives are the other rows of the same label or instance
+    """
+
+    eligibility: Eligibility
+    rule: Rule
+    level: Tensor | None = None
+    counts: Tensor | None = None
+    by_label: bool = False
+
+    @property
+    def kind(self) -> int:
+        tilt = self.rule.tilt
+        if self.level is not None:
+            return POSITIVES
+        if isinstance(tilt, Tensor):
+            return ANY
+        return KINDS.get(tilt, ANY) if tilt > LEAST_TILT else NONE
+
+    @property
+    def bounded(self) -> bool:
+        """Whether all exponentials are within the range of float32, so that rows need no maximum."""
+        tilt, largest = self.rule.tilt, self.rule.max_abs_score
+        if self.level is not None:
+            return True
+        if largest is None or isinstance(tilt, Tensor) or self.rule.rings:
+            return False
+        return (tilt + 1) * largest <= SAFE_EXPONENT
+
+    @property
+    def counted(self) -> bool:
+        """Whether the kernel must count the negatives, because their number is not known beforehand."""
+        eligibility = self.eligibility
+        plain = eligibility.is_plain and eligibility.excluded is None and not self.rule.is_banded
+        return self.counts is None and self.level is None and not plain
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether ∂L/∂s_ji can be computed in the tile of s_ij, given that the scores are symmetric."""
+        one_for_all = not isinstance(self.rule.lower, Tensor) and not isinstance(self.rule.upper, Tensor)
+        return one_for_all and not self.rule.rings and self.eligibility.allowed is None
+
+
+def number_groups(eligibility: Eligibility, rule: Rule) -> tuple[Eligibility, Tensor | None]:
+    """The same eligibility with groups numbered in 32 bits, and the counts (A,) if groups alone determine them."""
+    if eligibility.anchor_groups is None or eligibility.candidate_groups is None:
+        return eligibility, None
+    ordered = eligibility.candidate_groups.sort().values
+    first = torch.searchsorted(ordered, eligibility.anchor_groups)
+    last = torch.searchsorted(ordered, eligibility.anchor_groups, right=True)
+    found = last > first
+    renumbered = replace(
+        eligibility,
+        anchor_groups=torch.where(found, first, -1).int(),
+        candidate_groups=torch.searchsorted(ordered, eligibility.candidate_groups, out_int32=True),
+    )
+    if eligibility.same_group or rule.is_banded or eligibility.allowed is not None or eligibility.excluded is not None:
+        return renumbered, None
+    # An anchor's own instance is in its group, unless the group is unknown.
+    own_views = 0 if eligibility.own is None else eligibility.pool_views
+    return renumbered, (eligibility.columns - torch.where(found, last - first, own_views)).float()
+
+
+@dataclass(frozen=True)
+class BlockPass:
+    """One pass of the anchors over a block of candidates.
+
+    column: index of the first candidate of the block among all candidates · self_block: whether the candidates of the
+    block are the anchors themselves
+    """
+
+    problem: Problem
+    scale: Tensor
+    anchors: Tensor
+    block: Tensor
+    column: int = 0
+    self_block: bool = False
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        return Numbers(self.scale, tilt(self.problem.rule, self.scale.device))
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        rule = self.problem.rule
+        return Bounds(*(
+            (bound * score_tile.LOG2E.value).contiguous() if isinstance(bound, Tensor) else bound
+            for bound in (rule.lower, rule.upper)
+        ))  # fmt: skip
+
+    @property
+    def whole(self) -> bool:
+        """Whether a row and its gradient fit in a tile."""
+        return self.anchors.shape[1] <= WIDEST
+
+    @property
+    def crossed(self) -> bool:
+        """Whether anchors and candidates are the same rows, and each half is compared only with the other half."""
+        return self.problem.eligibility.crossed
+
+    def splits(self, outer: bool = True) -> tuple[int, int]:
+        """The number of parts that the inner rows are split into, and the length of each."""
+        rows, inner = (self.anchors, self.block) if outer else (self.block, self.anchors)
+        return split_inner_rows(len(rows), len(inner) // (2 if self.crossed else 1), rows.device)
+
+    def mask(self) -> Mask:
+        """Which candidates are eligible, for a kernel."""
+        eligibility, (start, end) = self.problem.eligibility, (self.column, self.column + len(self.block))
+        layout = self._own or RowLayout(1, 1, 0, 1, self.anchors.device)
+        allowed, excluded, groups = eligibility.allowed, eligibility.excluded, eligibility.candidate_groups
+        return Mask(
+            column=self.column,
+            columns=eligibility.columns,
+            batch=layout.batch,
+            offset=layout.offset,
+            whole=layout.global_batch,
+            excluded=None if excluded is None else excluded.contiguous(),
+            num_excluded=0 if excluded is None else excluded.shape[1],
+            anchor_groups=eligibility.anchor_groups,
+            candidate_groups=None if groups is None else groups[start:end],
+            allowed=None if allowed is None else allowed.contiguous().view(torch.uint8),
+            allowed_rows=1 if allowed is None else allowed.shape[0],
+            allowed_columns=1 if allowed is None else allowed.shape[1],
+        )
+
+    def traits(self) -> Traits:
+        """What the kernels are compiled for."""
+        problem, eligibility = self.problem, self.problem.eligibility
+        # Exact float32 products do not use tensor cores; next to them, fully accurate exponentials take no extra time.
+        precision = precision_of(self.anchors.dtype)
+        exact = self.anchors.dtype == torch.float32 and precision == "ieee"
+        groups = 0
+        if eligibility.anchor_groups is not None:
+            groups = (3 if problem.by_label else 2) if eligibility.same_group else 1
+        return Traits(
+            # A power of an exponential multiplies its error, so exact exponentials are computed separately.
+            kind=ANY if exact and problem.kind in KINDS.values() else problem.kind,
+            bounded=problem.bounded,
+            exact=exact,
+            counted=problem.counted,
+            own=self._own is not None and groups != 3,
+            excluded=eligibility.excluded is not None,
+            groups=groups,
+            allowed=eligibility.allowed is not None,
+            lower=_bound_form(problem.rule.lower),
+            upper=_bound_form(problem.rule.upper),
+            precision=precision,
+        )
+
+    @property
+    def _own(self) -> RowLayout | None:
+        """The layout of the batch, which only the first block holds."""
+        return self.problem.eligibility.own if self.column == 0 else None
+
+    def _arguments(self, outer: Tensor, inner: Tensor) -> dict[str, Any]:
+        sizes = Sizes(len(outer), len(inner), outer.shape[1], outer.stride(0), inner.stride(0))
+        return {
+            "outer": outer, "inner": inner, "numbers": self.numbers, "sizes": sizes, "mask": self.mask(),
+            "bounds": self.bounds, "base": 0, "skip": 0, "T": self.traits(),
+        }  # fmt: skip
+
+    def sums(self, slots: Slots, slot: int, parts: int, span: int, strip: range | None = None) -> None:
+        """Fills the slots of this block.
+
+        strip: add the sums of these anchors over themselves and the rows after them, for both sides of each pair; see
+        `forward.sums`
+        """
+        arguments = self._arguments(self.anchors, self.block)
+        arguments |= {
+            "level_": self.problem.level, "slots": slots, "slot": slot, "span": span, "strip_end": 0,
+            "SYMMETRIC": strip is not None, "CROSSED": self.crossed and strip is None,
+        }  # fmt: skip
+        if strip is None:
+            halves = 2 if self.crossed else 1
+            launch_tiled(forward.sums, arguments, len(self.anchors), parts, self.whole, "sums", halves)
+            return
+        skip = len(self.anchors) // 2 if self.crossed else strip.start
+        arguments |= {"base": strip.start, "skip": skip, "strip_end": strip.stop}
+        launch_tiled(forward.sums, arguments, len(strip), parts, self.whole, "symmetric")
+
+    def anchors_gradient(self, coefficients: Coefficients, for_scale: bool) -> tuple[Tensor, Tensor | None]:
+        """The gradient of the anchors, also as candidates if ``self_block``; and of the scale if ``for_scale``."""
+        both = self.self_block and self.problem.symmetric
+        part = self.gradient(coefficients, outer=True, inner=both)
+        share = self.scale_gradient(part, both) if for_scale else None
+        if self.self_block and not both:
+            part += self.gradient(coefficients, outer=False, inner=True)
+        return part, share
+
+    def gradients(self, coefficients: Coefficients, for_scale: bool) -> tuple[Tensor, Tensor | None]:
+        """The gradients of the anchors and of the rows of another block, concatenated; and of the scale."""
+        rows, width = self.anchors.shape
+        both = self.anchors.new_empty(rows + len(self.block), width, dtype=torch.float32)
+        part, other = both[:rows], both[rows:]
+        if self.whole:
+            self.gradient(coefficients, outer=True, inner=False, into=part)
+            self.gradient(coefficients, outer=False, inner=True, into=other)
+        else:  # the stored ∂L/∂s is used for both
+            self.gradient(coefficients, outer=True, inner=False, into=part, other=other)
+        return both, self.scale_gradient(part, False) if for_scale else None
+
+    def scale_gradient(self, part: Tensor, both: bool) -> Tensor:
+        """The gradient of the scale, given that of the anchors; both: it includes that of the anchors as candidates."""
+        # s = scale·⟨a, c⟩; with both derivatives each pair is counted twice.
+        return (self.anchors * part).sum() / self.scale * (0.5 if both else 1.0)
+
+    def gradient(
+        self,
+        coefficients: Coefficients,
+        outer: bool,
+        inner: bool,
+        into: Tensor | None = None,
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """The gradient of the anchors (``outer``) or of the block's rows (not ``outer``).
+
+        inner: include the derivative of each score as an entry of the row of its inner anchor · into: output · other:
+        for wide rows, output of the gradient of the inner rows
+        """
+        rows = self.anchors if outer else self.block
+        arguments = self._arguments(rows, self.block if outer else self.anchors)
+        arguments |= {
+            "coefficients": coefficients, "OUTER": outer, "INNER": inner, "SCALED": coefficients.factor is not None,
+            "CROSSED": self.crossed and self.whole,
+        }  # fmt: skip
+        into = rows.new_empty(rows.shape, dtype=torch.float32) if into is None else into
+        if not self.whole:
+            return self._gradient_in_strips(arguments, inner and outer, into, other)
+        parts, span = self.splits(outer)
+        result = into if parts == 1 else rows.new_empty(parts, *rows.shape, dtype=torch.float32)
+        arguments |= {"result": result, "result_stride": rows.shape[1], "span": span}
+        halves = 2 if self.crossed else 1
+        launch_tiled(backward.gradient, arguments, len(rows), parts, True, "gradient", halves)
+        return into if parts == 1 else torch.sum(result, dim=0, out=into)
+
+    def _gradient_in_strips(
+        self, arguments: dict[str, Any], both: bool, result: Tensor, other: Tensor | None
+    ) -> Tensor:
+        """The same for wide rows. both: use ∂L/∂s for both anchors of a pair"""
+        assert both or not self.crossed
+        outer, inner, factor = arguments["outer"], arguments["inner"], arguments["coefficients"].factor
+        rows, width = outer.shape
+        half = rows // 2 if self.crossed else 0  # first inner row, if not at the diagonal
+        diagonal = both and not self.crossed
+        room = min(STRIP_BYTES + 3 * rows * width, 1 << 31) // outer.element_size()
+        strips = list(strips_of(half or rows, len(inner) - half, room, diagonal))
+        strip = outer.new_empty(max((end - base) * stride for base, end, stride in strips))
+        scale = self.scale if factor is None else self.scale / factor
+        result.zero_()
+        if other is not None:
+            other.zero_()
+        inner_result = result[half:] if self.crossed else other  # gradient of the inner rows of all strips
+        for base, end, stride in strips:
+            skip = base if diagonal else half
+            parts, span = split_inner_rows(end - base, len(inner) - skip, outer.device)
+            arguments |= {
+                "result": strip, "base": base, "skip": skip, "result_stride": stride, "span": span,
+                "sizes": arguments["sizes"]._replace(outer=end),
+            }  # fmt: skip
+            launch_tiled(backward.gradient, arguments, end - base, parts, False, "strip")
+            weights = strip[: (end - base) * stride].view(-1, stride)[:, : len(inner) - skip]  # (R, N − skip)
+            with torch.autocast(outer.device.type, enabled=False):
+                add_product(result[base:end], weights, inner[skip:])
+                if inner_result is not None:
+                    add_product(inner_result, weights.T, outer[base:end])
+                elif both and end < rows:
+                    add_product(result[end:], weights[:, end - base :].T, outer[base:end])
+        if other is not None:
+            other.mul_(scale)
+        return result.mul_(scale)
+
+
+def make_passes(problem: Problem, scale: Tensor, anchors: Tensor, blocks: Sequence[Tensor | None]) -> list[BlockPass]:
+    """The passes over all blocks; a block of None is the anchors."""
+    passes, column = [], 0
+    for block in blocks:
+        candidates = anchors if block is None else block
+        passes.append(BlockPass(problem, scale, anchors, candidates, column, block is None))
+        column += len(candidates)
+    return passes
+
+
+def compute_sums(passes: Sequence[BlockPass]) -> tuple[Slots, Edges | None]:
+    """The sums of all blocks, one slot per part; and the edges of the bands, if there are rings."""
+    first = passes[0]
+    rows, problem = len(first.anchors), first.problem
+
+    def new(slots: int) -> Slots:
+        return Slots(*first.anchors.new_empty(4, slots, rows, dtype=torch.float32).unbind())
+
+    if problem.rule.rings:
+        slots = new(1)
+        return slots, percentile_bands.edges_and_sums(passes, slots)
+    if len(passes) == 1 and uses_symmetry(first):
+        return symmetric_sums(first), None
+    splits = [block_pass.splits() for block_pass in passes]
+    slots = new(sum(parts for parts, _ in splits))
+    if problem.counts is not None:
+        slots.counts.zero_()[0] = problem.counts
+    slot = 0
+    for block_pass, (parts, span) in zip(passes, splits, strict=True):
+        block_pass.sums(slots, slot, parts, span)
+        slot += parts
+    return slots, None
+
+
+def uses_symmetry(block_pass: BlockPass) -> bool:
+    """Whether each score is computed once for both of its anchors: for wide rows, where products take most time."""
+    problem = block_pass.problem
+    if block_pass.whole or not block_pass.self_block or problem.level is not None:
+        return False
+    large = _num_strip_rows(block_pass) >= MIN_SYMMETRIC_STRIPS * SYMMETRIC_STRIP
+    return large and problem.bounded and problem.symmetric and problem.eligibility.excluded is None
+
+
+def _num_strip_rows(block_pass: BlockPass) -> int:
+    """The number of anchors that are covered by strips; the scores of the others are in the columns of these."""
+    rows = len(block_pass.anchors)
+    return rows // 2 if block_pass.crossed else rows
+
+
+def symmetric_sums(block_pass: BlockPass) -> Slots:
+    """The sums in strips; each score is added for both of its anchors."""
+    anchors, num_strip_rows = block_pass.anchors, _num_strip_rows(block_pass)
+    starts = range(0, num_strip_rows, SYMMETRIC_STRIP)
+    strips = [range(base, min(base + SYMMETRIC_STRIP, num_strip_rows)) for base in starts]
+    columns = [num_strip_rows if block_pass.crossed else len(anchors) - strip.start for strip in strips]
+    splits = [
+        split_inner_rows(len(strip), number, anchors.device) for strip, number in zip(strips, columns, strict=True)
+    ]
+    blocks = SYMMETRIC_STRIP // (64 if anchors.is_cuda and anchors.dtype != torch.float32 else 32)  # of smallest tiles
+    number = max(blocks, *(parts for parts, _ in splits))
+    tilted, weight, count = anchors.new_zeros(3, number, len(anchors), dtype=torch.float32).unbind()
+    slots = Slots(tilted, weight, count, tilted)  # without a maximum
+    for strip, (parts, span) in zip(strips, splits, strict=True):
+        block_pass.sums(slots, 0, parts, span, strip=strip)
+    if block_pass.problem.counts is not None:
+        slots.counts[0] = block_pass.problem.counts
+    return slots
+
+
+def strips_of(rows: int, columns: int, room: int, diagonal: bool) -> Iterator[tuple[int, int, int]]:
+    """First row, end and stride of strips of ∂L/∂s, each of at most ``room`` elements or of a single row.
+
+    diagonal: a strip begins at the diagonal, so later ones are narrower and may have more rows
+
+    Examples:
+        >>> list(strips_of(1024, 1024, 300_000, diagonal=True))
+        [(0, 256, 1024), (256, 512, 768), (512, 1024, 512)]
+        >>> list(strips_of(300, 1024, 600_000, diagonal=False))
+        [(0, 300, 1024)]
+    """
+    base = 0
+    while base < rows:
+        # Rows of a strip are aligned for tensor cores.
+        stride = math.ceil((columns - base if diagonal else columns) / 16) * 16
+        height = max(1, room // stride)
+        height -= height % PART_MULTIPLE if height > PART_MULTIPLE else 0
+        height = min(height, MAX_STRIP_ROWS if diagonal else rows)
+        yield base, min(base + height, rows), stride
+        base += height
+
+
+def _bound_form(bound: float | Tensor | None) -> int:
+    return 0 if bound is None else 2 if isinstance(bound, Tensor) else 1
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """The precision of float32 products: exact, or tf32 if PyTorch is allowed to use it."""
+    if dtype != torch.float32:
+        return "ieee"
+    # Since PyTorch 2.9 the older getter raises if the newer setting was used.
+    chosen = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    allowed = torch.get_float32_matmul_precision() != "highest" if chosen is None else chosen == "tf32"
+    return "tf32" if allowed else "ieee"
+
+
+def tilt(rule: Rule, device: torch.device) -> Tensor:
+    """The β of a rule as a tensor for the kernels, ()."""
+    return rule.tilt.float() if isinstance(rule.tilt, Tensor) else constant(float(rule.tilt), torch.float32, device)

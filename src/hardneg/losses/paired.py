@@ -1,0 +1,205 @@
+"""The short path: the whole loss of a paired batch by one function of the kernel.
+
+Small batches are bound by the number of operations and launches. A kernel may therefore compute the loss of a paired
+batch, of a labelled batch, or of pairs against a queue or bank, in one function. `plan` decides whether a call has that
+form; the decision is kept for further calls with the same settings and shapes.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hardneg import checks, distributed
+from hardneg.losses.combine import banded_rule, inverse_temperature, plain_loss, weight_rule
+from hardneg.losses.hardening import Hardening
+from hardneg.losses.inputs import check_negatives, check_views, half_precision
+from hardneg.losses.kernels import Eligibility, Kernel, LossForm, PairLoss, PairRecord, PairSupport, RowLayout, Rule
+from hardneg.losses.settings import Settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the loss of calls with these settings and shapes is computed.
+
+    shapes: shape, dtype and device of each tensor, None for one that is not given · dtype: of the scores · validity: of
+    the excluded indices; see `checks.values`
+    """
+
+    settings: Settings
+    shapes: tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...]
+    pair_loss: PairLoss
+    eligibility: Eligibility
+    rule: Rule
+    form: LossForm
+    dtype: torch.dtype
+    validity: Tensor | None
+
+    def fits(self, settings: Settings, *tensors: object) -> bool:
+        """True if a call with these settings and tensors, z1, z2, labels and negatives, may use this plan."""
+        if settings is not self.settings:
+            return False
+        for expected, x in zip(self.shapes, tensors, strict=True):
+            if x is None:
+                if expected is not None:
+                    return False
+            elif not isinstance(x, Tensor) or expected != (x.shape, x.dtype, x.device):
+                return False
+        return True
+
+    def compute_loss(
+        self,
+        z1: Tensor,
+        z2: Tensor | None,
+        labels: Tensor | None,
+        negatives: Tensor | None,
+        exclude: Tensor | None,
+        negative_mask: Tensor | None,
+    ) -> tuple[Tensor, Callable[[], PairRecord], Tensor] | None:
+        """The loss, a function that returns its record, and 1/temperature, (); None for the general path."""
+        scale = inverse_temperature(self.settings, z1, self.dtype)
+        plain = partial(_plain_loss, self.settings, labels, exclude, negative_mask)
+        arguments = (z1, z2, negatives, self.eligibility, scale, self.rule, self.form, plain)
+        found = self.pair_loss(*arguments) if labels is None else self.pair_loss(*arguments, labels.long())
+        if found is None:
+            return None
+        loss, record = found
+        validity = self.validity
+        if labels is not None and checks.on_accelerator(labels.device):
+            validity = checks.jointly(validity, checks.values(labels >= -1, "labels must be ≥ −1"))
+        return checks.poisoned(loss, validity), record, scale.detach()
+
+
+def plan(
+    settings: Settings,
+    kernel: Kernel,
+    z1: Tensor,
+    z2: Tensor | None,
+    labels: Tensor | None,
+    negatives: Tensor | None,
+    exclude: Tensor | None,
+    negative_mask: Tensor | None,
+) -> Plan | None:
+    """The plan for a call, or None if the kernel does not serve its form; raises if shapes or devices do not fit."""
+    tensors = (z1, z2, labels, negatives)
+    if (
+        kernel.pair_loss is None
+        or not set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter, type(None)}
+        or not _suits_settings(settings, kernel.pair_support, labels is not None)
+        or not _suits_tensors(settings, kernel.pair_support, z1, z2, negatives)
+        or (negatives is None and not (exclude is None and negative_mask is None))
+        # Excluded negatives must not be counted in Q.
+        or (settings.negative_count == "batch" and not (exclude is None and negative_mask is None))
+    ):
+        return None
+    check_views(z1, z2)
+    batch, dim = z1.shape
+    validity = None
+    if labels is not None:
+        checks.integers("labels", labels, (batch,), "one per row of z1")
+    if negatives is None:
+        eligibility = _eligibility(settings, batch, 1 if z2 is None else 2, z1.device)
+    else:
+        exclude, _, validity = check_negatives(batch, dim, negatives, exclude, None, negative_mask)
+        eligibility = Eligibility(len(negatives), excluded=exclude, allowed=negative_mask)
+    given = {"z2": z2, "labels": labels, "negatives": negatives, "exclude": exclude, "negative_mask": negative_mask}
+    for name, tensor in given.items():
+        if tensor is not None and tensor.device != z1.device:
+            raise ValueError(f"{name} is on {tensor.device}, but z1 on {z1.device}: move all inputs to one device")
+    shapes = tuple([None if x is None else (x.shape, x.dtype, x.device) for x in tensors])
+    dtype = torch.float64 if torch.float64 in [x.dtype for x in tensors if x is not None] else torch.float32
+    scale = inverse_temperature(settings, z1, dtype)
+    rule = weight_rule(settings, [], scale, half_precision(z1, z1 if z2 is None else z2))
+    if settings.bands:
+        rule = banded_rule(settings, rule, None, None, scale)
+    return Plan(settings, shapes, kernel.pair_loss, eligibility, rule, _form(settings, eligibility), dtype, validity)
+
+
+def _suits_settings(settings: Settings, support: PairSupport, labelled: bool) -> bool:
+    """True if the kernel computes losses with these settings."""
+    per_anchor = any(map(_differs_between_anchors, settings.bands))
+    return (
+        settings.normalize
+        and not settings.needs_general
+        and (settings.weighting is None or not settings.weighting.has_general_weights)
+        and (settings.prior is None or settings.debias == "hcl")
+        and settings.num_negatives is None
+        and settings.weight_range is None
+        and not settings.needs_positive
+        # With symmetric=True one pass has the anchors of both directions, so a band per anchor would need two.
+        and not (per_anchor and (settings.symmetric or not support.bands_per_anchor))
+        and not distributed.gathers(settings.gather)
+        and not (labelled and not (support.labels and settings.in_batch == "both"))
+        and (settings.supervision not in ("positives", "full") or _suits_label_positives(settings))
+    )
+
+
+def _suits_label_positives(settings: Settings) -> bool:
+    """True for the forms of several positives that kernels compute."""
+    combined = settings.combine_positives in ("mean_of_logs", "in_denominator")
+    return combined and settings.prior is None and settings.average == "anchors"
+
+
+def _suits_tensors(
+    settings: Settings, support: PairSupport, z1: Tensor, z2: Tensor | None, negatives: Tensor | None
+) -> bool:
+    """True for pairs against one or both views of the others, labelled rows, or pairs against shared negatives."""
+    if settings.in_batch is None:
+        fits = z2 is not None and negatives is not None and negatives.dim() == 2 and len(negatives) > 0
+    else:
+        fits = negatives is None
+    return (
+        fits
+        and (z2 is None or z2.dim() == 2)
+        and (support.device is None or z1.device.type == support.device)
+        and (support.float64 or all(x is None or x.dtype != torch.float64 for x in (z1, z2, negatives)))
+    )
+
+
+def _differs_between_anchors(part: Hardening) -> bool:
+    """True if every anchor has its own band."""
+    if part.needs_positive or part.percentiles() is not None:
+        return True
+    return any(isinstance(bound, Tensor) for bound in part.bounds(None))
+
+
+def _eligibility(settings: Settings, batch: int, views: int, device: torch.device) -> Eligibility:
+    """The eligibility of a batch without given negatives: rows are the first views, then the second ones."""
+    views = views if settings.in_batch == "both" or settings.symmetric else 1
+    layout = RowLayout(batch, views, 0, batch, device)
+    return Eligibility(views * batch, own=layout, pool_views=views, crossed=settings.symmetric)
+
+
+def _form(settings: Settings, eligibility: Eligibility) -> LossForm:
+    if not isinstance(settings.negative_count, str):
+        log_number: float | None = math.log(settings.negative_count)
+    elif settings.negative_count == "support":
+        log_number = None
+    else:  # a batch of one pair has no negatives: log 1 instead of log 0
+        log_number = math.log(max(eligibility.count_per_anchor, 1))
+    by_label = settings.supervision in ("positives", "full")
+    return LossForm(
+        log_number,
+        None if settings.prior is None else (settings.prior.log, settings.prior.log_rest),
+        not settings.positive_in_denominator,
+        settings.reduction,
+        settings.combine_positives if by_label else "own",
+        settings.supervision in ("negatives", "full"),
+    )
+
+
+def _plain_loss(
+    settings: Settings,
+    labels: Tensor | None,
+    exclude: Tensor | None,
+    negative_mask: Tensor | None,
+    z1: Tensor,
+    z2: Tensor | None,
+    negatives: Tensor | None,
+    scale: Tensor,
+) -> Tensor:
+    """As `combine.plain_loss`, with the differentiable arguments last."""
+    return plain_loss(settings, None, scale, z1, z2, labels, negatives, exclude, None, negative_mask, None)
