@@ -118,6 +118,7 @@ class InfoNCE(Adjustable):
     draw_state: Tensor  # (2,), the seed and the number of calls that have drawn; only if num_negatives is given
 
     _settings: Settings  # with schedules at the current progress
+    _key: str | None  # of the settings, for compiled graphs
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
     _plan: paired.Plan | None = None  # of the last call that took the short path
     _warned = False
@@ -194,26 +195,22 @@ class InfoNCE(Adjustable):
             torch.Size([])
         """
         compiling = torch.compiler.is_compiling()
-        if self.backend == "fused" and compiling:
-            from hardneg.losses.kernels.triton.compiled import uncompiled
-
-            return uncompiled(  # type: ignore[no-any-return]
-                self.forward, z1, z2, labels=labels, negatives=negatives, exclude=exclude,
-                negative_labels=negative_labels, negative_mask=negative_mask, positive_mask=positive_mask, ids=ids,
-                negative_ids=negative_ids, not_negatives=not_negatives, scale=scale,
-            )  # fmt: skip
+        given = (negatives, exclude, negative_labels, negative_mask, negative_ids)
+        others = (ids, not_negatives, scale)
+        if compiling:
+            found = self._compiled_loss(z1, z2, labels, given, positive_mask, others)
+            if found is not None:
+                return found
         if self._adaptive:
             self.set_progress(self.progress)
         settings, device = self._settings, z1.device if isinstance(z1, Tensor) else torch.device("cpu")
-        given = (negatives, exclude, negative_labels, negative_mask, negative_ids)
-        others = (ids, not_negatives, scale)
         with _computing_on(device):
             plan = self._pair_plan(settings, device, z1, z2, labels, given, positive_mask, others)
             if plan is not None:
                 # A plan is for tensors only, not for mappings of them by source.
-                found = plan.compute_loss(z1, z2, labels, negatives, exclude, negative_mask)  # type: ignore[arg-type]
-                if found is not None:
-                    loss, pairs, inverse = found
+                short = plan.compute_loss(z1, z2, labels, negatives, exclude, negative_mask)  # type: ignore[arg-type]
+                if short is not None:
+                    loss, pairs, inverse = short
                     self._keep_records(lambda: [pair_record(pairs())], inverse)
                     return loss
             kernel = self._kernel(device)
@@ -285,7 +282,9 @@ class InfoNCE(Adjustable):
         adaptive = _adaptive_schedules(given)
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children for each name.
         self._modules.pop("temperature", None)
-        self.__dict__.update(given, _settings=settings, _adaptive=adaptive)
+        # A schedule would compile a new graph at every step: then the reference kernel is compiled.
+        key = None if any(_schedules(given)) else paired.key_of(settings)
+        self.__dict__.update(given, _settings=settings, _adaptive=adaptive, _key=key)
         if isinstance(given["temperature"], Learnable):
             del self.__dict__["temperature"]
             self.add_module("temperature", given["temperature"])
@@ -336,6 +335,47 @@ class InfoNCE(Adjustable):
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
         self.__dict__["_plan"] = plan if repeatable and not settings.gather else None
         return plan
+
+    def _compiled_loss(
+        self,
+        z1: Tensor,
+        z2: Tensor | None,
+        labels: Tensor | None,
+        given: Sequence[SourceTensors | None],
+        positive_mask: Tensor | None,
+        others: Sequence[float | Tensor | None],
+    ) -> Tensor | None:
+        """The loss inside `torch.compile` by the fused kernel; None if the reference kernel is compiled instead.
+
+        given, others: as in `_pair_plan`
+        """
+        from hardneg.losses import compiled
+
+        settings, key = self._settings, self._key
+        if not compiled.is_fused(self.backend, z1.device.type):
+            return None
+        negatives, exclude, negative_labels, negative_mask, negative_ids = given
+        ids, not_negatives, scale = others
+        short = negative_labels is None and negative_ids is None and positive_mask is None
+        short = short and ids is None and not_negatives is None and scale is None
+        if key is not None and short and not isinstance(negatives, Mapping):
+            names, by_name = sources.by_name(given)
+            rows, excluded, _, allowed, _ = by_name
+            if paired.suits_call(settings, z1, z2, rows):
+                check_call(settings, z2, labels, names, by_name, positive_mask)
+                inverse = combine.inverse_temperature(settings, z1, torch.float32)
+                tensors = (z1, z2, rows, inverse, labels, excluded, allowed)
+                loss, saved = compiled.loss(*tensors, key)
+                seen = [None if x is None else x.detach() for x in tensors]
+                self._keep_records(lambda: [pair_record(compiled.record(saved, *seen, key))], inverse.detach())
+                return loss
+        if self.backend == "auto":
+            return None
+        return compiled.uncompiled(  # type: ignore[no-any-return]
+            self.forward, z1, z2, labels=labels, negatives=negatives, exclude=exclude, negative_labels=negative_labels,
+            negative_mask=negative_mask, positive_mask=positive_mask, ids=ids, negative_ids=negative_ids,
+            not_negatives=not_negatives, scale=scale,
+        )  # fmt: skip
 
     def _kernel(self, device: torch.device) -> Kernel:
         """The kernel for tensors on this device; see the argument ``backend``."""
@@ -531,18 +571,19 @@ def _has_cosines(hardening: tuple[Hardening, ...] | BySource, progress: float, t
     return False
 
 
-def _adaptive_schedules(given: dict[str, Any]) -> tuple[Adaptive, ...]:
-    """The adaptive schedules among the settings, each once, in a fixed order."""
-    found: dict[int, Adaptive] = {}
-    settings = [given["temperature"], given["class_prior"]]
-    hardening = given["hardening"]
+def _schedules(given: dict[str, Any]) -> list[Schedule]:
+    """The schedules among the settings."""
+    settings, hardening = [given["temperature"], given["class_prior"]], given["hardening"]
     for parts in hardening.values() if isinstance(hardening, BySource) else (hardening,):
         for part in parts:
             settings += part.schedules()
-    for setting in settings:
-        if isinstance(setting, Schedule):
-            found |= {id(leaf): leaf for leaf in setting.leaves() if isinstance(leaf, Adaptive)}
-    return tuple(found.values())
+    return [setting for setting in settings if isinstance(setting, Schedule)]
+
+
+def _adaptive_schedules(given: dict[str, Any]) -> tuple[Adaptive, ...]:
+    """The adaptive schedules among the settings, each once, in a fixed order."""
+    leaves = [leaf for schedule in _schedules(given) for leaf in schedule.leaves()]
+    return tuple({id(leaf): leaf for leaf in leaves if isinstance(leaf, Adaptive)}.values())
 
 
 def _number(name: str, given: Any) -> float:

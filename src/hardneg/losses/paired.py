@@ -7,7 +7,7 @@ form; the decision is kept for further calls with the same settings and shapes.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,6 +19,9 @@ from hardneg.losses.hardening import Hardening
 from hardneg.losses.inputs import check_negatives, check_views, half_precision
 from hardneg.losses.kernels import Eligibility, Kernel, LossForm, PairLoss, PairRecord, PairSupport, RowLayout, Rule
 from hardneg.losses.settings import Settings
+
+# Settings of compiled graphs by their key; see `key_of`.
+KEYS: dict[str, Settings] = {}
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,27 @@ def plan(
     if settings.bands:
         rule = banded_rule(settings, rule, None, None, scale)
     return Plan(settings, shapes, kernel.pair_loss, eligibility, rule, _form(settings, eligibility), dtype, validity)
+
+
+def key_of(settings: Settings) -> str | None:
+    """A key of the settings for a compiled graph, None if their loss is not one operator of the fused kernel."""
+    support = PairSupport(labels=True)
+    if not _suits_settings(settings, support, settings.supervision != "none") or distributed.gathers(settings.gather):
+        return None
+    bounds = [bound for part in settings.bands for bound in part.bounds(None)]
+    joint = settings.combine_positives == "in_denominator" and settings.supervision in ("positives", "full")
+    plain = settings.supervision == "full" and settings.negative_count == "support"
+    plain = plain and settings.weighting is None and not settings.bands
+    if any(isinstance(bound, Tensor) for bound in bounds) or (joint and not plain):
+        return None
+    key = repr(replace(settings, temperature=1.0, gather=False))
+    KEYS[key] = settings
+    return key
+
+
+def suits_call(settings: Settings, z1: Tensor, z2: Tensor | None, negatives: Tensor | None) -> bool:
+    """True if a compiled call with these tensors may be one operator."""
+    return _suits_tensors(settings, PairSupport(labels=True), z1, z2, negatives)
 
 
 def _suits_settings(settings: Settings, support: PairSupport, labelled: bool) -> bool:

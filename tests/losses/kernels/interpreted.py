@@ -128,14 +128,13 @@ def label_loss(
     from hardneg.losses.kernels.triton import operators
 
     views = 1 if z2 is None else 2
-    layout, groups = RowLayout(len(z1), views, 0, len(z1), z1.device), labels.repeat(views)
-    eligibility = Eligibility(
-        views * len(z1), own=layout, pool_views=views, anchor_groups=groups, candidate_groups=groups
-    )
+    layout = RowLayout(len(z1), views, 0, len(z1), z1.device)
+    eligibility = Eligibility(views * len(z1), own=layout, pool_views=views)
     rule = Rule(tilt=tilt, lower=lower, max_abs_score=1 / temperature, half_copies=HalfCopies(precision))
-    form = LossForm(None if number is None else math.log(number), None, decoupled, reduction, combine)
+    log_number = None if number is None else math.log(number)
+    form = LossForm(log_number, None, decoupled, reduction, combine, labels_exclude=True)
     scale = torch.full((), 1 / temperature, device=z1.device, requires_grad=True)
-    loss, _ = operators.pair_loss(z1, z2, None, eligibility, scale, rule, form, _no_second_derivative, groups)
+    loss, _ = operators.pair_loss(z1, z2, None, eligibility, scale, rule, form, _no_second_derivative, labels)
     return loss, scale
 
 

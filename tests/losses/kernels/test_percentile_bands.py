@@ -22,7 +22,7 @@ Call = Callable[..., Any]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 
-SMALL = {"CHUNK": 64}  # rows that are short enough for the interpreter have several chunks
+SMALL = {"CHUNK": 64, "LIST": 64}  # rows that are short enough for the interpreter have several chunks
 
 
 def slow(*values: Any) -> Any:
@@ -199,7 +199,7 @@ def test_candidates_of_several_blocks_are_ranked_together(call: Call) -> None:
     check(found, rule)
 
 
-@pytest.mark.parametrize(("room", "strips"), [(2 * 4 * COLUMNS, 3), (0, 5)])
+@pytest.mark.parametrize(("room", "strips"), [(2 * 4 * (COLUMNS + 15 + 2 * 64), 3), (0, 5)])
 def test_anchors_are_processed_in_strips_of_bounded_size(call: Call, room: int, strips: int) -> None:
     rule, labels = Rule(rings=((0.4, 0.8),), tilt=1.0), torch.randint(0, 3, (5 + COLUMNS,))
     eligibility = Eligibility(COLUMNS, anchor_groups=labels[:5], candidate_groups=labels[5:])

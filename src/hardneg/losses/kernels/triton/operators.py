@@ -206,8 +206,30 @@ def pair_loss(
     eligibility: which candidates are eligible; 2B candidates are both views, B candidates are z2 with z1 as anchors ·
     form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch operations · labels: (B,)
     """
-    layout = eligibility.own or RowLayout(len(z1), 1, 0, len(z1), z1.device)
-    groups = None if labels is None else labels.repeat(layout.views)  # (A,)
+    made = make_call(eligibility, rule, form, z1, z2, negatives, labels)
+    if made is None:
+        return None
+    call, by_label = made
+    seen: list[Saved] = []
+    loss = PairedLoss.apply(z1, z2, negatives, scale, by_label, call, plain, seen)  # type: ignore[no-untyped-call]
+    views = z1.detach(), None if z2 is None else z2.detach()
+    given = Given(*views, None if negatives is None else negatives.detach(), scale, by_label)
+    return loss, lambda: pair_record(call, given, seen[0])
+
+
+def make_call(
+    eligibility: Eligibility,
+    rule: Rule,
+    form: LossForm,
+    z1: Tensor,
+    z2: Tensor | None,
+    negatives: Tensor | None,
+    labels: Tensor | None,
+) -> tuple[Call, Tensor | None] | None:
+    """What `PairedLoss` computes, and the labels of rows (A,) if positives are found by them; None if not supported."""
+    groups = None
+    if labels is not None:
+        groups = labels.repeat(1 if eligibility.own is None else eligibility.own.views)  # (A,)
     if form.labels_exclude:
         eligibility = replace(eligibility, anchor_groups=groups, candidate_groups=groups)
     if form.positives == "in_denominator" and not (
@@ -216,21 +238,18 @@ def pair_loss(
         return None  # the positives are not added to the sum over the negatives
     tensors = [tensor for tensor in (z1, z2, negatives) if tensor is not None]
     smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for tensor in tensors))
-    call = Call(eligibility, rule, form, smallest)
-    seen: list[Saved] = []
-    by_label = None if form.positives == "own" else groups
-    loss = PairedLoss.apply(z1, z2, negatives, scale, by_label, call, plain, seen)  # type: ignore[no-untyped-call]
-    views = z1.detach(), None if z2 is None else z2.detach()
-    given = Given(*views, None if negatives is None else negatives.detach(), scale, by_label)
-    return loss, lambda: pair_record(call, given, seen[0])
+    return Call(eligibility, rule, form, smallest), None if form.positives == "own" else groups
 
 
 def pair_record(call: Call, given: Given, saved: Saved) -> PairRecord:
     """The record of a call, for diagnostics."""
     layout = call.eligibility.own or RowLayout(len(given.z1), 1, 0, len(given.z1), given.z1.device)
     anchors, candidates, _ = call.split(given, saved.units, saved.negatives)
-    kept, labels = Kept.of(saved.memory), given.labels
-    common = (call.eligibility, call.rule, layout, anchors, candidates)
+    kept, labels, eligibility = Kept.of(saved.memory), given.labels, call.eligibility
+    if eligibility.anchor_groups is not None:  # two unknown labels are not equal
+        groups = eligibility.anchor_groups
+        eligibility = replace(eligibility, anchor_groups=groups.masked_fill(groups < 0, -2))
+    common = (eligibility, call.rule, layout, anchors, candidates)
     found = (kept.losses, kept.floored, kept.counts)
     if labels is None:
         return PairRecord(*common, saved.similarity, *found)
