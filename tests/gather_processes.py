@@ -38,6 +38,24 @@ def infonce(rows: list[int] | slice, total: int, gather: Any) -> dict[str, Tenso
     return {"loss": value.detach(), "z1": z1.grad, "z2": z2.grad}
 
 
+def sources(rows: list[int] | slice, total: int, gather: Any) -> dict[str, Tensor]:
+    """The same with ids, a bank of which each process has its rows, and a queue that is the same on all processes."""
+    z1, z2 = (view[rows].clone().requires_grad_() for view in inputs(total))
+    bank, queue = inputs(2 * total)[0][total:], inputs(total + 5)[1][total:]
+    bank = bank[rows].clone().requires_grad_()
+    loss = hn.InfoNCE(hardening={"batch": hn.Exponential(1.0), "bank": hn.Ring(0.1, 0.9)}, gather=gather)
+    ids, own = torch.arange(total)[rows] // 2, torch.arange(len(bank))
+    value = loss(
+        z1, z2, ids=ids, negatives={"bank": bank, "queue": queue}, exclude={"bank": own},
+        negative_ids={"bank": ids + 1}, not_negatives=torch.stack([ids, ids + 2], dim=1),
+    )  # fmt: skip
+    value.backward()
+    assert z1.grad is not None
+    assert z2.grad is not None
+    assert bank.grad is not None
+    return {"loss": value.detach(), "z1": z1.grad, "z2": z2.grad, "bank": bank.grad}
+
+
 def jsd(rows: list[int] | slice, total: int, gather: Any) -> dict[str, Tensor]:
     """Loss and gradients of graphs with one node each."""
     nodes, graphs = (view[rows].clone().requires_grad_() for view in inputs(total))
@@ -98,6 +116,7 @@ def work(rank: int, sizes: list[int], folder: str) -> None:
     even, odd = (dist.new_group(list(range(first, len(sizes), 2))) for first in (0, 1))
     group = odd if rank % 2 else even
     found["group"] = infonce(rows, total, gather=group)
+    found["group sources"] = sources(rows, total, gather=group)
     found["group jsd"] = jsd(rows, total, gather=group)
     try:
         hn.InfoNCE(gather=even if rank % 2 else odd)

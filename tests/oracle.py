@@ -21,8 +21,9 @@ class Result(NamedTuple):
     total: float
     negatives: list[list[float]]  # scores of the support
     positives: list[list[float]]  # scores
-    log_weights: list[tuple[list[float], list[float]]]  # of the support and of the positives
+    log_weights: list[list[tuple[list[float], list[float]]]]  # of the support and of the positives, for each source
     factor: float  # by which scores are rescaled inside the weights
+    shares: list[list[float]]  # the support's weights in Q G, up to a factor
 
 
 class Sample(NamedTuple):
@@ -32,6 +33,8 @@ class Sample(NamedTuple):
     instance: int
     view: int
     label: int
+    source: str = "batch"
+    id: int = UNKNOWN
 
 
 class Anchor(NamedTuple):
@@ -39,8 +42,9 @@ class Anchor(NamedTuple):
 
     positives: list[float]
     scores: list[float]
+    sources: list[str]  # of the columns
     eligible: list[int]
-    batch_count: int
+    counted: list[int]  # the columns before labels and bands
 
 
 def log_sum_exp(values: Sequence[float]) -> float:
@@ -106,9 +110,18 @@ def drawn(seed: int, call: int, anchors: int, k: int) -> np.ndarray:
 
 
 def log_debiased(
-    w_neg: list[float], s_neg: list[float], w_pos: list[float], p: list[float], tau: float, debias: str, floor: float
+    w_neg: list[float],
+    s_neg: list[float],
+    w_pos: list[float],
+    p: list[float],
+    tau: float,
+    debias: str,
+    floor: float,
+    normalize_weights: bool = True,
 ) -> tuple[float, bool]:
     """Return log G and whether it was floored, from log-weights and scores of the negatives and the positives."""
+    if not normalize_weights:  # the sum of the weights is replaced by the number of negatives
+        return log_sum_exp([w + s for w, s in zip(w_neg, s_neg, strict=True)]) - math.log(len(s_neg)), False
     log_r = log_generalized_mean(w_neg, s_neg)
     if tau == 0:
         return log_r, False
@@ -130,11 +143,11 @@ def log_debiased(
 
 def anchor_loss(p: list[float], log_qg: float, combine: str, positive_in_denominator: bool) -> float:
     """Return the loss of one anchor with positive scores p and log(Q G)."""
-    log_mean_p = log_sum_exp(p) - math.log(len(p))
-    if combine not in ("mean_of_logs", "log_of_mean", "in_denominator"):
+    if combine not in ("mean_of_logs", "log_of_mean", "log_of_sum", "in_denominator"):
         raise ValueError(f"combine_positives={combine!r}")
-    if combine == "log_of_mean":
-        return log_sum_exp([log_mean_p, log_qg]) - log_mean_p if positive_in_denominator else log_qg - log_mean_p
+    if combine in ("log_of_mean", "log_of_sum"):
+        log_p = log_sum_exp(p) - (math.log(len(p)) if combine == "log_of_mean" else 0.0)
+        return log_sum_exp([log_p, log_qg]) - log_p if positive_in_denominator else log_qg - log_p
     terms = []
     for score in p:
         if not positive_in_denominator:
@@ -146,15 +159,51 @@ def anchor_loss(p: list[float], log_qg: float, combine: str, positive_in_denomin
     return math.fsum(terms) / len(terms)
 
 
+def log_weight(s: float, hardening: dict[str, Any], factor: float) -> float:
+    """Return the log-weight of a score, which is rescaled by the factor."""
+    eta = hardening.get("eta")
+    return hardening.get("beta", 0.0) * (s * factor) if eta is None else log_or_minus_inf(eta(s * factor))
+
+
+def band(s: list[float], p: list[float], eligible: list[int], hardening: dict[str, Any], factor: float) -> list[int]:
+    """Return the eligible columns that the bands keep and whose weight is not zero."""
+    # All rings rank the same eligible columns: percentiles come before other bands, and bands intersect.
+    kept_by_rings = [ring(s, eligible, lower, upper) for lower, upper in hardening.get("rings", ())]
+    threshold, below = hardening.get("tau_threshold"), hardening.get("below")
+    low = -math.inf if threshold is None else log_or_minus_inf(threshold)
+    high = math.inf
+    if below is not None:
+        kind, amount = below
+        # Without a positive there is no bound; the anchor is invalid in any case.
+        hardest = max(p, default=-math.inf)
+        if hardest == -math.inf:
+            high = -math.inf
+        elif kind in ("margin", "relative"):
+            high = hardest - (amount if kind == "margin" else (1 - amount) * abs(hardest))
+        else:
+            raise ValueError(f"below={below!r}")
+    return [
+        column
+        for column in eligible
+        if all(column in kept for kept in kept_by_rings)
+        and low <= s[column] <= high
+        and log_weight(s[column], hardening, factor) > -math.inf
+    ]
+
+
 def info_nce(
     z1: np.ndarray,
     z2: np.ndarray | None = None,
     *,
     labels: np.ndarray | None = None,
-    negatives: np.ndarray | None = None,
-    exclude: np.ndarray | None = None,
-    negative_labels: np.ndarray | None = None,
-    negative_mask: np.ndarray | None = None,
+    negatives: Any = None,
+    exclude: Any = None,
+    negative_labels: Any = None,
+    negative_mask: Any = None,
+    negative_ids: Any = None,
+    ids: np.ndarray | None = None,
+    not_negatives: np.ndarray | None = None,
+    by_source: dict[str, dict[str, Any]] | None = None,
     temperature: float = 0.5,
     beta: float = 0.0,
     eta: Callable[[float], float] | None = None,
@@ -175,9 +224,12 @@ def info_nce(
     normalize: bool = True,
     constants: Result | None = None,
     grad_through_weights: bool = True,
+    normalize_weights: bool = True,
 ) -> Result:
     """Compute the objective of METHODS.md section 1 anchor by anchor.
 
+    negatives, exclude, negative_labels, negative_mask, negative_ids: arrays, or mappings of them by source · by_source:
+    beta, eta, tau_threshold, rings and below of each source, where each is a distribution of its own
     constants: an earlier result with the same support, from which quantities without gradient are copied: the factor of
     weight_range and, without grad_through_weights, all weights. Differences of values then agree with the gradient.
     """
@@ -190,7 +242,8 @@ def info_nce(
     # The samples of the batch: z1 is view 0, the views of z2 are 1, 2, ... in view-major order.
     def sample(row: Any, instance: int, view: int) -> Sample:
         label = UNKNOWN if labels is None else int(labels[instance])
-        return Sample(to_vector(row, normalize), instance, view, label)
+        own = UNKNOWN if ids is None else int(ids[instance] if ids.ndim == 1 else ids[instance, view])
+        return Sample(to_vector(row, normalize), instance, view, label, "batch", own)
 
     first = [sample(z1[i], i, 0) for i in range(size)]
     others: list[Sample] = []
@@ -210,19 +263,41 @@ def info_nce(
     else:
         directions = [(first, [], first if z2 is None else others)]
 
+    def of_sources(argument: Any) -> dict[str, np.ndarray]:
+        return argument if isinstance(argument, dict) else {} if argument is None else {"given": argument}
+
     def given_negatives(i: int) -> list[Sample]:
-        if negatives is None:
-            return []
-        rows = negatives if negatives.ndim == 2 else negatives[i]
-        known = None
-        if negative_labels is not None:
-            known = negative_labels if negative_labels.ndim == 1 else negative_labels[i]
-        return [
-            Sample(to_vector(row, normalize), GIVEN, n, UNKNOWN if known is None else int(known[n]))
-            for n, row in enumerate(rows)
-        ]
+        found = []
+        for source, rows in of_sources(negatives).items():
+            numbers = []
+            for argument in (negative_labels, negative_ids):
+                known = of_sources(argument).get(source)
+                if known is None:
+                    known = np.full(rows.shape[-2], UNKNOWN)
+                numbers.append(known if known.ndim == 1 else known[i])
+            found += [
+                Sample(to_vector(row, normalize), GIVEN, n, int(numbers[0][n]), source, int(numbers[1][n]))
+                for n, row in enumerate(rows if rows.ndim == 2 else rows[i])
+            ]
+        return found
 
     given = [given_negatives(i) for i in range(size)]
+
+    def left_out(i: int, row: Sample) -> bool:
+        """Return whether a given row is excluded for instance i."""
+        excluded, mask = of_sources(exclude).get(row.source), of_sources(negative_mask).get(row.source)
+        return (excluded is not None and row.view in np.atleast_1d(excluded[i])) or (
+            mask is not None and not mask[i, row.view]
+        )
+
+    ids_of = [{sample.id for sample in (*first, *others) if sample.instance == i} for i in range(size)]
+    pairs = set() if not_negatives is None else {(int(a), int(b)) for a, b in not_negatives}
+
+    def same_thing(query: Sample, other: Sample) -> bool:
+        """Return whether the ids say that a candidate is no negative."""
+        if other.id == UNKNOWN:
+            return False
+        return other.id in ids_of[query.instance] or (query.id, other.id) in pairs or (other.id, query.id) in pairs
 
     def score(a: Sample, b: Sample) -> float:
         # fsum is exact up to one rounding, so equal pairs of vectors tie exactly and ties go by index.
@@ -238,21 +313,22 @@ def info_nce(
                 by_label = supervision in ("positives", "full") and same_label(query, other)
                 if not is_itself and (other.instance == i or by_label):
                     positive_scores.append(score(query, other))
+            for other in given[i]:
+                if supervision in ("positives", "full") and same_label(query, other) and not left_out(i, other):
+                    positive_scores.append(score(query, other))
             columns = batch_columns + given[i]
-            excluded = set() if exclude is None else {int(n) for n in np.atleast_1d(exclude[i])}
-            eligible, batch_count = [], 0
+            eligible, counted = [], []
             for column, other in enumerate(columns):
-                if other.instance == i:
+                if other.instance == i or (other.instance == GIVEN and left_out(i, other)):
                     continue
-                if other.instance == GIVEN:
-                    n = column - len(batch_columns)
-                    if n in excluded or (negative_mask is not None and not negative_mask[i, n]):
-                        continue
-                batch_count += 1
+                if same_thing(query, other):
+                    continue
+                counted.append(column)
                 if supervision in ("negatives", "full") and same_label(query, other):
                     continue
                 eligible.append(column)
-            anchors.append(Anchor(positive_scores, [score(query, other) for other in columns], eligible, batch_count))
+            scores = [score(query, other) for other in columns]
+            anchors.append(Anchor(positive_scores, scores, [other.source for other in columns], eligible, counted))
 
     # weight_range rescales the scores inside the weights only, by one factor for the whole call.
     factor = 1.0
@@ -262,56 +338,53 @@ def info_nce(
     if constants is not None:
         factor = constants.factor
 
-    def log_weight(s: float) -> float:
-        return beta * (s * factor) if eta is None else log_or_minus_inf(eta(s * factor))
-
     log_floor = -1 / temperature if normalize else math.log(np.finfo(np.float64).tiny)
+    single = {"beta": beta, "eta": eta, "tau_threshold": tau_threshold, "rings": rings, "below": below}
+    names = sorted({"batch", *of_sources(negatives)})
+    # Each distribution: the sources of its candidates, its hardening and its class prior.
+    distributions: list[tuple[list[str], dict[str, Any], float]] = [(names, single, class_prior)]
+    if by_source is not None:
+        distributions = [([name], by_source.get(name, {}), class_prior * (name == "batch")) for name in names]
+
     losses, valid, floored, supports = [], [], [], []
     negative_scores: list[list[float]] = []
-    log_weights: list[tuple[list[float], list[float]]] = []
+    log_weights: list[list[tuple[list[float], list[float]]]] = []
+    shares: list[list[float]] = []
     for number, anchor in enumerate(anchors):
         p, s = anchor.positives, anchor.scores
-        # All rings rank the same eligible columns: percentiles come before other bands, and bands intersect.
-        kept_by_rings = [ring(s, anchor.eligible, lower, upper) for lower, upper in rings]
-        low = -math.inf if tau_threshold is None else log_or_minus_inf(tau_threshold)
-        high = math.inf
-        if below is not None:
-            kind, amount = below
-            # Without a positive there is no bound; the anchor is invalid in any case.
-            hardest = max(p, default=-math.inf)
-            if hardest == -math.inf:
-                high = -math.inf
-            elif kind in ("margin", "relative"):
-                high = hardest - (amount if kind == "margin" else (1 - amount) * abs(hardest))
-            else:
-                raise ValueError(f"below={below!r}")
-        support = []
-        for column in anchor.eligible:
-            in_rings = all(column in kept for kept in kept_by_rings)
-            if in_rings and low <= s[column] <= high and log_weight(s[column]) > -math.inf:
-                support.append(column)
-        if draws is not None and support:
-            support = [support[int(draw) % len(support)] for draw in draws[number]]
-        supports.append(support)
-        s_neg = [s[column] for column in support]
-        w_neg = [log_weight(value) for value in s_neg]
-        w_pos = [log_weight(value) for value in p]
-        if constants is not None and not grad_through_weights:
-            w_neg, w_pos = constants.log_weights[number]
-        negative_scores.append(s_neg)
-        log_weights.append((w_neg, w_pos))
+        totals, was_floored = [], False
+        for collected in (supports, negative_scores, log_weights, shares):
+            collected.append([])
+        for order, (own_sources, hardening, prior) in enumerate(distributions):
+            eligible = [column for column in anchor.eligible if anchor.sources[column] in own_sources]
+            support = band(s, p, eligible, hardening, factor)
+            if draws is not None and support:
+                support = [support[int(draw) % len(support)] for draw in draws[number]]
+            s_neg = [s[column] for column in support]
+            w_neg = [log_weight(value, hardening, factor) for value in s_neg]
+            w_pos = [log_weight(value, hardening, factor) for value in p]
+            if constants is not None and not grad_through_weights:
+                w_neg, w_pos = constants.log_weights[number][order]
+            supports[-1] += support
+            negative_scores[-1] += s_neg
+            log_weights[-1].append((w_neg, w_pos))
+            if not support:
+                continue
+            shares[-1] += [math.exp(w - log_sum_exp(w_neg)) * len(support) for w in w_neg]
+            if not p:
+                continue
+            log_g, floor_reached = log_debiased(w_neg, s_neg, w_pos, p, prior, debias, log_floor, normalize_weights)
+            was_floored |= floor_reached
+            before = sum(anchor.sources[column] in own_sources for column in anchor.counted)
+            counts = {"support": len(support), "batch": before}
+            count = counts[negative_count] if isinstance(negative_count, str) else negative_count
+            totals.append(log_or_minus_inf(count) + log_g)
 
-        valid.append(bool(support) and bool(p))
-        if not valid[-1]:
-            losses.append(0.0)
-            floored.append(False)
-            continue
-        log_g, was_floored = log_debiased(w_neg, s_neg, w_pos, p, class_prior, debias, log_floor)
-        counts = {"support": len(support), "batch": anchor.batch_count}
-        count = counts[negative_count] if isinstance(negative_count, str) else negative_count
-        log_qg = log_or_minus_inf(count) + log_g
-        losses.append(anchor_loss(p, log_qg, combine_positives, positive_in_denominator))
+        valid.append(bool(supports[-1]) and bool(p))
         floored.append(was_floored)
+        losses.append(
+            anchor_loss(p, log_sum_exp(totals), combine_positives, positive_in_denominator) if totals else 0.0
+        )
 
     if average not in ("anchors", "pairs"):
         raise ValueError(f"average={average!r}")
@@ -323,4 +396,6 @@ def info_nce(
             divisor += weight
     mean = total / divisor if divisor else 0.0
     positives = [anchor.positives for anchor in anchors]
-    return Result(losses, valid, floored, supports, mean, total, negative_scores, positives, log_weights, factor)
+    return Result(
+        losses, valid, floored, supports, mean, total, negative_scores, positives, log_weights, factor, shares
+    )

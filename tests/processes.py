@@ -33,13 +33,32 @@ def settings() -> dict[str, tuple[dict[str, Any], list[str]]]:
         "draws": ({"num_negatives": 5}, []),
         "queue": ({"in_batch": None, "temperature": 0.2}, queue),
         "batch and queue": ({"hardening": hn.Exponential(2.0)}, queue),
+        "own rows": ({"in_batch": None, "temperature": 0.3}, ["bank", "bank exclude"]),
+        "own rows and mask": ({"hardening": hn.Ring(0.2, 0.9)}, ["bank", "bank mask"]),
+        "own labelled rows": (
+            {"supervision": "full", "combine_positives": "log_of_sum"},
+            ["bank", "bank exclude", "bank labels", "labels"],
+        ),
+        "sources": (
+            {
+                "hardening": {"batch": hn.BelowPositive(), "bank": hn.Exponential(1.0), "queue": hn.Ring(0.1, 0.8)},
+                "class_prior": 0.05,
+                "negative_count": "batch",
+            },
+            ["bank", "bank mask", "queue"],
+        ),
+        "ids": ({"normalize_weights": False, "hardening": hn.Exponential(0.5)}, ["bank", "bank ids", "ids", "pairs"]),
+        "ids and labels": ({"supervision": "full"}, ["bank", "bank ids", "bank labels", "labels", "ids"]),
         "sum": ({"reduction": "sum"}, []),
         "none": ({"reduction": "none"}, []),
     }
 
 
 def inputs() -> dict[str, Tensor]:
-    """A whole batch; the queue is the same on all processes, the rest is divided by rows."""
+    """A whole batch; the queue is the same on all processes, the rest is divided by rows.
+
+    The bank has a row for each row of the batch, so that each process has its own part.
+    """
     generator = torch.Generator().manual_seed(5)
     z1 = torch.randn(ROWS, DIM, generator=generator, dtype=torch.float64)
     return {
@@ -49,7 +68,31 @@ def inputs() -> dict[str, Tensor]:
         "negatives": torch.randn(9, DIM, generator=generator, dtype=torch.float64),
         "exclude": torch.randint(9, (ROWS,), generator=generator),
         "negative_mask": torch.rand(ROWS, 9, generator=generator) < 0.8,
-    }
+        "bank": torch.randn(ROWS, DIM, generator=generator, dtype=torch.float64),
+        "bank labels": torch.tensor([0, 1, -1, 2, 1, 3, 3, 0, 5, 0, 4, 1]),
+        "bank ids": torch.tensor([1, 20, 3, 21, 22, 4, 4, 23, -1, 24, 25, 9]),
+        "ids": torch.stack([torch.arange(ROWS), torch.arange(ROWS) // 3 + 10], dim=1),
+        "pairs": torch.tensor([[8, 20], [20, 2], [0, 11], [5, 21], [11, 5], [13, 24], [3, 3], [9, 1], [40, 41],
+                               [22, 12], [23, 7], [25, 6]]),
+    }  # fmt: skip
+
+
+def sources(whole: dict[str, Tensor], rows: slice, names: list[str]) -> dict[str, Any]:
+    """The arguments of a call with a bank, of which each process has the rows of its share of the batch."""
+    share = whole["bank"][rows]
+    own, bank = torch.arange(len(share)), whole["bank"][rows].clone().requires_grad_()
+    found: dict[str, Any] = {"negatives": {"bank": bank} | ({"queue": whole["negatives"]} if "queue" in names else {})}
+    if "bank exclude" in names:
+        found["exclude"] = {"bank": own}
+    if "bank mask" in names:
+        found["negative_mask"] = {"bank": own[:, None] != own}
+    for name, key in (("bank labels", "negative_labels"), ("bank ids", "negative_ids")):
+        if name in names:
+            found[key] = {"bank": whole[name][rows]}
+    for name, key in (("labels", "labels"), ("ids", "ids"), ("pairs", "not_negatives")):
+        if name in names:
+            found[key] = whole[name][rows]
+    return found
 
 
 def run(name: str, rows: slice, gather: bool, backend: str) -> dict[str, Tensor]:
@@ -60,10 +103,16 @@ def run(name: str, rows: slice, gather: bool, backend: str) -> dict[str, Tensor]
     loss = hn.InfoNCE(**options, gather=gather, backend=backend).double()
     whole = inputs()
     z1, z2 = (whole[view][rows].clone().requires_grad_() for view in ("z1", "z2"))
-    extra = {key: whole[key] if key == "negatives" else whole[key][rows] for key in names}
+    extra: dict[str, Any] = {}
+    if "bank" in names:
+        extra = sources(whole, rows, names)
+    else:
+        extra = {key: whole[key] if key == "negatives" else whole[key][rows] for key in names}
     value = loss(z1, z2, **extra)
     value.sum().backward()
     found = {"loss": value.detach(), "z1": z1.grad, "z2": z2.grad}
+    if "bank" in names:
+        found["bank"] = extra["negatives"]["bank"].grad
     if isinstance(loss.temperature, hn.Learnable):
         found["temperature"] = loss.temperature.log_value.grad
     again = loss(z1, z2, **extra)

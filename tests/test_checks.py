@@ -155,3 +155,12 @@ def test_required_values_raise_on_an_accelerator_too(accelerator: None) -> None:
         checks.require_in_range("idx", torch.tensor([2]), 2)
     with pytest.raises(ValueError, match="wrong"):
         checks.require(torch.tensor([True, False]), "wrong")
+
+
+def test_inside_vmap_only_the_examples_with_bad_values_are_nan() -> None:
+    rows = torch.tensor([[1.0, 2.0], [torch.nan, 2.0], [3.0, 4.0], [torch.inf, 0.0]])
+
+    def total(row: torch.Tensor) -> torch.Tensor:
+        return checks.poisoned(torch.ones(2).sum(), checks.finite("row", row))
+
+    assert torch.vmap(total)(rows).isnan().tolist() == [False, True, False, True]

@@ -54,6 +54,10 @@ def test_processes_have_the_loss_and_gradients_of_one(found: tuple[list[int], Fo
         squared = torch.cat([part[f"second {view}"] for part in parts]) / factor**2
         assert float(single[f"second {view}"].norm()) > 1e-6
         assert_close(squared, single[f"second {view}"], rtol=1e-6, atol=1e-9)
+    if "bank" in single:
+        assert single["bank"].abs().max() > 1e-3
+        gathered = torch.cat([part["bank"] for part in parts]) / factor
+        assert_close(gathered, single["bank"], rtol=1e-6, atol=1e-9)
     if "temperature" in single:
         average = torch.stack([part["temperature"] for part in parts]).mean()
         assert_close(average, single["temperature"], rtol=1e-6, atol=1e-9)
@@ -104,11 +108,15 @@ def test_a_process_group_has_the_loss_and_gradients_of_its_own_batch(
     for first in (0, 1):
         members = range(first, len(sizes), 2)
         rows = torch.cat([parts[member] for member in members]).tolist()
-        for name, function in (("group", gather_processes.infonce), ("group jsd", gather_processes.jsd)):
+        for name, function in (
+            ("group", gather_processes.infonce),
+            ("group sources", gather_processes.sources),
+            ("group jsd", gather_processes.jsd),
+        ):
             whole = function(rows, sum(sizes), gather=False)
             for member in members:
                 assert_close(ranks[member][name]["loss"], whole["loss"], rtol=1e-12, atol=0)
-            for view in ("z1", "z2"):
+            for view in whole.keys() - {"loss"}:
                 together = torch.cat([ranks[member][name][view] for member in members]) / len(members)
                 assert_close(together, whole[view], rtol=1e-9, atol=1e-12)
     for found in ranks:

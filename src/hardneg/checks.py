@@ -207,15 +207,29 @@ def in_range(name: str, indices: Tensor, size: int) -> tuple[Tensor, Tensor | No
 
 
 def values(condition: Tensor, message: str, error: type[ValueError] = ValueError) -> Tensor | None:
-    """Raise on the CPU unless the condition is true everywhere; return the validity on an accelerator."""
+    """Raise on the CPU unless the condition is true everywhere; return the validity on an accelerator.
+
+    Inside `torch.vmap`, where no value can be read, it returns the validity of each example.
+    """
     condition = condition.all()
-    if on_accelerator(condition.device):
+    batched = torch._C._are_functorch_transforms_active() and _is_batched(condition)
+    if on_accelerator(condition.device) or batched:
         return torch.where(condition, 1.0, torch.nan)
     if torch.compiler.is_compiling():  # reading the value would break the graph
         torch._assert_async(condition, message)
     else:
         require(condition, message, error)
     return None
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    """True if a tensor holds the values of all examples of a `torch.vmap`."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def jointly(*validities: Tensor | None) -> Tensor | None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hardneg import checks
+from hardneg import checks, randomness
 
 # A string, because a torch built without distributed has no ProcessGroup.
 Group: TypeAlias = "dist.ProcessGroup | None"
@@ -82,6 +82,21 @@ def gather(rows: Tensor, sizes: list[int], group: Group = None) -> Tensor:
     return result
 
 
+@torch.no_grad()
+def identical(*tensors: Tensor | None, group: Group = None) -> bool:
+    """True if every process holds the same tensors, bit for bit; up to collisions of 62-bit hashes.
+
+    Only the hashes are communicated. None takes part as an empty tensor.
+    """
+    given = [tensor for tensor in tensors if tensor is not None]
+    shapes = torch.tensor([size for tensor in given for size in (-1, *tensor.shape)], device=given[0].device)
+    prints = torch.stack([_hash(tensor) for tensor in (shapes, *given)])
+    code = _hash(prints)[None]
+    codes = [torch.empty_like(code) for _ in range(world_size(group))]
+    dist.all_gather(codes, code, group=group)
+    return bool((torch.cat(codes) == code).all())
+
+
 def total(tensor: Tensor, group: Group = None) -> Tensor:
     """The sum over all processes; no gradient."""
     result = tensor.detach().clone()
@@ -100,6 +115,20 @@ def maximum(tensor: Tensor, group: Group = None) -> Tensor:
     result = tensor.detach().clone()
     dist.all_reduce(result, op=dist.ReduceOp.MAX, group=group)
     return result
+
+
+def _hash(tensor: Tensor) -> Tensor:
+    """A 62-bit hash of the bits of a tensor, ()."""
+    integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    table = tensor.detach().contiguous().view(integer)
+    table = table[:, None] if table.dim() == 1 else table.flatten(1)  # (N, d)
+    key = torch.zeros(2, dtype=torch.long, device=tensor.device)
+    rows, columns = (torch.arange(size, device=tensor.device) for size in table.shape)
+    factors = randomness.integers(key, columns, 1)[:, 0] | 1  # (d,)
+    # Products wrap around. Row by row the sums are mixed with the row's number, so that the order matters too.
+    sums = [(part.long() * factors).sum(dim=1) for part in torch.split(table, 4096)]
+    mixed = randomness.integers(key, torch.cat(sums) ^ (rows << 32), 1) if sums else key[:1]
+    return mixed.sum()
 
 
 class _Gather(torch.autograd.Function):

@@ -13,6 +13,8 @@ from torch.testing import assert_close
 
 import hardneg as hn
 from hardneg import checks
+from hardneg.losses.kernels import tiled
+from hardneg.losses.kernels.interface import PairSupport
 
 BATCH, DIM, NEGATIVES = 6, 4, 9
 
@@ -26,6 +28,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("an assertion on the device would end its use by this process")
 
     monkeypatch.setattr(torch, "_assert_async", refuse)
+    monkeypatch.setattr(tiled, "pair_support", PairSupport(device="cuda"))  # its short path is for a CPU
 
 
 def arguments() -> dict[str, Tensor]:
@@ -137,6 +140,76 @@ def test_custom_weights_of_zero_still_leave_candidates_out(accelerator: None) ->
     given = arguments()
     loss = hn.InfoNCE(hardening=hn.Custom(lambda scores: (scores > 0).to(scores)))(given["z1"], given["z2"])
     assert_close(loss, hn.InfoNCE(hardening=hn.Threshold(1.0))(given["z1"], given["z2"]))
+
+
+def call_with_sources() -> dict[str, Any]:
+    """A call with every argument of sources, ids and scales, all of them valid."""
+    given = arguments()
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "z1": given["z1"],
+        "z2": given["z2"],
+        "labels": given["labels"],
+        "negatives": {"mined": torch.randn(BATCH, 2, DIM, generator=generator), "queue": given["negatives"]},
+        "exclude": {"queue": given["exclude"]},
+        "negative_labels": {"mined": torch.full((BATCH, 2), 3), "queue": given["negative_labels"]},
+        "negative_ids": {"mined": torch.arange(2 * BATCH).view(BATCH, 2), "queue": torch.arange(NEGATIVES)},
+        "ids": torch.arange(BATCH),
+        "not_negatives": torch.tensor([[0, 1], [2, 7], [3, 3]]),
+        "scale": torch.tensor(2.0),
+    }
+
+
+SOURCE_CASES: dict[str, tuple[str, str | None, float]] = {
+    "NaN in rows per anchor": ("negatives", "mined", torch.nan),
+    "inf in a second source": ("negatives", "queue", torch.inf),
+    "index into a second source": ("exclude", "queue", NEGATIVES),
+    "label of rows per anchor": ("negative_labels", "mined", -2),
+    "label of a second source": ("negative_labels", "queue", -2),
+    "id of rows per anchor": ("negative_ids", "mined", -2),
+    "id of a second source": ("negative_ids", "queue", -2),
+    "id": ("ids", None, -2),
+    "id of a pair": ("not_negatives", None, -1),
+    "negative scale": ("scale", None, -2.0),
+    "infinite scale": ("scale", None, torch.inf),
+    "NaN as scale": ("scale", None, torch.nan),
+}
+
+
+@pytest.mark.parametrize("hardening", [hn.Ring(0.1, 0.9), {"batch": hn.Exponential(1.0), "queue": hn.Ring(0.1, 0.9)}])
+@pytest.mark.parametrize("case", SOURCE_CASES)
+def test_a_bad_value_of_any_source_gives_a_nan_loss(case: str, hardening: Any, accelerator: None) -> None:
+    loss = hn.InfoNCE(hardening=hardening, supervision="full")
+    assert loss(**call_with_sources()).isfinite()
+    name, source, value = SOURCE_CASES[case]
+    call = call_with_sources()
+    spoiled = call[name] if source is None else call[name][source]
+    spoiled.view(-1)[-1] = value
+    z1 = call["z1"].requires_grad_()
+    found = loss(**call)
+    assert found.isnan()
+    (gradient,) = torch.autograd.grad(found, z1, create_graph=True)
+    assert gradient.isnan().any()
+    assert torch.autograd.grad(gradient.sum(), z1)[0].isnan().any()
+
+
+def test_bad_custom_weights_of_a_source_give_a_nan_loss(accelerator: None) -> None:
+    call = call_with_sources()
+
+    def weigh(scores: Tensor) -> Tensor:
+        return torch.where(scores > 0.3, torch.nan, scores)
+
+    loss = hn.InfoNCE(hardening={"batch": hn.Custom(weigh, log=True)}, class_prior=0.1)
+    assert loss(call["z1"], call["z2"], negatives=call["negatives"]).isnan()
+
+
+@pytest.mark.parametrize("spoiled", ["positive", "candidates"])
+def test_bad_scores_give_a_nan_loss(spoiled: str, accelerator: None) -> None:
+    given = {"positive": torch.rand(4, 2), "candidates": torch.rand(4, 5)}
+    loss = hn.InfoNCE(hardening=hn.Threshold(score=0.5), num_negatives=2)
+    assert loss.from_scores(**given).isfinite()
+    given[spoiled][1, 1] = torch.inf
+    assert loss.from_scores(**given).isnan()
 
 
 def test_second_derivatives_of_a_bad_value_are_nan(accelerator: None) -> None:

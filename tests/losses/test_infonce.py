@@ -1,13 +1,12 @@
 """The objective against loops written from the papers, over random combinations of all its settings."""
 
-import math
 from collections import Counter
 from dataclasses import replace
 
 import oracle
 import pytest
 import torch
-from cases import Case, cases, check_reached
+from cases import Case, cases, check_reached, converted
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,18 +20,26 @@ SHARES = {
     "valid": 0.9, "beta": 0.2, "class_prior": 0.3, "unfloored": 0.3, "floored": 0.06, "debias": 0.05, "rings": 0.18,
     "tau_threshold": 0.1, "below": 0.1, "weight_range": 0.06, "negatives": 0.4, "exclude": 0.08, "negative_mask": 0.1,
     "negative_labels": 0.06, "labels": 0.3, "symmetric": 0.04, "num_negatives": 0.1, "negative_count": 0.3,
-    "positive_in_denominator": 0.1, "average": 0.03, "mean_of_logs": 0.06, "log_of_mean": 0.04, "in_denominator": 0.05,
+    "positive_in_denominator": 0.1, "average": 0.03, "mean_of_logs": 0.05, "log_of_mean": 0.03, "in_denominator": 0.04,
+    "log_of_sum": 0.03, "normalize_weights": 0.06, "given positives": 0.03,
+}  # fmt: skip
+# The same for cases with sources: by_source against one uniform distribution.
+SOURCE_SHARES = {
+    "valid": 0.8, "by_source": 0.4, "class_prior": 0.2, "negatives": 0.4, "ids": 0.25, "negative_ids": 0.06,
+    "not_negatives": 0.03, "exclude": 0.08, "negative_mask": 0.08, "given positives": 0.02, "negative_labels": 0.05,
+    "normalize_weights": 0.1, "log_of_sum": 0.02, "negative_count": 0.2,
 }  # fmt: skip
 STEP = 1e-5  # of finite differences
 
 
 def backends(case: Case) -> tuple[str, ...]:
-    return ("reference",) if "eta" in case.oracle_options else BACKENDS
+    parts = [case.oracle_options, *(case.oracle_options.get("by_source") or {}).values()]
+    return ("reference",) if any("eta" in part for part in parts) else BACKENDS
 
 
-def least(examples: int, **more: float) -> dict[str, int]:
+def least(examples: int, shares: dict[str, float] = SHARES, **more: float) -> dict[str, int]:
     """The minimum number of examples for which each setting must matter."""
-    return {name: int(share * examples) for name, share in (SHARES | more).items()}
+    return {name: int(share * examples) for name, share in (shares | more).items()}
 
 
 def described(truth: oracle.Result) -> dict[str, float]:
@@ -42,22 +49,20 @@ def described(truth: oracle.Result) -> dict[str, float]:
         return sum(numbers) / len(numbers) if numbers else 0.0
 
     negatives, positives = ([row for row in rows if row] for rows in (truth.negatives, truth.positives))
-    log_weights = [weights for weights, _ in truth.log_weights if weights]
     return {
         "anchors": len(truth.losses),
         "without_candidates": len(truth.losses) - len(negatives),
         "without_positives": len(truth.losses) - len(positives),
         "floored": sum(truth.floored),
         "support": mean([len(row) for row in negatives]),
-        "effective_negatives": mean([effective_size(row) for row in log_weights]),
+        "effective_negatives": mean([effective_size(row) for row in truth.shares if row]),
         "positive_score": mean([mean(row) for row in positives]),
         "negative_score": mean([mean(row) for row in negatives]),
     }
 
 
-def effective_size(log_weights: list[float]) -> float:
+def effective_size(weights: list[float]) -> float:
     """(Σw)² / Σw²."""
-    weights = [math.exp(weight - max(log_weights)) for weight in log_weights]
     return sum(weights) ** 2 / sum(weight**2 for weight in weights)
 
 
@@ -72,26 +77,31 @@ def check(case: Case, truth: oracle.Result) -> None:
         assert losses.diagnostics() == pytest.approx(described(truth))
 
 
+SOURCES = pytest.mark.parametrize("sources", [False, True], ids=["one", "sources"])
+
+
+@SOURCES
 @pytest.mark.parametrize("integer", [False, True], ids=["any", "ties"])
-def test_any_combination_of_settings_agrees_with_the_loops(integer: bool) -> None:
+def test_any_combination_of_settings_agrees_with_the_loops(integer: bool, sources: bool) -> None:
     reached: Counter[str] = Counter()
 
-    @settings(max_examples=300, deadline=None, suppress_health_check=HEALTH)
-    @given(case=cases(integer=integer))  # exact scores that tie: ties go by index
+    @settings(max_examples=100 if sources else 300, deadline=None, suppress_health_check=HEALTH)
+    @given(case=cases(integer=integer, sources=sources))  # exact scores that tie: ties go by index
     def agrees(case: Case) -> None:
         truth = case.truth()
         check(case, truth)
         reached.update(case.matters(truth))
 
     agrees()
-    check_reached(reached, least(300, eta=0.1))
+    check_reached(reached, least(100, SOURCE_SHARES) if sources else least(300, eta=0.1))
 
 
-def test_kernels_agree_in_value_and_gradient() -> None:
+@SOURCES
+def test_kernels_agree_in_value_and_gradient(sources: bool) -> None:
     reached: Counter[str] = Counter()
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=HEALTH)
-    @given(case=cases(custom=False))
+    @settings(max_examples=80 if sources else 200, deadline=None, suppress_health_check=HEALTH)
+    @given(case=cases(custom=False, sources=sources))
     def agree(case: Case) -> None:
         results = [value_and_gradients(case, backend) for backend in BACKENDS]
         for one, other in zip(*results, strict=True):
@@ -100,14 +110,15 @@ def test_kernels_agree_in_value_and_gradient() -> None:
             reached.update(case.matters(case.truth()))
 
     agree()
-    check_reached(reached, least(200, valid=0.75))
+    check_reached(reached, least(80, SOURCE_SHARES) if sources else least(200, valid=0.75))
 
 
-def test_gradients_agree_with_finite_differences() -> None:
+@pytest.mark.parametrize("sources", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "sources"])
+def test_gradients_agree_with_finite_differences(sources: bool) -> None:
     reached: Counter[str] = Counter()
 
-    @settings(max_examples=100, deadline=None, suppress_health_check=HEALTH)
-    @given(case=cases(smooth=True), through=st.sampled_from([True, False, True]))
+    @settings(max_examples=60 if sources else 100, deadline=None, suppress_health_check=HEALTH)
+    @given(case=cases(smooth=True, sources=sources), through=st.sampled_from([True, False, True]))
     def agree(case: Case, through: bool) -> None:
         case = replace(case, options=case.options | {"grad_through_weights": through})
         truth = case.truth()
@@ -121,45 +132,64 @@ def test_gradients_agree_with_finite_differences() -> None:
             reached.update(case.matters(truth) | ({"constant weights"} if not through else set()))
 
     agree()
-    expected = least(100, valid=0.9, eta=0.06)
-    check_reached(reached, expected | {"constant weights": 15})
+    expected = least(50, SOURCE_SHARES) if sources else least(100, valid=0.9, eta=0.06)
+    check_reached(reached, expected | {"constant weights": 8 if sources else 15})
 
 
 def value_and_gradients(case: Case, backend: str) -> list[Tensor]:
     """The loss, and its gradient by each embedding."""
-    inputs = {k: v.clone().requires_grad_() if v.is_floating_point() else v for k, v in case.arguments.items()}
-    value = case.loss(backend=backend)(**inputs)
-    leaves = [tensor for tensor in inputs.values() if tensor.is_floating_point()]
+    leaves: list[Tensor] = []
+
+    def leaf(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        leaves.append(tensor.clone().requires_grad_())
+        return leaves[-1]
+
+    value = case.loss(backend=backend)(**{name: converted(leaf, given) for name, given in case.arguments.items()})
     return [value.detach(), *torch.autograd.grad(value, leaves)]
 
 
 def differences(case: Case, truth: oracle.Result) -> list[Tensor]:
     """The gradient by each embedding: central differences of the loops, with constants where there is no gradient."""
     gradients = []
-    for name, tensor in case.arguments.items():
-        if not tensor.is_floating_point():
-            continue
+    embeddings: list[Tensor] = []
+    for argument in case.arguments.values():
+        converted(lambda tensor: embeddings.append(tensor) if tensor.is_floating_point() else None, argument)
+    for tensor in embeddings:
         gradient = torch.zeros_like(tensor)
         for entry in range(tensor.numel()):
             sides = []
             for step in (STEP, -STEP):
                 moved = tensor.clone()
                 moved.view(-1)[entry] += step
-                sides.append(replace(case, arguments=case.arguments | {name: moved}).truth(constants=truth).mean)
+                sides.append(with_tensors(case, {id(tensor): moved}).truth(constants=truth).mean)
             gradient.view(-1)[entry] = (sides[0] - sides[1]) / (2 * STEP)
         gradients.append(gradient)
     return gradients
+
+
+def with_tensors(case: Case, moved: dict[int, Tensor]) -> Case:
+    """The case with some of its tensors, by id, replaced."""
+    replaced = {
+        name: converted(lambda tensor: moved.get(id(tensor), tensor), argument)
+        for name, argument in case.arguments.items()
+    }
+    return replace(case, arguments=replaced)
 
 
 def has_corner(case: Case, truth: oracle.Result) -> bool:
     """Is the loss not smooth within the step of a finite difference? Bands and floors make it so."""
     steps = torch.Generator().manual_seed(0)
     for _ in range(24):
-        moved = dict(case.arguments)
-        for name, tensor in moved.items():
-            if tensor.is_floating_point():
-                moved[name] = tensor + 10 * STEP * torch.randn(tensor.shape, generator=steps, dtype=tensor.dtype)
-        there = replace(case, arguments=moved).truth()
+
+        def moved(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            return tensor + 10 * STEP * torch.randn(tensor.shape, generator=steps, dtype=tensor.dtype)
+
+        arguments = {name: converted(moved, argument) for name, argument in case.arguments.items()}
+        there = replace(case, arguments=arguments).truth()
         if (there.support, there.floored) != (truth.support, truth.floored):
             return True
     return False

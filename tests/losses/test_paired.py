@@ -232,6 +232,51 @@ def test_schedules_and_copies_do_not_use_an_old_plan() -> None:
     assert_close(other(z1, z2), first)
 
 
+QUEUE = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+GENERAL_CALLS: dict[str, dict[str, Any]] = {
+    "scale": {"scale": 3.0},
+    "ids": {"ids": torch.tensor([0, 0, 1, 2])},
+    "ids of negatives": {"ids": torch.arange(4), "negatives": QUEUE, "negative_ids": torch.arange(5)},
+    "pairs": {"ids": torch.arange(4), "not_negatives": torch.tensor([[0, 1], [2, 2]])},
+    "one source": {"negatives": {"given": QUEUE}},
+    "two sources": {"negatives": {"given": QUEUE, "mined": QUEUE[:2]}},
+    "exclusions by source": {"negatives": {"queue": QUEUE}, "exclude": {"queue": torch.arange(4)}},
+}
+
+
+@pytest.mark.parametrize("in_batch", ["both", None])
+@pytest.mark.parametrize("name", GENERAL_CALLS)
+def test_calls_with_ids_sources_or_a_scale_take_the_general_path(name: str, in_batch: Any, taken: list[bool]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z1, z2 = torch.randn(2, 4, 3, generator=generator)
+    plain = {} if in_batch else {"negatives": QUEUE}
+    options: dict[str, Any] = {"in_batch": in_batch, "hardening": hn.Exponential(1.0)}
+    loss, reference = hn.InfoNCE(**options), hn.InfoNCE(**options, backend="reference")
+    for arguments in (plain, plain | GENERAL_CALLS[name], plain, plain | GENERAL_CALLS[name]):
+        assert_close(loss(z1, z2, **arguments), reference(z1, z2, **arguments))
+    assert taken == [True, True]
+
+
+@pytest.mark.parametrize(
+    "general",
+    [
+        {"normalize_weights": False},
+        {"combine_positives": "log_of_sum"},
+        {"hardening": {"batch": hn.Exponential(1.0)}},
+    ],
+)
+def test_settings_of_the_general_path_are_not_planned(general: dict[str, Any], taken: list[bool]) -> None:
+    z1, z2 = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    loss = hn.InfoNCE(hardening=hn.Exponential(1.0))
+    loss(z1, z2)
+    assert taken == [True]
+    for name, value in general.items():
+        setattr(loss, name, value)
+    expected = hn.InfoNCE(**{"hardening": hn.Exponential(1.0)} | general, backend="reference")(z1, z2)
+    assert_close(loss(z1, z2), expected)
+    assert taken == [True]
+
+
 def test_values_are_checked_in_every_call() -> None:
     loss, labels = hn.supcon(), torch.tensor([0, 1, 0, 1])
     z = torch.randn(4, 3)

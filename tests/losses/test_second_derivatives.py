@@ -1,5 +1,6 @@
 """Second derivatives, against finite differences of the gradient."""
 
+import copy
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -288,6 +289,58 @@ def test_second_derivatives_are_finite_where_the_gradient_is(
     (second,) = torch.autograd.grad(first.square().sum(), z)
     assert first.isfinite().all()
     assert second.isfinite().all()
+
+
+GIVEN = torch.randn(9, 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+TRANSFORMED = {name: preset for name, preset in PRESETS.items() if name != "drawn"} | {
+    "sources": (
+        hn.InfoNCE(hardening={"batch": hn.Exponential(1.0), "mined": hn.Ring(0.2, 0.9)}, normalize_weights=False),
+        {"negatives": {"mined": GIVEN}, "ids": torch.arange(8) // 2, "not_negatives": torch.tensor([[0, 3], [1, 2]])},
+    ),
+    "labelled rows": (
+        hn.InfoNCE(supervision="full", combine_positives="log_of_sum", hardening=hn.BelowPositive()),
+        {"labels": LABELS, "negatives": GIVEN, "negative_labels": torch.arange(9) % 4 - 1},
+    ),
+    "general weights": (hn.InfoNCE(hardening=hn.Custom(torch.nn.functional.softplus), class_prior=0.01), {}),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_torch_func_transforms_of_the_reference_agree_with_finite_differences(name: str) -> None:
+    made, given = TRANSFORMED[name]
+    loss = copy.deepcopy(made).double()
+    loss.backend = "reference"
+    z1, z2 = views()
+    (along,) = unit_directions([z1])
+
+    def call(z: Tensor) -> Tensor:
+        result: Tensor = loss(z, z2, **given)
+        return result
+
+    step = 1e-5
+    slope = (call(z1 + step * along) - call(z1 - step * along)) / (2 * step)
+    assert abs(float(slope.detach())) > 1e-4
+    (product,) = product_by_differences(call, [z1])
+    assert_close((torch.func.grad(call)(z1) * along).sum(), slope, rtol=1e-5, atol=1e-7)
+    assert_close(torch.func.jvp(call, (z1,), (along,))[1], slope, rtol=1e-5, atol=1e-7)
+    hessian = torch.func.hessian(call)(z1).reshape(40, 40)
+    assert_same_products([(hessian @ along.reshape(40)).reshape(8, 5)], [product])
+    several = torch.stack([z1, z1 + along])
+    assert_close(torch.func.vmap(call)(several), torch.stack([call(z) for z in several]))
+    gradients = torch.stack(list(map(torch.func.grad(call), several)))
+    assert_close(torch.func.vmap(torch.func.grad(call))(several), gradients)
+
+
+def test_draws_inside_torch_func_are_counted() -> None:
+    z1, z2 = views()
+    one, other = (hn.InfoNCE(num_negatives=3, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    for _ in range(2):
+        leaf = z1.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(one(leaf, z2), leaf)
+        assert_close(torch.func.grad(lambda z: other(z, z2))(z1), expected)
+    assert int(other.draw_state[1]) == 2
+    with pytest.raises(RuntimeError, match=r"outside of torch\.func"):
+        other.diagnostics()
 
 
 def test_torch_func_transforms_agree_with_autograd() -> None:

@@ -74,6 +74,7 @@ ASSIGNED: dict[str, tuple[dict[str, Any], Any]] = {
     "num_negatives": ({}, 3),
     "weight_range": ({"normalize": False, "hardening": hn.Exponential(1.0)}, 2.0),
     "grad_through_weights": ({"hardening": hn.Exponential(1.0)}, False),
+    "normalize_weights": ({"hardening": hn.Exponential(1.0)}, False),
     "normalize": ({}, False),
     "reduction": ({}, "sum"),
     "backend": ({}, "reference"),

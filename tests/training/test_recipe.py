@@ -11,6 +11,7 @@ import torch
 from hardneg import methods
 from hardneg.graphs.data import GraphSet
 from hardneg.graphs.features import extract_graphs
+from hardneg.losses.hardening import BelowPositive, Exponential
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.randomness import generator
@@ -133,6 +134,42 @@ def test_rows_of_hcl_table_one_are_overrides_of_its_recipes() -> None:
     annealed = load("cifar100-simclr", "objective.preset=hcl", anneal).make_loss()
     tilts = [annealed.hardening[0].at(progress).tilt() for progress in (0.0, 0.25, 0.5, 0.75)]
     assert tilts == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_a_recipe_can_have_a_hardening_of_its_own_and_one_per_source() -> None:
+    simple = load(
+        "digits-simclr", "objective.hardening={kind: exponential, beta: 0.5}", "objective.normalize_weights=false"
+    )
+    assert simple.make_loss().hardening == (Exponential(0.5),)
+    assert not simple.make_loss().normalize_weights
+    upper = "{schedule: linear, start: 1.0, end: 0.9}"
+    several = f"objective.hardening=[{{kind: ring, lower: 0.1, upper: {upper}}}, {{kind: uniform}}]"
+    ring = load("digits-simclr", several, "objective.combine_positives=log_of_sum").make_loss()
+    assert ring.hardening[0].at(1.0).percentiles() == (0.1, 0.9)
+    by_source = "objective.hardening={given: {kind: below_positive, relative: 0.95}}"
+    settings = load("digits-moco", by_source)
+    assert dict(settings.make_loss().hardening) == {"given": (BelowPositive(relative=0.95),)}
+    assert recipe.load(recipe_text_as_mapping(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "objective.hardening={kind: exponentiel}",
+            "objective.hardening.kind='exponentiel' is not known: did you mean",
+        ),
+        ("objective.hardening={batch: {kind: rings}}", "objective.hardening.batch.kind='rings' is not known"),
+        ("objective.hardening={beta: 1.0}", "objective.hardening has no kind: choose one of below_positive"),
+        ("objective.hardening=exponential", "objective.hardening must be a mapping such as"),
+        ("objective.hardening={kind: exponential, alpha: 1.0}", "objective.hardening: .*alpha"),
+        ("objective.hardening={kind: exponential, beta: -1.0}", "beta must be ≥ 0"),
+        ("objective.normalize_weights=maybe", "normalize_weights must be True or False"),
+    ],
+)
+def test_a_wrong_hardening_in_a_recipe_is_an_error(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load("digits-simclr", override)
 
 
 # H-SCL, section V.A: "All models are trained for 200 epochs with a batch size of 512. We use the Adam optimizer with a

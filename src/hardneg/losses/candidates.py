@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from hardneg import checks, distributed
-from hardneg.losses.inputs import Inputs
+from hardneg.losses.columns import BatchIds, Columns, LabelledRows
+from hardneg.losses.inputs import Given, Inputs
 from hardneg.losses.kernels import Eligibility, RowLayout
 from hardneg.losses.settings import Settings
+from hardneg.losses.sources import BATCH
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class CandidateSet:
     each anchor before labels exclude any, (A,); a function, because it is rarely needed · pair_similarity: (B, M) inner
     products of instances' first view with their own positives, or None if positives are found by label · positive_mask:
     (A, M) bool, which of the own positives exist; None for all · pool: (P, d) where positives are found by label ·
-    same_label: which rows of the pool are positives of an anchor
+    same_label: which rows of the pool are positives of an anchor · given_positives: given rows with labels, of which
+    some are positives too · source: whose candidates these are, where each source has a distribution of its own
     """
 
     anchors: Tensor
@@ -34,6 +37,13 @@ class CandidateSet:
     positive_mask: Tensor | None
     pool: Tensor
     same_label: Eligibility
+    given_positives: tuple[LabelledRows, ...] = ()
+    source: str = BATCH
+
+    @property
+    def labelled_rows(self) -> tuple[LabelledRows, ...]:
+        """All rows among which positives are found by label."""
+        return LabelledRows(self.pool, self.same_label), *self.given_positives
 
     @property
     def own_similarity(self) -> Tensor | None:
@@ -54,6 +64,7 @@ class CandidateSet:
             candidates=tuple([copy(block) for block in self.candidates]),
             pair_similarity=None if self.pair_similarity is None else self.pair_similarity.detach(),
             pool=copy(self.pool),
+            given_positives=tuple([LabelledRows(copy(part.rows), part.eligibility) for part in self.given_positives]),
         )
 
     def versions(self) -> list[int | None]:
@@ -61,26 +72,63 @@ class CandidateSet:
         return [None if block.is_inference() else block._version for block in self.candidates]
 
 
-def candidate_sets(inputs: Inputs, settings: Settings) -> list[CandidateSet]:
-    """The candidate sets of one call: one, or one for each direction if ``symmetric``."""
+def candidate_sets(inputs: Inputs, settings: Settings) -> list[list[CandidateSet]]:
+    """The candidate sets of one call: for one direction, or for both if ``symmetric``.
+
+    Each direction has one set; or, where sources have distributions of their own, one set per source, which differ in
+    the candidates only.
+    """
     count, batch, _ = inputs.views.shape
-    views, labels, offset = inputs.views, inputs.labels, 0
+    global_batch = _GlobalBatch(inputs, inputs.views, inputs.labels, inputs.ids, inputs.not_negatives, 0, settings)
     if distributed.gathers(settings.gather):
-        group = distributed.group_of(settings.gather)
-        sizes = distributed.batch_sizes(batch, views.device, group)
-        offset = sum(sizes[: distributed.rank(group)])
-        views = distributed.gather(views.transpose(0, 1), sizes, group).transpose(0, 1)
-        labels = None if labels is None else distributed.gather(labels, sizes, group)
-    global_batch = _GlobalBatch(inputs, views, labels, offset, settings.supervision)
+        global_batch = _gathered(inputs, settings, batch)
     first, rest = range(1), range(1, count) if count > 1 else range(1)
     if settings.in_batch == "both":
-        return [global_batch.candidate_set(range(2) if inputs.paired else first, range(count), in_batch=True)]
+        return [global_batch.candidate_sets(range(2) if inputs.paired else first, range(count), in_batch=True)]
     if settings.in_batch is None:
-        return [global_batch.candidate_set(first, rest, in_batch=False)]
-    sets = [global_batch.candidate_set(first, rest, in_batch=True)]
+        return [global_batch.candidate_sets(first, rest, in_batch=False)]
+    sets = [global_batch.candidate_sets(first, rest, in_batch=True)]
     if settings.symmetric:
-        sets.append(global_batch.candidate_set(rest, first, in_batch=True))
+        sets.append(global_batch.candidate_sets(rest, first, in_batch=True))
     return sets
+
+
+def _gathered(inputs: Inputs, settings: Settings, batch: int) -> "_GlobalBatch":
+    """The batch of all processes, and their shared given candidates."""
+    views, labels, ids, pairs = inputs.views, inputs.labels, inputs.ids, inputs.not_negatives
+    group = distributed.group_of(settings.gather)
+    sizes = distributed.batch_sizes(batch, views.device, group)
+    if ids is not None:
+        ids = distributed.gather(ids.contiguous(), sizes, group)
+        pairs = ids.new_empty(0, 2) if pairs is None else pairs
+        pairs = distributed.gather(pairs, distributed.batch_sizes(len(pairs), views.device, group), group)
+    return _GlobalBatch(
+        inputs=replace(inputs, given=tuple([_gathered_rows(given, group) for given in inputs.given])),
+        views=distributed.gather(views.transpose(0, 1), sizes, group).transpose(0, 1),
+        labels=None if labels is None else distributed.gather(labels, sizes, group),
+        ids=ids,
+        not_negatives=pairs,
+        offset=sum(sizes[: distributed.rank(group)]),
+        settings=settings,
+    )
+
+
+def _gathered_rows(given: Given, group: distributed.Group) -> Given:
+    """The shared rows of all processes. Rows that are the same on all of them, as in a gathered queue, count once."""
+    if not given.shared or distributed.identical(given.rows, given.labels, given.ids, group=group):
+        return given
+    sizes = distributed.batch_sizes(len(given.rows), given.rows.device, group)
+    before, total = sum(sizes[: distributed.rank(group)]), sum(sizes)
+    after = total - before - len(given.rows)
+    allowed = given.allowed
+    return replace(
+        given,
+        rows=distributed.gather(given.rows, sizes, group),
+        exclude=None if given.exclude is None else given.exclude + before,
+        labels=None if given.labels is None else distributed.gather(given.labels, sizes, group),
+        allowed=None if allowed is None else torch.nn.functional.pad(allowed, (before, after), value=True),
+        ids=None if given.ids is None else distributed.gather(given.ids, sizes, group),
+    )
 
 
 def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float | Tensor) -> Tensor | None:
@@ -88,12 +136,14 @@ def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float |
     validities = []
     for candidates in sets:
         anchor = candidates.anchors.detach().abs().amax()
-        blocks = (candidates.pool, *candidates.candidates)
+        given = [part.rows for part in candidates.given_positives]
+        blocks = (candidates.pool, *candidates.candidates, *given)
         largest = torch.stack([block.detach().abs().amax() for block in blocks]).amax()
         bound = anchor * largest * candidates.anchors.shape[1] * scale.detach() * (tilt + 2)
         validity = checks.values(
             bound < torch.finfo(scale.dtype).max,
-            "embeddings are too large for normalize=False: scores overflow; scale them down or set normalize=True",
+            "embeddings are too large for normalize=False: scores overflow; scale them down (or the scores, with "
+            "from_scores), or set normalize=True",
         )
         validities.append(validity)
     return checks.jointly(*validities)
@@ -101,7 +151,7 @@ def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float |
 
 @dataclass(frozen=True)
 class _GlobalBatch:
-    """The inputs of one call, with the views (V, G, d) and labels (G,) of all processes.
+    """The inputs of one call, with views (V, G, d), labels (G,), ids (G, V) and pairs of ids (P, 2) of all processes.
 
     offset: position of this process's first instance among the G of all processes
     """
@@ -109,11 +159,16 @@ class _GlobalBatch:
     inputs: Inputs
     views: Tensor
     labels: Tensor | None
+    ids: Tensor | None
+    not_negatives: Tensor | None
     offset: int
-    supervision: str
+    settings: Settings
 
-    def candidate_set(self, anchor_views: range, pool_views: range, in_batch: bool) -> CandidateSet:
-        """Anchors of some views, with candidates of other views (if ``in_batch``) and the given negatives."""
+    def candidate_sets(self, anchor_views: range, pool_views: range, in_batch: bool) -> list[CandidateSet]:
+        """Anchors of some views, with candidates of other views (if ``in_batch``) and the given negatives.
+
+        One set with all of them; or one per source, if sources have distributions of their own.
+        """
         local, instances = self.inputs.views, self.views.shape[1]
         batch, repeats = local.shape[1], len(anchor_views)
         anchors = pool = _flatten_views(local, anchor_views)  # (A, d)
@@ -121,65 +176,49 @@ class _GlobalBatch:
         if self.views is not local or anchor_views != pool_views:
             pool = _flatten_views(self.views, pool_views)  # (P, d)
         layout = RowLayout(batch, repeats, self.offset, instances, local.device)
-        candidates = [pool] if in_batch else []
-        columns = len(pool) if in_batch else 0
-        allowed, negatives, exclude = self.inputs.negative_mask, self.inputs.negatives, self.inputs.exclude
-        excluded = None
-        if negatives is not None and negatives.shape[-2] > 0:
-            candidates.append(negatives)
-            if exclude is not None and allowed is not None:
-                allowed, exclude = allowed.scatter(1, exclude, False), None
-            if exclude is not None:
-                excluded = (columns + exclude).repeat(repeats, 1)
-            columns += negatives.shape[-2]
-        else:
-            allowed = exclude = None
-        given = 0 if negatives is None else negatives.shape[-2]
-        in_batch_views = len(pool_views) if in_batch else 0
-        count = partial(_count_before_labels, layout, in_batch_views, given, exclude, allowed, local.dtype)
-
-        anchor_groups = candidate_groups = None
-        if self.supervision in ("negatives", "full"):
-            anchor_groups, candidate_groups, allowed = self._label_groups(in_batch_views, allowed)
-        eligibility = Eligibility(
-            columns=columns,
-            own=layout if in_batch else None,
-            pool_views=len(pool_views),
-            excluded=excluded,
-            anchor_groups=None if anchor_groups is None else anchor_groups.repeat(repeats),
-            candidate_groups=candidate_groups,
-            allowed=allowed,
+        by_label = self.settings.supervision in ("positives", "full")
+        columns = Columns(
+            layout=layout,
+            pool=pool,
+            pool_views=len(pool_views) if in_batch else 0,
+            anchor_labels=self.inputs.labels,
+            pool_labels=None if self.labels is None else self.labels.repeat(len(pool_views)),
+            ids=None if self.ids is None else self._ids(anchor_views, pool_views),
+            labels_exclude=self.settings.supervision in ("negatives", "full"),
         )
-        by_label = self.supervision in ("positives", "full")
-        return CandidateSet(
+        whole = CandidateSet(
             anchors=anchors,
             layout=layout,
-            candidates=tuple(candidates),
-            eligibility=eligibility,
-            count_before_labels=count,
+            candidates=(),
+            eligibility=Eligibility(0),
+            count_before_labels=partial(anchors.new_zeros, len(anchors)),
             pair_similarity=None if by_label else self._pair_similarity(),
             positive_mask=self.inputs.positive_mask,
             pool=pool,
             same_label=self._same_label(anchor_views, pool_views, layout) if by_label else Eligibility(0),
+            given_positives=columns.positives(self.inputs.given) if by_label else (),
         )
 
-    def _label_groups(self, pool_views: int, allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Groups of anchors (B,) and candidates (N,), equal where both labels are known and equal; and the mask.
+        def of_source(name: str, in_batch: bool, given: Sequence[Given]) -> CandidateSet:
+            blocks, eligibility, count = columns.negatives(in_batch, given)
+            return replace(whole, candidates=blocks, eligibility=eligibility, count_before_labels=count, source=name)
 
-        Labels of negatives per anchor, (B, N), cannot be groups of candidates: they are added to the mask ``allowed``.
-        """
-        assert self.labels is not None
-        assert self.inputs.labels is not None
-        anchor_labels = self.inputs.labels.masked_fill(self.inputs.labels < 0, -2)  # unknown: equal to no label
-        candidate_labels = [self.labels.repeat(pool_views)]
-        given = self.inputs.negative_labels
-        if given is not None and given.dim() == 1:
-            candidate_labels.append(given)
-        elif given is not None:
-            differ = given != anchor_labels[:, None]
-            allowed = differ if allowed is None else allowed & differ
-            candidate_labels.append(given.new_full((given.shape[1],), -1))
-        return anchor_labels, torch.cat(candidate_labels), allowed
+        if self.settings.by_source is None:
+            return [of_source(BATCH, in_batch, self.inputs.given)]
+        sets = [of_source(BATCH, True, ())] if in_batch else []
+        return sets + [of_source(given.name, False, (given,)) for given in self.inputs.given]
+
+    def _ids(self, anchor_views: range, pool_views: range) -> BatchIds:
+        local = self.inputs.ids
+        assert local is not None
+        assert self.ids is not None
+        own = local if local.stride(1) != 0 else local[:, :1]  # one id for all views
+        return BatchIds(
+            own=own.repeat(len(anchor_views), 1),
+            anchors=torch.cat([local[:, view] for view in anchor_views]),
+            pool=torch.cat([self.ids[:, view] for view in pool_views]),
+            pairs=self.not_negatives,
+        )
 
     def _pair_similarity(self) -> Tensor:
         """Inner products of the first view with the other views of the same instance, (B, M)."""
@@ -209,22 +248,6 @@ class _GlobalBatch:
             candidate_groups=groups.repeat(len(pool_views)),
             same_group=True,
         )
-
-
-def _count_before_labels(
-    layout: RowLayout, views: int, given: int, exclude: Tensor | None, allowed: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """The number of candidates of each anchor before labels exclude any, (A,).
-
-    views: number of views of the batch that are candidates · given: number of given negatives · exclude: (B, E) those
-    not counted · allowed: (B, n) bool, those counted
-    """
-    count = torch.full((layout.batch,), (layout.global_batch - 1) * views, dtype=dtype, device=layout.device)
-    count += given if allowed is None else allowed.sum(dim=1)
-    if exclude is not None:
-        ordered = exclude.sort(dim=1).values  # the same index may occur twice
-        count -= 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1)
-    return count.repeat(layout.views)
 
 
 def _flatten_views(views: Tensor, chosen: range) -> Tensor:

@@ -1,6 +1,7 @@
 """From the inputs of one call to its loss: rule, log-sums of the negatives, debiasing, positives, Q and reduction."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,13 +12,15 @@ from torch.nn.functional import softplus
 from hardneg import checks, distributed, randomness
 from hardneg.losses.candidates import CandidateSet, candidate_sets, check_score_range
 from hardneg.losses.debiasing import log_expected_negative
-from hardneg.losses.diagnostics import CallRecord
+from hardneg.losses.diagnostics import CallRecord, joined_record
 from hardneg.losses.hardening import Hardening
 from hardneg.losses.inputs import Inputs, prepare
-from hardneg.losses.kernels import REFERENCE, HalfCopies, Kernel, LogSums, Rule, tiled
+from hardneg.losses.kernels import REFERENCE, TILED, HalfCopies, Kernel, LogSums, Rule, tiled
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Bound, constant
-from hardneg.losses.positives import LabelPositives, OwnPositives, Positives
+from hardneg.losses.pair_positives import pair_positives
+from hardneg.losses.positives import LabelPositives, OwnPositives, Positives, log_sum_exp
 from hardneg.losses.settings import Settings
+from hardneg.losses.sources import GIVEN
 from hardneg.losses.temperature import Learnable
 
 
@@ -25,29 +28,50 @@ def compute_loss(
     settings: Settings, inputs: Inputs, scale: Tensor, kernel: Kernel, key: Tensor | None
 ) -> tuple[Tensor, list[CallRecord]]:
     """The loss of one call, and its records. scale: (), 1/temperature · key: (2,) of the draws of ``num_negatives``."""
-    sets = candidate_sets(inputs, settings)
-    weights = weight_rule(settings, sets, scale, inputs.precision if kernel.units is not None else None)
-    validity = inputs.validity
+    precision = inputs.precision if kernel.units is not None else None
+    return loss_of_sets(settings, candidate_sets(inputs, settings), scale, kernel, key, precision, inputs.validity)
+
+
+def loss_of_sets(
+    settings: Settings,
+    directions: Sequence[Sequence[CandidateSet]],
+    scale: Tensor,
+    kernel: Kernel,
+    key: Tensor | None,
+    precision: torch.dtype | None = None,
+    validity: Tensor | None = None,
+) -> tuple[Tensor, list[CallRecord]]:
+    """As `compute_loss`, from the candidate sets of each direction.
+
+    precision: of the half-precision copies · validity: of the inputs, see `checks.values`
+    """
+    sets = [candidates for direction in directions for candidates in direction]
+    # One range and one store of copies for all sources.
+    weights = weight_rule(settings, sets, scale, precision)
     if not settings.normalize:
-        # Rescaled weights cannot overflow.
-        tilt = weights.tilt if settings.weight_range is None else 0.0
-        validity = checks.jointly(validity, check_score_range(sets, scale, tilt))
+        for candidates in sets:
+            # Rescaled weights cannot overflow.
+            rescaled = settings.weight_range is not None
+            tilt = 0.0 if rescaled else _weights_of_source(settings, weights, candidates).tilt
+            validity = checks.jointly(validity, check_score_range([candidates], scale, tilt))
     losses, records = [], []
-    for number, candidates in enumerate(sets):
-        draws = None if key is None else _draws(settings, candidates, number, key)
-        found, record = _anchor_losses(settings, candidates, scale, weights, kernel, draws)
+    for number, direction in enumerate(directions):
+        draws = None if key is None else _draws(settings, direction[0], number, key)
+        found, record = _anchor_losses(settings, direction, scale, weights, kernel, draws)
         losses.append(found)
         records.append(record)
     weights.half_copies.clear()
     return _reduce(settings, losses, records, validity), records
 
 
-def plain_loss(settings: Settings, key: Tensor | None, scale: Tensor, *tensors: Tensor | None) -> Tensor:
+def plain_loss(
+    settings: Settings, key: Tensor | None, scale: Tensor, *tensors: Tensor | None, names: Sequence[str] = (GIVEN,)
+) -> Tensor:
     """The loss by plain operations, which autograd can differentiate any number of times.
 
-    tensors: as `inputs.prepare` takes them · scale, key: as in `compute_loss`
+    tensors, names: as `inputs.prepare` takes them · scale, key: as in `compute_loss`
     """
-    inputs = prepare(*tensors, normalize=settings.normalize, kernel=REFERENCE)  # type: ignore[arg-type]
+    inputs = prepare(*tensors, names=names, normalize=settings.normalize, kernel=REFERENCE)  # type: ignore[arg-type]
     return compute_loss(settings, inputs, scale.to(inputs.views.dtype), REFERENCE, key)[0]
 
 
@@ -60,6 +84,37 @@ def inverse_temperature(settings: Settings, views: Tensor, dtype: torch.dtype) -
     if torch.compiler.is_compiling():
         return views.new_full((), scale, dtype=dtype)
     return constant(scale, dtype, views.device)
+
+
+def with_scale(
+    settings: Settings, scale: float | Tensor | None, views: Tensor
+) -> tuple[Settings, Tensor, Tensor | None]:
+    """The settings of a call, 1/temperature () on the device of the views, and its validity; see `checks.values`.
+
+    scale: replaces 1/temperature
+    """
+    if scale is None:
+        return settings, inverse_temperature(settings, views, views.dtype), None
+    if settings.cosine_bands:
+        raise ValueError(
+            "scale was given, but Threshold(cosine=…) needs a temperature that is known: use Threshold(score=…), or "
+            "leave scale out and set temperature"
+        )
+    if isinstance(scale, Tensor):
+        if scale.dim() != 0 or not scale.is_floating_point():
+            raise ValueError(
+                f"scale must be a number or a floating tensor without dimensions, got {scale.dtype}, "
+                f"{tuple(scale.shape)}: pass scale.squeeze() or scale.float()"
+            )
+        if scale.device != views.device:
+            raise ValueError(f"scale is on {scale.device}, but z1 on {views.device}: move all inputs to one device")
+        usable = (scale > 0) & (scale < torch.inf)
+        validity = checks.values(usable, "scale must be > 0 and finite: it replaces 1/temperature")
+        # The scores' largest magnitude is not known without reading the scale.
+        return replace(settings, max_abs_score=None), checks.poisoned(scale.to(views.dtype), validity), validity
+    number = float(checks.number("scale", scale, above=0, below=math.inf))
+    largest = number if settings.normalize else None
+    return replace(settings, max_abs_score=largest), views.new_full((), number), None
 
 
 def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, precision: torch.dtype | None) -> Rule:
@@ -75,18 +130,33 @@ def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, pre
         if distributed.gathers(settings.gather):
             largest = distributed.maximum(largest, distributed.group_of(settings.gather))
         factor = torch.where(largest > 0, settings.weight_range / largest.clamp(min=1e-30), 1.0)
-    tilt, log_weight, weighting = 0.0, None, settings.weighting
-    if weighting is not None:
-        tilt = weighting.tilt()
-        if weighting.has_general_weights:
-            log_weight = partial(_rescaled_log_weight, weighting, factor)
-    return Rule(
-        tilt=tilt * factor if tilt > 0 else 0.0,
-        log_weight=log_weight,
+    rule = Rule(
+        score_factor=factor,
         grad_through_weights=settings.grad_through_weights,
         max_abs_score=settings.max_abs_score,
         half_copies=HalfCopies(precision),
     )
+    return _weighted(rule, settings.weighting)
+
+
+def _weighted(rule: Rule, weighting: Hardening | None) -> Rule:
+    """The rule with these weights, of scores rescaled by its factor."""
+    tilt: float | Tensor = 0.0
+    log_weight = None
+    if weighting is not None:
+        tilt = weighting.tilt()
+        if weighting.has_general_weights:
+            log_weight = partial(_rescaled_log_weight, weighting, rule.score_factor)
+    # A tilt that is a tensor stays one, also where it is 0: reading it would synchronize with the device.
+    tilt = tilt * rule.score_factor if isinstance(tilt, Tensor) or tilt > 0 else 0.0
+    return replace(rule, tilt=tilt, log_weight=log_weight)
+
+
+def _weights_of_source(settings: Settings, weights: Rule, candidates: CandidateSet) -> Rule:
+    """The rule without bands for the source of these candidates."""
+    if settings.by_source is None:
+        return weights
+    return _weighted(weights, settings.of_source(candidates.source).weighting)
 
 
 def _rescaled_log_weight(weighting: Hardening, factor: float | Tensor, scores: Tensor) -> Tensor:
@@ -150,29 +220,43 @@ def _draws(settings: Settings, candidates: CandidateSet, number: int, key: Tenso
 
 
 def _anchor_losses(
-    settings: Settings, candidates: CandidateSet, scale: Tensor, weights: Rule, kernel: Kernel, draws: Tensor | None
+    settings: Settings,
+    direction: Sequence[CandidateSet],
+    scale: Tensor,
+    weights: Rule,
+    kernel: Kernel,
+    draws: Tensor | None,
 ) -> tuple[Tensor, CallRecord]:
-    """The losses of one set's anchors, (A,), and the record of them."""
+    """The losses of one direction's anchors, (A,), and the record of them."""
+    candidates = direction[0]
     positives: Positives
     similarity = candidates.own_similarity
     if similarity is not None:
         positives = OwnPositives(similarity * scale, candidates.positive_mask)
     else:
-        positives = LabelPositives(
-            candidates.anchors, candidates.pool, scale, candidates.same_label, kernel, weights.half_copies
-        )
+        parts = candidates.labelled_rows
+        few = pair_positives(candidates.anchors, parts, scale) if kernel is TILED else None
+        positives = few or LabelPositives(candidates.anchors, parts, scale, kernel, weights.half_copies)
     count = positives.count()
     best = positives.best() if settings.needs_positive else None
-    rule, negatives = _negatives(settings, candidates, scale, weights, best, kernel, draws)
-    valid = (negatives.count > 0) & (count > 0)
-    sums = None if settings.prior is None else positives.sums(weights)
-    log_total, floored = _log_total(settings, candidates, negatives, sums, count, scale)
-    log_total = torch.where(valid, log_total, 0.0)
-    losses = torch.where(valid, _combine_positives(settings, positives, log_total, weights.half_copies), 0.0)
-    if weights.log_weight is not None and sums is not None:  # debiasing would hide NaN
-        known = ~(negatives.weight.isnan() | sums.weight.isnan())
-        losses = checks.poisoned(losses, checks.values(known, "weights must not be NaN"))
-    return losses, _record(candidates, rule, kernel, valid, floored & valid, negatives.count, count)
+    totals, records, validities = [], [], []
+    for part in direction:
+        own, rule = settings.of_source(part.source), _weights_of_source(settings, weights, part)
+        sums = None if own.prior is None else positives.sums(rule)
+        rule, negatives = _negatives(own, part, scale, rule, best, kernel, draws)
+        total, floored = _log_total(own, part, negatives, sums, count, scale)
+        totals.append(total)
+        if rule.log_weight is not None and sums is not None:  # debiasing would hide NaN
+            known = ~(negatives.weight.isnan() | sums.weight.isnan())
+            validities.append(checks.values(known, "weights must not be NaN"))
+        valid = (negatives.count > 0) & (count > 0)
+        records.append(_record(part, rule, kernel, valid, floored & valid, negatives.count, count))
+    record = records[0] if len(records) == 1 else joined_record(records)
+    # Each total is −inf where its source has no negatives: the sources add up.
+    log_total = totals[0] if len(totals) == 1 else log_sum_exp(torch.stack(totals))
+    log_total = torch.where(record.valid, log_total, 0.0)
+    losses = _combine_positives(settings, positives, log_total, weights.half_copies)
+    return checks.poisoned(torch.where(record.valid, losses, 0.0), *validities), record
 
 
 def _negatives(
@@ -189,7 +273,8 @@ def _negatives(
     if settings.bands or draws is not None:
         rule = banded_rule(settings, weights, best, candidates, scale, draws)
     if candidates.eligibility.columns > 0:
-        return rule, kernel.log_sums(candidates.anchors, candidates.candidates, scale, candidates.eligibility, rule)
+        sums = kernel.log_sums(candidates.anchors, candidates.candidates, scale, candidates.eligibility, rule)
+        return rule, sums if settings.normalize_weights else sums.unnormalized()
     zero = candidates.anchors.new_zeros(len(candidates.anchors))  # an empty queue
     return rule, LogSums(zero - torch.inf, zero - torch.inf, zero)
 
@@ -228,7 +313,9 @@ def _combine_positives(settings: Settings, positives: Positives, log_total: Tens
     if settings.combine_positives == "in_denominator":
         # log(e^sum + e^total); the second derivative of torch.logaddexp is NaN where the two are far apart.
         return log_total + softplus(log_sum - log_total, threshold=EXACT_SOFTPLUS) - positives.mean()
-    gap = log_total - (log_sum - plain.count.clamp(min=1).log())
+    if settings.combine_positives == "log_of_mean":
+        log_sum = log_sum - plain.count.clamp(min=1).log()
+    gap = log_total - log_sum
     return softplus(gap, threshold=EXACT_SOFTPLUS) if settings.positive_in_denominator else gap
 
 
@@ -243,7 +330,7 @@ def _record(
 ) -> CallRecord:
     copies = candidates.detached(Tensor.detach if kernel.units is None else rule.half_copies)
     kept = None if torch.compiler.is_compiling() else copies.versions()
-    return CallRecord(copies, rule, valid, floored, support.detach(), positive_count, kept)
+    return CallRecord((copies,), (rule,), valid, floored, (support.detach(),), positive_count, (kept,))
 
 
 def _reduce(settings: Settings, losses: list[Tensor], records: list[CallRecord], validity: Tensor | None) -> Tensor:

@@ -62,7 +62,7 @@ def _call(
 ) -> tuple[Call, Given, Tensor | None]:
     """What is computed, from which tensors, and their validity."""
     settings = paired.KEYS[key]
-    plan = paired.plan(settings, fused(z1.device), z1, z2, labels, negatives, exclude, None, negative_mask, None)
+    plan = paired.plan(settings, fused(z1.device), z1, z2, labels, negatives, exclude, negative_mask)
     assert plan is not None
     made = make_call(plan.eligibility, plan.rule, plan.form, z1, z2, negatives, labels)
     assert made is not None

@@ -14,18 +14,43 @@ from hardneg.losses.positives import OwnPositives
 
 @dataclass(frozen=True)
 class CallRecord:
-    """The results of a call for one candidate set, kept for its diagnostics, without gradients; tensors are (A,).
+    """The results of a call for one direction, kept for its diagnostics, without gradients; tensors are (A,).
 
-    versions: of the candidates' tensors at the time of the call; None inside a compiled graph, which copies them
+    sets, rules, supports, versions: one each, or one for each source with a distribution of its own · versions: of the
+    candidates' tensors at the time of the call; None inside a compiled graph, which copies them
     """
 
-    candidates: CandidateSet
-    rule: Rule
+    sets: tuple[CandidateSet, ...]
+    rules: tuple[Rule, ...]
     valid: Tensor
     floored: Tensor
-    support: Tensor
+    supports: tuple[Tensor, ...]
     positive_count: Tensor
-    versions: list[int | None] | None
+    versions: tuple[list[int | None] | None, ...]
+
+    @property
+    def support(self) -> Tensor:
+        """The number of negatives of each anchor, (A,)."""
+        return self.supports[0] if len(self.supports) == 1 else torch.stack(self.supports).sum(dim=0)
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether candidates were overwritten after the call."""
+        kept = zip(self.versions, self.sets, strict=True)
+        return any(versions is not None and versions != candidates.versions() for versions, candidates in kept)
+
+
+def joined_record(records: Sequence[CallRecord]) -> CallRecord:
+    """One record of the same anchors from one for each source."""
+    return CallRecord(
+        sets=tuple([candidates for record in records for candidates in record.sets]),
+        rules=tuple([rule for record in records for rule in record.rules]),
+        valid=torch.stack([record.valid for record in records]).any(dim=0),
+        floored=torch.stack([record.floored for record in records]).any(dim=0),
+        supports=tuple([support for record in records for support in record.supports]),
+        positive_count=records[0].positive_count,
+        versions=tuple([versions for record in records for versions in record.versions]),
+    )
 
 
 class Diagnostics:
@@ -33,9 +58,9 @@ class Diagnostics:
 
     ``compute()`` returns: anchors · without_candidates, without_positives: anchors that contributed nothing, and why ·
     floored: anchors whose debiased negatives vanished · support: mean number of negatives ·
-    effective_negatives: mean of 1/Σq², the effective sample size of the weighted negatives · positive_score,
-    negative_score: means over positives and over the support. Each mean is over the anchors for which its quantity is
-    defined; 0 if there are none.
+    effective_negatives: mean of 1/Σq², the effective sample size of the weighted negatives, where each source counts
+    in proportion to its number of negatives · positive_score, negative_score: means over positives and over the
+    support. Each mean is over the anchors for which its quantity is defined; 0 if there are none.
     """
 
     def __init__(self, records: Sequence[CallRecord], scale: Tensor) -> None:
@@ -45,7 +70,7 @@ class Diagnostics:
     def compute(self) -> dict[str, float]:
         """The statistics as numbers; this synchronizes with the device."""
         for record in self._records:
-            if record.versions is not None and record.versions != record.candidates.versions():
+            if record.overwritten:
                 raise RuntimeError("the negatives of the last call were overwritten: read diagnostics() before that")
         effective, negative, positive = (
             torch.cat(column) for column in zip(*map(self._means, self._records), strict=True)
@@ -65,8 +90,27 @@ class Diagnostics:
 
     def _means(self, record: CallRecord) -> tuple[Tensor, Tensor, Tensor]:
         """Effective number of negatives, mean negative score and mean positive score of each anchor, (A,) each."""
-        candidates, rule = record.candidates, record.rule
-        effective, negative = torch.zeros_like(record.support), torch.zeros_like(record.support)
+        number = record.support
+        squares, negative = torch.zeros_like(number), torch.zeros_like(number)
+        for candidates, rule, support in zip(record.sets, record.rules, record.supports, strict=True):
+            effective, scores = self._negative_means(candidates, rule, support)
+            share = support / number.clamp(min=1)
+            # Σq² of a mixture of distributions without common candidates, each of which has 1/Σq² = effective.
+            squares += torch.where(support > 0, share.square() / effective.clamp(min=1e-30), 0.0)
+            negative += share * scores
+        effective = torch.where(number > 0, 1 / squares.clamp(min=1e-30), 0.0)
+        candidates = record.sets[0]
+        similarity = candidates.own_similarity
+        if similarity is not None:
+            return effective, negative, OwnPositives(similarity * self._scale, candidates.positive_mask).mean()
+        zero, total = torch.zeros_like(number), torch.zeros_like(number)
+        for part in candidates.labelled_rows:
+            total += tiled.positive_sums(candidates.anchors, part.rows, self._scale, part.eligibility, zero)[1]
+        return effective, negative, total / record.positive_count.clamp(min=1)
+
+    def _negative_means(self, candidates: CandidateSet, rule: Rule, support: Tensor) -> tuple[Tensor, Tensor]:
+        """Effective number of negatives and mean negative score of each anchor, (A,) each."""
+        effective, negative = torch.zeros_like(support), torch.zeros_like(support)
         blocks = tiled.strips(candidates.anchors, candidates.candidates, self._scale) if candidates.candidates else ()
         for rows, scores in blocks:
             kept = reference.support(scores, candidates.eligibility, rule, rows)
@@ -80,12 +124,7 @@ class Diagnostics:
             total, squares = log_weight.logsumexp(dim=1), (2 * log_weight).logsumexp(dim=1)
             effective[rows] = (2 * total - squares).exp()
             negative[rows] = scores.masked_fill(~kept, 0).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
-        similarity = candidates.own_similarity
-        if similarity is not None:
-            return effective, negative, OwnPositives(similarity * self._scale, candidates.positive_mask).mean()
-        zero = torch.zeros_like(record.support)
-        _, total = tiled.positive_sums(candidates.anchors, candidates.pool, self._scale, candidates.same_label, zero)
-        return effective, negative, total / record.positive_count.clamp(min=1)
+        return effective, negative
 
 
 def pair_record(found: PairRecord) -> CallRecord:
@@ -113,7 +152,8 @@ def pair_record(found: PairRecord) -> CallRecord:
     positive_count = torch.ones_like(found.losses) if found.positive_count is None else found.positive_count
     valid = (found.count > 0) & (positive_count > 0)
     # The kernel's own copies cannot be overwritten by the caller.
-    return CallRecord(candidates, found.rule, valid, found.floored.bool(), found.count, positive_count, versions=None)
+    floored = found.floored.bool()
+    return CallRecord((candidates,), (found.rule,), valid, floored, (found.count,), positive_count, versions=(None,))
 
 
 def _mean(values: Tensor, chosen: Tensor) -> float:

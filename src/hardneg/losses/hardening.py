@@ -41,8 +41,8 @@ class Hardening:
         cls.has_weights = cls.has_general_weights or cls.tilt is not Hardening.tilt
         cls.has_band = cls.bounds is not Hardening.bounds or cls.percentiles is not Hardening.percentiles
 
-    def tilt(self) -> float:
-        """The β of weights e^{βs}."""
+    def tilt(self) -> float | Tensor:
+        """The β ≥ 0 of weights e^{βs}; a number, or a tensor () on the device of the embeddings."""
         return 0.0
 
     def log_weight(self, scores: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
@@ -11,16 +12,18 @@ import torch
 from torch import Tensor
 
 from hardneg import checks, distributed
-from hardneg.losses import combine, kernels, paired
+from hardneg.losses import combine, kernels, paired, sources
 from hardneg.losses import settings as options
 from hardneg.losses.debiasing import Prior
 from hardneg.losses.diagnostics import CallRecord, Diagnostics, pair_record
+from hardneg.losses.given_scores import score_set
 from hardneg.losses.hardening import Hardening, Uniform
 from hardneg.losses.inputs import check_call, prepare
 from hardneg.losses.kernels import Kernel
 from hardneg.losses.kernels.interface import GuardedLoss
 from hardneg.losses.schedules import Adaptive, Schedule, Setting, value
-from hardneg.losses.settings import Adjustable, Settings
+from hardneg.losses.settings import Adjustable, Settings, SourceHardening
+from hardneg.losses.sources import BATCH, BySource, Hardenings, SourceTensors
 from hardneg.losses.temperature import Learnable
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -32,12 +35,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend": get_args(options.Backend),
     "reduction": options.REDUCTION,
 }
-FLAGS = ("symmetric", "positive_in_denominator", "grad_through_weights", "normalize")
+FLAGS = ("symmetric", "positive_in_denominator", "grad_through_weights", "normalize_weights", "normalize")
 # Settings that are the same in `Settings` as given.
 UNCHANGED = (
     "debias", "in_batch", "symmetric", "supervision", "combine_positives", "average", "negative_count",
-    "positive_in_denominator", "num_negatives", "weight_range", "grad_through_weights", "normalize", "gather",
-    "reduction",
+    "positive_in_denominator", "num_negatives", "weight_range", "grad_through_weights", "normalize_weights",
+    "normalize", "gather", "reduction",
 )  # fmt: skip
 
 
@@ -49,23 +52,29 @@ class InfoNCE(Adjustable):
 
     Args:
         temperature: number > 0, schedule, or `Learnable`
-        hardening: one `Hardening` or a tuple of them: at most one tilt, any number of bands, which intersect
+        hardening: one `Hardening` or a tuple of them: at most one tilt, any number of bands, which intersect; or a
+            mapping of them by source, ``{"batch": …, "given": …}``: each source is then a distribution of its own
+            (percentiles are ranked within it) and their totals Q·G are added. A source without an entry is uniform;
+            only the batch is debiased
         class_prior: τ⁺, probability that a random sample has the anchor's class, in [0, 1); 0 disables debiasing
         debias: ``"hcl"`` (the paper's formula) or ``"exact"`` (the tilted share of the anchor's class)
         in_batch: candidates from ``"both"`` views (2B−2), from the ``"other"`` view (B−1), or None: no in-batch ones
         symmetric: with ``"other"``: the second view's rows are anchors too
         supervision: what labels are used for: ``"none"``, ``"positives"``, ``"negatives"`` or ``"full"``
-        combine_positives: ``"mean_of_logs"``, ``"log_of_mean"`` or ``"in_denominator"``
+        combine_positives: ``"mean_of_logs"``, ``"log_of_mean"``, ``"log_of_sum"`` (the sum of the positives'
+            e^p instead of the mean) or ``"in_denominator"``
         average: over ``"anchors"``, or over all ``"pairs"`` of anchor and positive
         negative_count: Q: the ``"support"`` size, all candidates of the ``"batch"``, or a number
         positive_in_denominator: False gives the decoupled form log(Q·G) − p
         num_negatives: k negatives drawn per anchor, uniformly with replacement from its support
         weight_range: scores are rescaled to [−weight_range, weight_range] for the weights; for unnormalized embeddings
         grad_through_weights: False treats the weights as constants
+        normalize_weights: False leaves the weights w = e^{βs} undivided: Q·G is Σ w·e^s with Q the support size; only
+            without a class prior
         normalize: scale embeddings to unit length
         gather: True takes candidates from all processes, a ``torch.distributed.ProcessGroup`` from those of the group;
-            every process returns the global loss, and the average of the processes' gradients (as DDP computes it) is
-            exactly its gradient
+            also shared given ones, which count once if they are the same on every process. Every process returns the
+            global loss, and the average of the processes' gradients (as DDP computes it) is exactly its gradient
         backend: ``"reference"`` (plain PyTorch, any setting), ``"tiled"`` (memory linear in the batch), ``"fused"``
             (Triton, on CUDA devices) or ``"auto"``: fused on a GPU, else tiled, which is faster than the reference at
             every size measured; the reference for general weights, in ``torch.compile`` and in ``torch.func``
@@ -87,7 +96,7 @@ class InfoNCE(Adjustable):
     """
 
     temperature: Setting | Learnable
-    hardening: tuple[Hardening, ...]
+    hardening: tuple[Hardening, ...] | BySource
     class_prior: Setting
     debias: options.Debias
     in_batch: options.InBatch | None
@@ -100,6 +109,7 @@ class InfoNCE(Adjustable):
     num_negatives: int | None
     weight_range: float | None
     grad_through_weights: bool
+    normalize_weights: bool
     normalize: bool
     gather: distributed.Gather
     backend: options.Backend
@@ -117,7 +127,7 @@ class InfoNCE(Adjustable):
     def __init__(
         self,
         temperature: Setting | Learnable = 0.5,
-        hardening: Hardening | tuple[Hardening, ...] = Uniform(),  # noqa: B008  # frozen
+        hardening: Hardenings | Mapping[str, Hardenings] = Uniform(),  # noqa: B008  # frozen
         *,
         class_prior: Setting = 0.0,
         debias: options.Debias = "hcl",
@@ -131,6 +141,7 @@ class InfoNCE(Adjustable):
         num_negatives: int | None = None,
         weight_range: float | None = None,
         grad_through_weights: bool = True,
+        normalize_weights: bool = True,
         normalize: bool = True,
         gather: distributed.Gather = False,
         backend: options.Backend = "auto",
@@ -146,45 +157,103 @@ class InfoNCE(Adjustable):
         z2: Tensor | None = None,
         *,
         labels: Tensor | None = None,
-        negatives: Tensor | None = None,
-        exclude: Tensor | None = None,
-        negative_labels: Tensor | None = None,
-        negative_mask: Tensor | None = None,
+        negatives: SourceTensors | None = None,
+        exclude: SourceTensors | None = None,
+        negative_labels: SourceTensors | None = None,
+        negative_mask: SourceTensors | None = None,
         positive_mask: Tensor | None = None,
+        ids: Tensor | None = None,
+        negative_ids: SourceTensors | None = None,
+        not_negatives: Tensor | None = None,
+        scale: float | Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch.
 
         z1: (B, d) · z2: (B, d), or (B, M, d) for M positives of anchors z1; None if positives are found by label ·
         labels: (B,) integers, −1 = unknown · negatives: (N, d) shared or (B, N, d) per anchor, added to the candidates
-        in the batch · exclude: (B,) or (B, E) indices into negatives · negative_labels: (N,) or (B, N) ·
-        negative_mask: (B, N) bool, True = may be a negative; row i holds for both views of i · positive_mask: (B, M)
-        bool, for z2 (B, M, d) that is padded: True = is a positive
+        in the batch · exclude: (B,) or (B, E) indices into negatives · negative_labels: (N,) or (B, N); rows of the
+        anchor's label are positives or no negatives, as ``supervision`` says, and rows of label −1 are negatives ·
+        negative_mask: (B, N) bool, True = may be a negative; row i holds for both views of i. What exclude and
+        negative_mask leave out is no positive either · positive_mask: (B, M) bool, for z2 (B, M, d) that is padded:
+        True = is a positive
+
+        ids: (B,), or (B, 2) of the rows of z1 and z2 (for M positives (B, 1 + M)), integers ≥ 0, −1 = unknown ·
+        negative_ids: (N,) or (B, N) · not_negatives: (P, 2) pairs of ids, in any order. A candidate with the id of the
+        anchor or of its positive, or that forms such a pair with the anchor, is no negative. This takes memory for
+        A + N + P numbers.
+
+        scale: number or tensor (), replaces 1/temperature in this call; differentiable
+
+        ``negatives`` may be a mapping of tensors by the caller's own names of sources, and ``exclude``,
+        ``negative_labels``, ``negative_mask``, ``negative_ids`` then are mappings with some of its names.
+
+        Examples:
+            >>> import torch, hardneg as hn
+            >>> z1, z2, mined, queue = torch.randn(4, 8), torch.randn(4, 8), torch.randn(4, 2, 8), torch.randn(16, 8)
+            >>> loss = hn.InfoNCE(hardening={"batch": hn.BelowPositive(), "queue": hn.Exponential(1.0)})
+            >>> loss(z1, z2, negatives={"mined": mined, "queue": queue}, ids=torch.tensor([7, 7, 8, 9])).shape
+            torch.Size([])
         """
         compiling = torch.compiler.is_compiling()
-        tensors = (z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask)
+        given = (negatives, exclude, negative_labels, negative_mask, negative_ids)
+        others = (ids, not_negatives, scale)
         if compiling:
-            found = self._compiled_loss(tensors)
+            found = self._compiled_loss(z1, z2, labels, given, positive_mask, others)
             if found is not None:
                 return found
         if self._adaptive:
             self.set_progress(self.progress)
         settings, device = self._settings, z1.device if isinstance(z1, Tensor) else torch.device("cpu")
         with _computing_on(device):
-            plan = self._pair_plan(settings, device, tensors)
-            short = None if plan is None else plan.compute_loss(z1, z2, labels, negatives, exclude, negative_mask)
-            if short is not None:
-                loss, pairs, scale = short
-                self._keep_records(lambda: [pair_record(pairs())], scale)
-                return loss
+            plan = self._pair_plan(settings, device, z1, z2, labels, given, positive_mask, others)
+            if plan is not None:
+                # A plan is for tensors only, not for mappings of them by source.
+                short = plan.compute_loss(z1, z2, labels, negatives, exclude, negative_mask)  # type: ignore[arg-type]
+                if short is not None:
+                    loss, pairs, inverse = short
+                    self._keep_records(lambda: [pair_record(pairs())], inverse)
+                    return loss
             kernel = self._kernel(device)
             key = None if settings.num_negatives is None else self._next_key()
-            inputs = prepare(*tensors, normalize=settings.normalize, kernel=kernel)
-            scale = combine.inverse_temperature(settings, inputs.views, inputs.views.dtype)
-            loss, records = combine.compute_loss(settings, inputs, scale, kernel, key)
-        self._keep_records(lambda: records, scale.detach())
+            names, by_name = sources.by_name(given)
+            # As `prepare` takes them: the first source's tensors before those of others.
+            tensors: tuple[Any, ...] = (z1, z2, labels, *by_name[:4], positive_mask, ids, not_negatives, *by_name[4:])
+            inputs = prepare(*tensors, names=names, normalize=settings.normalize, kernel=kernel)
+            settings, inverse, validity = combine.with_scale(settings, scale, inputs.views)
+            inputs = replace(inputs, validity=checks.jointly(inputs.validity, validity))
+            loss, records = combine.compute_loss(settings, inputs, inverse, kernel, key)
+        self._keep_records(lambda: records, inverse.detach())
         if loss.requires_grad and not compiling and not torch._C._are_functorch_transforms_active():
-            plain = None if kernel is kernels.REFERENCE else partial(combine.plain_loss, settings, key)
-            loss = GuardedLoss.apply(loss, plain, scale, *tensors)  # type: ignore[no-untyped-call]
+            plain = None if kernel is kernels.REFERENCE else partial(combine.plain_loss, settings, key, names=names)
+            loss = GuardedLoss.apply(loss, plain, inverse, *tensors)  # type: ignore[no-untyped-call]
+        return loss
+
+    def from_scores(self, positive: Tensor, candidates: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss from scores that are computed elsewhere, such as those of a cross-encoder; by the reference kernel.
+
+        positive: (B, M) scores of the anchors' positives · candidates: (B, N) scores of all their candidates; both
+        before division by the temperature · mask: (B, N) bool, True = may be a negative. For a hardening by source the
+        candidates are the source ``"given"``. Scores have no known range: with a class prior, G is kept above the
+        smallest positive number only, as for unnormalized embeddings.
+
+        Examples:
+            >>> import torch, hardneg as hn
+            >>> positive, candidates = torch.tensor([[0.9], [0.8]]), torch.tensor([[0.1, 0.5], [0.3, 0.2]])
+            >>> hn.InfoNCE(temperature=0.1).from_scores(positive, candidates).shape
+            torch.Size([])
+        """
+        if self._adaptive:
+            self.set_progress(self.progress)
+        settings = self._settings
+        candidate_set, settings, validity = score_set(settings, positive, candidates, mask)
+        key = None if settings.num_negatives is None else self._next_key()
+        with _computing_on(positive.device):
+            settings, inverse, _ = combine.with_scale(settings, None, candidate_set.anchors)
+            sets, kernel = [[candidate_set]], kernels.REFERENCE
+            loss, records = combine.loss_of_sets(settings, sets, inverse, kernel, key, validity=validity)
+        self._keep_records(lambda: records, inverse.detach())
+        if loss.requires_grad and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+            loss = GuardedLoss.apply(loss, None, inverse, positive, candidates, mask)  # type: ignore[no-untyped-call]
         return loss
 
     def check_device(self, device: torch.device) -> None:
@@ -194,7 +263,10 @@ class InfoNCE(Adjustable):
     def diagnostics(self) -> dict[str, float]:
         """Statistics of the negatives of the last call; see `hardneg.losses.diagnostics.Diagnostics`."""
         if self._last is None:
-            raise RuntimeError("diagnostics() describes the last call, and there has been none: call the loss first")
+            raise RuntimeError(
+                "diagnostics() describes the last call outside of torch.func, and there has been none: call the loss "
+                "first"
+            )
         report = self._last().compute()
         self._warn_if_floored(report["floored"], report["anchors"], stacklevel=3)
         return report
@@ -230,51 +302,86 @@ class InfoNCE(Adjustable):
         self._settings = _resolve({name: getattr(self, name) for name in self.SETTINGS}, progress)
 
     def _pair_plan(
-        self, settings: Settings, device: torch.device, tensors: tuple[Tensor | None, ...]
+        self,
+        settings: Settings,
+        device: torch.device,
+        z1: Tensor,
+        z2: Tensor | None,
+        labels: Tensor | None,
+        given: Sequence[SourceTensors | None],
+        positive_mask: Tensor | None,
+        others: Sequence[float | Tensor | None],
     ) -> paired.Plan | None:
-        """The plan of the short path, None if this call takes the general one. tensors: the arguments of `forward`."""
-        z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask = tensors
+        """The plan of the short path, None if this call takes the general one; raises if arguments do not fit.
+
+        given: the arguments of `forward` that `PER_SOURCE` names · others: its further arguments
+        """
+        negatives, exclude, negative_labels, negative_mask, negative_ids = given
+        ids, not_negatives, scale = others
         eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-        repeatable = eager and exclude is None and negative_labels is None
-        repeatable = repeatable and negative_mask is None and positive_mask is None
+        # The short path has none of these arguments.
+        short = eager and negative_labels is None and negative_ids is None and positive_mask is None
+        short = short and ids is None and not_negatives is None and scale is None
+        repeatable = short and exclude is None and negative_mask is None
         plan = self._plan
         if repeatable and plan is not None and plan.fits(settings, z1, z2, labels, negatives):
             return plan
-        check_call(settings, z2, labels, negatives, negative_labels, positive_mask)
-        plan = paired.plan(settings, self._kernel(device), *tensors) if eager else None  # type: ignore[arg-type]
+        names, by_name = sources.by_name(given)
+        check_call(settings, z2, labels, names, by_name, positive_mask)
+        plan = None
+        if short and not isinstance(negatives, Mapping):
+            rows, excluded, _, allowed, _ = by_name
+            plan = paired.plan(settings, self._kernel(device), z1, z2, labels, rows, excluded, allowed)
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
         self.__dict__["_plan"] = plan if repeatable and not settings.gather else None
         return plan
 
-    def _compiled_loss(self, tensors: tuple[Any, ...]) -> Tensor | None:
-        """The loss inside `torch.compile` by the fused kernel; None if the reference kernel is compiled instead."""
+    def _compiled_loss(
+        self,
+        z1: Tensor,
+        z2: Tensor | None,
+        labels: Tensor | None,
+        given: Sequence[SourceTensors | None],
+        positive_mask: Tensor | None,
+        others: Sequence[float | Tensor | None],
+    ) -> Tensor | None:
+        """The loss inside `torch.compile` by the fused kernel; None if the reference kernel is compiled instead.
+
+        given, others: as in `_pair_plan`
+        """
         from hardneg.losses import compiled
 
-        z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask = tensors
         settings, key = self._settings, self._key
         if not compiled.is_fused(self.backend, z1.device.type):
             return None
-        others = negative_labels is None and positive_mask is None
-        if key is not None and others and paired.suits_call(settings, z1, z2, negatives):
-            check_call(settings, z2, labels, negatives, negative_labels, positive_mask)
-            scale = combine.inverse_temperature(settings, z1, torch.float32)
-            given = (z1, z2, negatives, scale, labels, exclude, negative_mask)
-            loss, saved = compiled.loss(*given, key)
-            seen = [None if x is None else x.detach() for x in given]
-            self._keep_records(lambda: [pair_record(compiled.record(saved, *seen, key))], scale.detach())
-            return loss
+        negatives, exclude, negative_labels, negative_mask, negative_ids = given
+        ids, not_negatives, scale = others
+        short = negative_labels is None and negative_ids is None and positive_mask is None
+        short = short and ids is None and not_negatives is None and scale is None
+        if key is not None and short and not isinstance(negatives, Mapping):
+            names, by_name = sources.by_name(given)
+            rows, excluded, _, allowed, _ = by_name
+            if paired.suits_call(settings, z1, z2, rows):
+                check_call(settings, z2, labels, names, by_name, positive_mask)
+                inverse = combine.inverse_temperature(settings, z1, torch.float32)
+                tensors = (z1, z2, rows, inverse, labels, excluded, allowed)
+                loss, saved = compiled.loss(*tensors, key)
+                seen = [None if x is None else x.detach() for x in tensors]
+                self._keep_records(lambda: [pair_record(compiled.record(saved, *seen, key))], inverse.detach())
+                return loss
         if self.backend == "auto":
             return None
-        names = ("labels", "negatives", "exclude", "negative_labels", "negative_mask", "positive_mask")
-        named = dict(zip(names, tensors[2:], strict=True))
-        return compiled.uncompiled(self.forward, z1, z2, **named)  # type: ignore[no-any-return]
+        return compiled.uncompiled(  # type: ignore[no-any-return]
+            self.forward, z1, z2, labels=labels, negatives=negatives, exclude=exclude, negative_labels=negative_labels,
+            negative_mask=negative_mask, positive_mask=positive_mask, ids=ids, negative_ids=negative_ids,
+            not_negatives=not_negatives, scale=scale,
+        )  # fmt: skip
 
     def _kernel(self, device: torch.device) -> Kernel:
         """The kernel for tensors on this device; see the argument ``backend``."""
         backend = self.backend
         if backend == "auto":
-            weighting = self._settings.weighting
-            if weighting is not None and weighting.has_general_weights:
+            if self._settings.has_general_weights:
                 return kernels.REFERENCE
             if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
                 return kernels.REFERENCE
@@ -290,12 +397,18 @@ class InfoNCE(Adjustable):
                 "the loss is recomputed in a backward pass, where num_negatives would draw different negatives: keep "
                 "the loss outside of torch.utils.checkpoint"
             )
-        key: Tensor = self.draw_state.clone()
-        self.draw_state[1] += 1
+        # The transforms of torch.func allow no change of a buffer, but this one depends on none of their tensors.
+        transformed = torch._C._are_functorch_transforms_active()
+        with torch._C._DisableFuncTorch() if transformed else nullcontext():
+            key: Tensor = self.draw_state.clone()
+            self.draw_state[1] += 1
         return key
 
     def _keep_records(self, records: Callable[[], list[CallRecord]], scale: Tensor) -> None:
         """Keep the records of a call for the diagnostics, and warn if most anchors are floored."""
+        if torch._C._are_functorch_transforms_active():  # whose tensors end with them
+            self.__dict__["_last"] = None
+            return
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
         self.__dict__["_last"] = lambda: Diagnostics(records(), scale)
         debiased = self._settings.prior is not None and scale.device.type == "cpu"
@@ -327,18 +440,7 @@ def _check(given: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(temperature, Learnable):
         given["temperature"] = checks.number("temperature", temperature, above=0, below=math.inf)
     given["class_prior"] = checks.number("class_prior", given["class_prior"], at_least=0, below=1)
-    given["hardening"] = hardening = hardening if isinstance(hardening, tuple) else (hardening,)
-    weighted = 0
-    for part in hardening:
-        if not isinstance(part, Hardening):
-            raise ValueError(f"hardening must be a Hardening or a tuple of them, got {part!r}")
-        weighted += part.has_weights
-        if part.has_general_weights and given["backend"] in ("tiled", "fused"):
-            raise ValueError(
-                f"backend={given['backend']!r} cannot run Custom weights: use backend='reference' or 'auto'"
-            )
-    if weighted > 1:
-        raise ValueError(f"hardening takes at most one tilt (Exponential or Custom), got {hardening!r}")
+    given["hardening"] = _checked_hardening(hardening, given["backend"])
     for name, choices in CHOICES.items():
         if given[name] not in choices and not (name == "in_batch" and given[name] is None):
             checks.choice(name, given[name], choices)
@@ -357,11 +459,62 @@ def _check(given: dict[str, Any]) -> dict[str, Any]:
         checks.choice("negative_count", given["negative_count"], get_args(options.NegativeCount))
     if given["num_negatives"] is not None:
         given["num_negatives"] = checks.whole("num_negatives", given["num_negatives"])
+    if isinstance(given["hardening"], BySource):
+        _check_by_source(given)
+    if not given["normalize_weights"] and given["class_prior"] != 0:
+        raise ValueError(
+            f"normalize_weights=False contradicts class_prior={given['class_prior']!r}: debiasing needs normalized "
+            "weights, set class_prior=0"
+        )
     if given["weight_range"] is not None:
         given["weight_range"] = _number("weight_range", given["weight_range"])
     if given["generator"] is not None and not isinstance(given["generator"], torch.Generator):
         raise ValueError(f"generator must be a torch.Generator or None, got {given['generator']!r}")
     return given
+
+
+def _checked_hardening(hardening: Any, backend: str, source: str | None = None) -> tuple[Hardening, ...] | BySource:
+    """A hardening as a tuple of parts, or by source; raises unless they are hardenings with at most one tilt."""
+    if source is None and isinstance(hardening, Mapping):
+        by_source = BySource(hardening)
+        for name, part in by_source.items():
+            _checked_hardening(part, backend, name)
+        return by_source
+    name = "hardening" if source is None else f"hardening[{source!r}]"
+    parts = hardening if isinstance(hardening, tuple) else (hardening,)
+    weighted = 0
+    for part in parts:
+        if not isinstance(part, Hardening):
+            kinds = "a Hardening or a tuple of them" + (", or a mapping of them by source" if source is None else "")
+            raise ValueError(f"{name} must be {kinds}, got {part!r}")
+        weighted += part.has_weights
+        if part.has_general_weights and backend in ("tiled", "fused"):
+            raise ValueError(f"backend={backend!r} cannot run Custom weights: use backend='reference' or 'auto'")
+    if weighted > 1:
+        raise ValueError(f"{name} takes at most one tilt (Exponential or Custom), got {parts!r}")
+    return parts
+
+
+def _check_by_source(given: dict[str, Any]) -> None:
+    """Raise where other settings do not fit a hardening by source."""
+    if not isinstance(given["negative_count"], str):
+        raise ValueError(
+            f"negative_count={given['negative_count']!r} does not fit a hardening by source, where each source has its "
+            "own Q: use 'support' or 'batch'"
+        )
+    if given["num_negatives"] is not None:
+        raise ValueError(
+            f"num_negatives={given['num_negatives']!r} does not fit a hardening by source: draw from one distribution, "
+            "with a single hardening"
+        )
+    if given["in_batch"] is None:
+        if BATCH in given["hardening"]:
+            raise ValueError("hardening has the source 'batch', but in_batch=None has no candidates of it: remove one")
+        if given["class_prior"] != 0:
+            raise ValueError(
+                f"class_prior={given['class_prior']!r} debiases the batch only if hardening is by source, and "
+                "in_batch=None has no candidates of it: give a single hardening, or set class_prior=0"
+            )
 
 
 def _resolve(given: dict[str, Any], progress: float) -> Settings:
@@ -371,13 +524,13 @@ def _resolve(given: dict[str, Any], progress: float) -> Settings:
         temperature = checks.number("temperature", temperature.at(progress), above=0, below=math.inf)
     if isinstance(prior, Schedule):
         prior = checks.number("class_prior", prior.at(progress), at_least=0, below=1)
-    weighting, bands, needs_positive = None, [], False
-    for setting in given["hardening"]:
-        part = setting.at(progress).in_scores(temperature)
-        weighting = part if part.has_weights else weighting
-        if part.has_band:
-            bands.append(part)
-            needs_positive = needs_positive or part.needs_positive
+    hardening, by_source = given["hardening"], None
+    if isinstance(hardening, BySource):
+        by_source = {name: _source_hardening(parts, progress, temperature) for name, parts in hardening.items()}
+        own = by_source.get(BATCH, SourceHardening())
+    else:
+        own = _source_hardening(hardening, progress, temperature)
+    bands = [band for part in ([own] if by_source is None else by_source.values()) for band in part.bands]
     max_abs_score = None
     if given["normalize"]:
         max_abs_score = 1 / (temperature.minimum if isinstance(temperature, Learnable) else temperature)
@@ -386,20 +539,44 @@ def _resolve(given: dict[str, Any], progress: float) -> Settings:
         unchanged[name] = given[name]
     return Settings(
         temperature=temperature,
-        weighting=weighting,
-        bands=tuple(bands),
-        needs_positive=needs_positive,
+        weighting=own.weighting,
+        bands=own.bands,
+        needs_positive=any(band.needs_positive for band in bands),
         prior=Prior.of(prior) if prior > 0 else None,
         max_abs_score=max_abs_score,
+        by_source=by_source,
+        cosine_bands=_has_cosines(hardening, progress, temperature),
         **unchanged,
     )
 
 
+def _source_hardening(parts: tuple[Hardening, ...], progress: float, temperature: float | Learnable) -> SourceHardening:
+    """The parts at this progress, in terms of scores."""
+    weighting, bands = None, []
+    for setting in parts:
+        part = setting.at(progress).in_scores(temperature)
+        weighting = part if part.has_weights else weighting
+        if part.has_band:
+            bands.append(part)
+    return SourceHardening(weighting, tuple(bands))
+
+
+def _has_cosines(hardening: tuple[Hardening, ...] | BySource, progress: float, temperature: float | Learnable) -> bool:
+    """Whether a part is given in terms of cosines, so that its scores depend on the temperature."""
+    for parts in hardening.values() if isinstance(hardening, BySource) else (hardening,):
+        for part in parts:
+            now = part.at(progress)
+            if now.in_scores(temperature) is not now:
+                return True
+    return False
+
+
 def _schedules(given: dict[str, Any]) -> list[Schedule]:
     """The schedules among the settings."""
-    settings = [given["temperature"], given["class_prior"]]
-    for part in given["hardening"]:
-        settings += part.schedules()
+    settings, hardening = [given["temperature"], given["class_prior"]], given["hardening"]
+    for parts in hardening.values() if isinstance(hardening, BySource) else (hardening,):
+        for part in parts:
+            settings += part.schedules()
     return [setting for setting in settings if isinstance(setting, Schedule)]
 
 

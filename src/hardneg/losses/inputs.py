@@ -1,6 +1,7 @@
 """The tensors of one call: checked, and converted to one dtype and unit length."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,6 +10,28 @@ from hardneg import checks
 from hardneg.losses.kernels import Kernel, Units
 from hardneg.losses.kernels.interface import safe_lengths
 from hardneg.losses.settings import Settings
+from hardneg.losses.sources import GIVEN, PER_SOURCE, argument, check_sources
+
+
+@dataclass(frozen=True)
+class Given:
+    """The given candidates of one source.
+
+    rows: (N, d) shared or (B, N, d) per anchor · exclude: (B, E) indices of rows · labels, ids: (N,) or (B, N), −1 =
+    unknown · allowed: (B, N) bool
+    """
+
+    name: str
+    rows: Tensor
+    exclude: Tensor | None = None
+    labels: Tensor | None = None
+    allowed: Tensor | None = None
+    ids: Tensor | None = None
+
+    @property
+    def shared(self) -> bool:
+        """True if all anchors have the same rows."""
+        return self.rows.dim() == 2
 
 
 @dataclass(frozen=True)
@@ -16,8 +39,8 @@ class Inputs:
     """The arguments of one call in one floating dtype of at least 32 bits, of unit length if ``normalize``.
 
     views: (V, B, d), the anchors' view first · paired: there are two views, each the other's positive · labels: (B,) ·
-    negatives: (N, d) or (B, N, d) · exclude: (B, E) · negative_labels: (N,) or (B, N) · negative_mask: (B, N) bool ·
-    positive_mask: (B, M) bool · similarity: (B,) inner products of the two views, if they are known already ·
+    given: the sources of given candidates · positive_mask: (B, M) bool · ids: (B, V) of the views, −1 = unknown ·
+    not_negatives: (P, 2) pairs of ids · similarity: (B,) inner products of the two views, if they are known already ·
     precision: the half precision of the given embeddings, or None · validity: () of the values on an accelerator, by
     which the loss is multiplied; see `checks.values`
     """
@@ -25,11 +48,10 @@ class Inputs:
     views: Tensor
     paired: bool
     labels: Tensor | None = None
-    negatives: Tensor | None = None
-    exclude: Tensor | None = None
-    negative_labels: Tensor | None = None
-    negative_mask: Tensor | None = None
+    given: tuple[Given, ...] = ()
     positive_mask: Tensor | None = None
+    ids: Tensor | None = None
+    not_negatives: Tensor | None = None
     similarity: Tensor | None = None
     precision: torch.dtype | None = None
     validity: Tensor | None = None
@@ -39,11 +61,15 @@ def check_call(
     settings: Settings,
     z2: Tensor | None,
     labels: Tensor | None,
-    negatives: Tensor | None,
-    negative_labels: Tensor | None,
+    names: Sequence[str],
+    given: Sequence[Tensor | None],
     positive_mask: Tensor | None,
 ) -> None:
-    """Raise where the arguments of a call do not fit the settings."""
+    """Raise where the arguments of a call do not fit the settings. names, given: as `sources.by_name` returns them."""
+    width = len(PER_SOURCE)
+    negatives, negative_labels = given[0], given[PER_SOURCE.index("negative_labels") :: width]
+    if settings.by_source is not None and negatives is not None:
+        check_sources(settings.by_source, names)
     supervision, in_batch = settings.supervision, settings.in_batch
     if isinstance(z2, Tensor) and not z2.is_floating_point():
         raise ValueError(
@@ -55,10 +81,15 @@ def check_call(
         raise ValueError(f"supervision={supervision!r} needs labels: pass labels=, with −1 where unknown")
     if negatives is None and in_batch is None:
         raise ValueError("in_batch=None takes no negatives from the batch: pass negatives=")
-    if negative_labels is not None and supervision not in ("negatives", "full"):
-        raise ValueError(f"negative_labels were given, but supervision={supervision!r} ignores them")
-    if negatives is not None and negative_labels is None and supervision in ("negatives", "full"):
-        raise ValueError(f"supervision={supervision!r} with negatives needs negative_labels, with −1 where unknown")
+    if supervision == "none" and any(tensor is not None for tensor in negative_labels):
+        raise ValueError(
+            "negative_labels were given, but supervision='none' ignores them: set supervision or leave them out"
+        )
+    if negatives is not None and supervision in ("negatives", "full"):
+        for name, found in zip(names, negative_labels, strict=True):
+            if found is None:
+                needed = argument("negative_labels", name)
+                raise ValueError(f"supervision={supervision!r} with negatives needs {needed}, with −1 where unknown")
     if z2 is None and supervision not in ("positives", "full"):
         raise ValueError(f"one view needs positives from labels, but supervision={supervision!r}: pass z2 or set it")
     if z2 is None and in_batch == "other":
@@ -96,25 +127,77 @@ def check_negatives(
     exclude: Tensor | None,
     negative_labels: Tensor | None,
     negative_mask: Tensor | None,
+    source: str = GIVEN,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Raise unless negatives, their exclusions, labels and mask fit; return ``exclude`` as (B, E), labels, validity."""
     validity, labels_validity = None, None
-    checks.floating("negatives", negatives)
+    name = argument("negatives", source)
+    checks.floating(name, negatives)
     shape = tuple(negatives.shape)
     if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == batch)) or shape[-1] != dim:
-        raise ValueError(f"negatives must have shape (N, d) or (B, N, d) with (B, d) = {batch, dim}, got {shape}")
+        raise ValueError(f"{name} must have shape (N, d) or (B, N, d) with (B, d) = {batch, dim}, got {shape}")
     if exclude is not None:
         columns = exclude.shape[1:] if isinstance(exclude, Tensor) and exclude.dim() == 2 else ()
-        meaning = "indices into negatives for each row of z1"
-        exclude = checks.integers("exclude", exclude, (batch, *columns), meaning).reshape(batch, -1)  # (B, E)
-        exclude, validity = checks.in_range("exclude", exclude, shape[-2])
+        meaning, name = "indices into negatives for each row of z1", argument("exclude", source)
+        exclude = checks.integers(name, exclude, (batch, *columns), meaning).reshape(batch, -1)  # (B, E)
+        exclude, validity = checks.in_range(name, exclude, shape[-2])
         exclude = exclude if exclude.shape[1] else None
     if negative_labels is not None:
-        negative_labels = checks.integers("negative_labels", negative_labels, shape[:-1], "one per negative")
-        labels_validity = checks.values(negative_labels >= -1, "negative_labels must be ≥ −1, where −1 means unknown")
+        name = argument("negative_labels", source)
+        negative_labels = checks.integers(name, negative_labels, shape[:-1], "one per negative")
+        labels_validity = checks.values(negative_labels >= -1, f"{name} must be ≥ −1, where −1 means unknown")
     if negative_mask is not None:
-        _check_mask("negative_mask", negative_mask, (batch, shape[-2]), "True = may be a negative")
+        meaning = "True = may be a negative"
+        _check_mask(argument("negative_mask", source), negative_mask, (batch, shape[-2]), meaning)
     return exclude, negative_labels, checks.jointly(validity, labels_validity)
+
+
+def _check_ids(
+    ids: Tensor | None, not_negatives: Tensor | None, batch: int, views: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Raise unless the ids fit; return them as (B, V), the pairs, and the validity."""
+    if ids is None:
+        if not_negatives is not None:
+            raise ValueError("not_negatives was given without ids: pass ids= of the batch, or leave it out")
+        return None, None, None
+    meaning = "one per row of z1, or one per row of each view"
+    shape = (batch, views) if isinstance(ids, Tensor) and ids.dim() == 2 else (batch,)
+    ids = checks.integers("ids", ids, shape, meaning)
+    validity = checks.values(ids >= -1, "ids must be ≥ −1, where −1 means unknown: map other integers to 0, 1, …")
+    ids = ids.reshape(batch, -1).expand(batch, views)
+    if not_negatives is not None:
+        rows = len(not_negatives) if isinstance(not_negatives, Tensor) and not_negatives.dim() == 2 else 0
+        not_negatives = checks.integers("not_negatives", not_negatives, (rows, 2), "pairs of ids")
+        validity = checks.jointly(validity, checks.values(not_negatives >= 0, "not_negatives must hold ids ≥ 0"))
+    return ids, not_negatives, validity
+
+
+def _check_given(
+    batch: int, dim: int, names: Sequence[str], tensors: Sequence[Tensor | None], has_ids: bool
+) -> tuple[tuple[Given, ...], Tensor | None]:
+    """The sources of given negatives, checked, and their validity.
+
+    tensors: as many of each source as `PER_SOURCE` names, in its order
+    """
+    found = []
+    validities: list[Tensor | None] = []
+    for number, name in enumerate(names):
+        negatives, exclude, labels, mask, ids = tensors[len(PER_SOURCE) * number : len(PER_SOURCE) * (number + 1)]
+        if negatives is None:
+            for key, tensor in zip(PER_SOURCE[1:], (exclude, labels, mask, ids), strict=True):
+                if tensor is not None:
+                    raise ValueError(f"{key} was given without negatives: pass negatives= or leave it out")
+            continue
+        exclude, labels, validity = check_negatives(batch, dim, negatives, exclude, labels, mask, name)
+        validities.append(validity)
+        if ids is not None:
+            if not has_ids:
+                raise ValueError("negative_ids were given without ids: pass ids= of the batch, or leave them out")
+            where = argument("negative_ids", name)
+            ids = checks.integers(where, ids, tuple(negatives.shape[:-1]), "one per negative")
+            validities.append(checks.values(ids >= -1, f"{where} must be ≥ −1, where −1 means unknown"))
+        found.append(Given(name, negatives, exclude, labels, mask, ids))
+    return tuple(found), checks.jointly(*validities)
 
 
 def prepare(
@@ -126,41 +209,42 @@ def prepare(
     negative_labels: Tensor | None,
     negative_mask: Tensor | None,
     positive_mask: Tensor | None,
-    *,
+    ids: Tensor | None = None,
+    not_negatives: Tensor | None = None,
+    negative_ids: Tensor | None = None,
+    *others: Tensor | None,
+    names: Sequence[str] = (GIVEN,),
     normalize: bool,
     kernel: Kernel,
 ) -> Inputs:
-    """Check shapes, dtypes and values; convert the embeddings to one dtype, and to unit length if ``normalize``."""
+    """Check shapes, dtypes and values; convert the embeddings to one dtype, and to unit length if ``normalize``.
+
+    names: of the sources of given negatives · others: the tensors of further sources, as `PER_SOURCE` names them
+    """
     views = check_views(z1, z2)
     batch, dim = z1.shape
     validities: list[Tensor | None] = []
     if labels is not None:
         labels = checks.integers("labels", labels, (batch,), "one per row of z1")
         validities.append(checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown"))
-    if negatives is None:
-        for name, given in (
-            ("exclude", exclude),
-            ("negative_labels", negative_labels),
-            ("negative_mask", negative_mask),
-        ):
-            if given is not None:
-                raise ValueError(f"{name} was given without negatives: pass negatives= or leave it out")
-    else:
-        exclude, negative_labels, validity = check_negatives(
-            batch, dim, negatives, exclude, negative_labels, negative_mask
-        )
-        validities.append(validity)
+    number = 1 if z2 is None else 2 if z2.dim() == 2 else 1 + z2.shape[1]
+    ids, not_negatives, validity = _check_ids(ids, not_negatives, batch, number)
+    first = (negatives, exclude, negative_labels, negative_mask, negative_ids)
+    given, given_validity = _check_given(batch, dim, names, (*first, *others), ids is not None)
+    validities += [validity, given_validity]
     if positive_mask is not None:
         if z2 is None or z2.dim() != 3:
             raise ValueError("positive_mask was given, but z2 is not (B, M, d): pass several positives or leave it out")
         _check_mask("positive_mask", positive_mask, (batch, z2.shape[1]), "True = is a positive")
-    given_tensors = {
-        "z2": z2, "labels": labels, "negatives": negatives,
-        "exclude": exclude, "negative_labels": negative_labels, "negative_mask": negative_mask,
-        "positive_mask": positive_mask,
-    }  # fmt: skip
+    given_tensors = [
+        ("z2", z2), ("labels", labels), ("positive_mask", positive_mask), ("ids", ids),
+        ("not_negatives", not_negatives),
+    ]  # fmt: skip
+    for source in given:
+        parts = (source.rows, source.exclude, source.labels, source.allowed, source.ids)
+        given_tensors += [(argument(key, source.name), part) for key, part in zip(PER_SOURCE, parts, strict=True)]
     dtype = torch.promote_types(torch.float32, z1.dtype)
-    for name, tensor in given_tensors.items():
+    for name, tensor in given_tensors:
         if tensor is None:
             continue
         if tensor.device != z1.device:
@@ -169,38 +253,44 @@ def prepare(
             dtype = torch.promote_types(dtype, tensor.dtype)
 
     similarity, precision = None, half_precision(z1, z1 if z2 is None else z2)
-    if negatives is not None and negatives.dtype != precision and not normalize:
+    if not normalize and any(source.rows.dtype != precision for source in given):
         precision = None  # it may not represent the negatives exactly
     if normalize and kernel.units is not None and dtype == torch.float32:
         flat, similarity, validity = _units_by_kernel(kernel.units, views, z1, z2, precision)
-        validities.append(validity)
-        if negatives is not None:
-            rows = negatives.flatten(0, -2)
-            rows, _, validity = _units_by_kernel(kernel.units, [("negatives", negatives)], rows, None, precision)
-            validities.append(validity)
-            negatives = rows.view(negatives.shape)
     else:
-        parts = [z1.to(dtype)]
+        parts_of_views = [z1.to(dtype)]
         if z2 is not None:
-            parts.append((z2 if z2.dim() == 2 else z2.transpose(0, 1).reshape(-1, dim)).to(dtype))
-        flat, validity = _checked_vectors(views, torch.cat(parts), normalize)  # (V·B, d): view after view
+            parts_of_views.append((z2 if z2.dim() == 2 else z2.transpose(0, 1).reshape(-1, dim)).to(dtype))
+        flat, validity = _checked_vectors(views, torch.cat(parts_of_views), normalize)  # (V·B, d): view after view
+    validities.append(validity)
+    prepared = []
+    for source in given:
+        rows, validity = _given_rows(source, dtype, normalize, kernel, precision)
+        prepared.append(replace(source, rows=rows))
         validities.append(validity)
-        if negatives is not None:
-            negatives, validity = _checked_vectors([("negatives", negatives)], negatives.to(dtype), normalize)
-            validities.append(validity)
     return Inputs(
         views=flat.view(-1, batch, dim),
         paired=z2 is not None and z2.dim() == 2,
         labels=labels,
-        negatives=negatives,
-        exclude=exclude,
-        negative_labels=negative_labels,
-        negative_mask=negative_mask,
+        given=tuple(prepared),
         positive_mask=positive_mask,
+        ids=ids,
+        not_negatives=not_negatives,
         similarity=similarity,
         precision=precision,
         validity=checks.jointly(*validities),
     )
+
+
+def _given_rows(
+    source: Given, dtype: torch.dtype, normalize: bool, kernel: Kernel, precision: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
+    """The rows of a source in ``dtype``, of unit length if ``normalize``, and their validity."""
+    named = [(argument("negatives", source.name), source.rows)]
+    if normalize and kernel.units is not None and dtype == torch.float32:
+        rows, _, validity = _units_by_kernel(kernel.units, named, source.rows.flatten(0, -2), None, precision)
+        return rows.view(source.rows.shape), validity
+    return _checked_vectors(named, source.rows.to(dtype), normalize)
 
 
 def half_precision(z1: Tensor, z2: Tensor) -> torch.dtype | None:

@@ -41,7 +41,7 @@ class Plan:
     dtype: torch.dtype
     validity: Tensor | None
 
-    def fits(self, settings: Settings, *tensors: Tensor | None) -> bool:
+    def fits(self, settings: Settings, *tensors: object) -> bool:
         """True if a call with these settings and tensors, z1, z2, labels and negatives, may use this plan."""
         if settings is not self.settings:
             return False
@@ -81,9 +81,7 @@ def plan(
     labels: Tensor | None,
     negatives: Tensor | None,
     exclude: Tensor | None,
-    negative_labels: Tensor | None,
     negative_mask: Tensor | None,
-    positive_mask: Tensor | None,
 ) -> Plan | None:
     """The plan for a call, or None if the kernel does not serve its form; raises if shapes or devices do not fit."""
     tensors = (z1, z2, labels, negatives)
@@ -92,8 +90,6 @@ def plan(
         or not set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter, type(None)}
         or not _suits_settings(settings, kernel.pair_support, labels is not None)
         or not _suits_tensors(settings, kernel.pair_support, z1, z2, negatives)
-        or negative_labels is not None
-        or positive_mask is not None
         or (negatives is None and not (exclude is None and negative_mask is None))
         # Excluded negatives must not be counted in Q.
         or (settings.negative_count == "batch" and not (exclude is None and negative_mask is None))
@@ -148,6 +144,7 @@ def _suits_settings(settings: Settings, support: PairSupport, labelled: bool) ->
     per_anchor = any(map(_differs_between_anchors, settings.bands))
     return (
         settings.normalize
+        and not settings.needs_general
         and (settings.weighting is None or not settings.weighting.has_general_weights)
         and (settings.prior is None or settings.debias == "hcl")
         and settings.num_negatives is None

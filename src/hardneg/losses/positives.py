@@ -1,5 +1,6 @@
-"""Sums over an anchor's positives, which are given one by one or found by label in the batch."""
+"""Sums over an anchor's positives, which are given one by one or found by label in the batch and in given rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from hardneg.losses.columns import LabelledRows
 from hardneg.losses.kernels import Eligibility, HalfCopies, Kernel, LogSums, Rule, reference, tiled
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS
 
@@ -68,28 +70,36 @@ class OwnPositives:
 
 @dataclass(frozen=True)
 class LabelPositives:
-    """Positives found in a pool (N, d) by the groups in ``eligibility``, without a matrix of their scores."""
+    """Positives found by label among rows of the batch and given rows, without a matrix of their scores.
+
+    parts: the rows of the batch first; each with its eligibility
+    """
 
     anchors: Tensor
-    pool: Tensor
+    parts: Sequence[LabelledRows]
     scale: Tensor
-    eligibility: Eligibility
     kernel: Kernel
     half_copies: HalfCopies
 
     def count(self) -> Tensor:
-        assert self.eligibility.anchor_groups is not None
-        assert self.eligibility.candidate_groups is not None
-        ordered = self.eligibility.candidate_groups.sort().values
-        first = torch.searchsorted(ordered, self.eligibility.anchor_groups)
-        last = torch.searchsorted(ordered, self.eligibility.anchor_groups, right=True)
-        return (last - first - int(self.eligibility.excluded is not None)).to(self.anchors.dtype)
+        in_batch, *given = (part.eligibility for part in self.parts)
+        found = _group_sizes(in_batch) - int(in_batch.excluded is not None)  # the anchor itself is in its group
+        for eligibility in given:
+            if eligibility.excluded is None and eligibility.allowed is None:
+                found = found + _group_sizes(eligibility)
+            else:
+                found = found + eligibility.counts(len(self.anchors), found.dtype, found.device)
+        return found.to(self.anchors.dtype)
 
     def best(self) -> Tensor:
-        return tiled.row_maximum(self.anchors.detach(), [self.pool.detach()], self.scale.detach(), self.eligibility)
+        anchors, scale = self.anchors.detach(), self.scale.detach()
+        found = [tiled.row_maximum(anchors, [part.rows.detach()], scale, part.eligibility) for part in self.parts]
+        return found[0] if len(found) == 1 else torch.stack(found).amax(dim=0)
 
     def sums(self, rule: Rule) -> LogSums:
-        return self.kernel.log_sums(self.anchors, [self.pool], self.scale, self.eligibility, rule)
+        return merged(
+            [self.kernel.log_sums(self.anchors, [part.rows], self.scale, part.eligibility, rule) for part in self.parts]
+        )
 
     def mean(self) -> Tensor:
         return self._means(torch.zeros_like(self.anchors[:, 0]))[1]
@@ -98,8 +108,40 @@ class LabelPositives:
         return self._means(offset)[0]
 
     def _means(self, offset: Tensor) -> tuple[Tensor, Tensor]:
-        terms, total = self.kernel.positive_sums(
-            self.anchors, self.pool, self.scale, self.eligibility, offset, self.half_copies
-        )
+        found = [
+            self.kernel.positive_sums(self.anchors, part.rows, self.scale, part.eligibility, offset, self.half_copies)
+            for part in self.parts
+        ]
+        terms, total = found[0]
+        for more_terms, more in found[1:]:
+            terms, total = terms + more_terms, total + more
         number = self.count().clamp(min=1)
         return terms / number, total / number
+
+
+def merged(parts: Sequence[LogSums]) -> LogSums:
+    """The log-sums over the candidates of all parts together."""
+    if len(parts) == 1:
+        return parts[0]
+    count = torch.stack([part.count for part in parts]).sum(dim=0)
+    weights = torch.stack([part.weight for part in parts])  # (K, A)
+    weight = log_sum_exp(weights)
+    # The mean of the parts' means, weighted by their shares of the weight: nothing cancels for any tilt.
+    shares = weights - torch.where(count > 0, weight, 0.0)
+    mean = log_sum_exp(torch.stack([part.mean for part in parts]) + shares)
+    return LogSums(mean, weight, count)
+
+
+def log_sum_exp(terms: Tensor) -> Tensor:
+    """log Σ e^{terms} over the first dimension; −inf where all are −inf, with finite derivatives of any order."""
+    empty = (terms == -torch.inf).all(dim=0)
+    return torch.logsumexp(terms.masked_fill(empty, 0), dim=0).masked_fill(empty, -torch.inf)
+
+
+def _group_sizes(eligibility: Eligibility) -> Tensor:
+    """The number of candidates in each anchor's group, (A,)."""
+    assert eligibility.anchor_groups is not None
+    assert eligibility.candidate_groups is not None
+    ordered = eligibility.candidate_groups.sort().values
+    first = torch.searchsorted(ordered, eligibility.anchor_groups)
+    return torch.searchsorted(ordered, eligibility.anchor_groups, right=True) - first

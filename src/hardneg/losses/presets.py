@@ -1,9 +1,11 @@
 """Presets: the loss of each paper in one line. Every preset takes any further argument of `InfoNCE`.
 
 A given argument replaces the preset's default. A hardening is added to the preset's own: bands intersect, a second
-tilt raises. An argument that a preset renames (``class_prior`` to ``tau_plus``) raises under its original name.
+tilt raises; a hardening by source is for presets without one of their own. An argument that a preset renames
+(``class_prior`` to ``tau_plus``) raises under its original name.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from hardneg import checks
@@ -170,6 +172,11 @@ def ring_nce(
 def _with(own: Hardening, options: dict[str, Any]) -> tuple[Hardening, ...]:
     """The preset's own hardening, then those in its options."""
     given = options.get("hardening", ())
+    if isinstance(given, Mapping):
+        raise ValueError(
+            f"this preset has the hardening {own!r}, so it takes no hardening by source: pass all of them to "
+            f"hn.InfoNCE(hardening={{'batch': {own!r}, …}})"
+        )
     return (own, *(given if isinstance(given, tuple) else (given,)))
 
 

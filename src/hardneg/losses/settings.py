@@ -3,7 +3,8 @@
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
@@ -19,7 +20,7 @@ from hardneg.losses.temperature import Learnable
 Debias = Literal["hcl", "exact"]
 InBatch = Literal["both", "other"]
 Supervision = Literal["none", "positives", "negatives", "full"]
-CombinePositives = Literal["mean_of_logs", "log_of_mean", "in_denominator"]
+CombinePositives = Literal["mean_of_logs", "log_of_mean", "log_of_sum", "in_denominator"]
 Average = Literal["anchors", "pairs"]
 NegativeCount = Literal["support", "batch"]
 Backend = Literal["auto", "reference", "tiled", "fused"]
@@ -30,6 +31,14 @@ REDUCTION: tuple[str, ...] = get_args(Reduction)
 
 
 @dataclass(frozen=True)
+class SourceHardening:
+    """The hardening of one source: as `weighting` and `bands` of `Settings`."""
+
+    weighting: Hardening | None = None
+    bands: tuple[Hardening, ...] = ()
+
+
+@dataclass(frozen=True)
 class Settings:
     """The settings of `InfoNCE` at one moment of training, with every schedule replaced by its value.
 
@@ -37,7 +46,9 @@ class Settings:
 
     weighting: the hardening with a tilt or general weights · bands: those with a range of scores or ranks, in terms of
     scores · needs_positive: whether a band depends on the positive's score · prior: None for no
-    debiasing · max_abs_score: upper bound of |score|, if one is known without computing scores
+    debiasing · max_abs_score: upper bound of |score|, if one is known without computing scores · by_source: the
+    hardening of each source with a distribution of its own, or None for one distribution over all candidates;
+    ``weighting`` and ``bands`` are then those of the batch · cosine_bands: whether a band was given in cosines
     """
 
     temperature: float | Learnable
@@ -60,6 +71,28 @@ class Settings:
     normalize: bool
     gather: Gather
     reduction: str
+    normalize_weights: bool = True
+    by_source: Mapping[str, SourceHardening] | None = None
+    cosine_bands: bool = False
+
+    @property
+    def needs_general(self) -> bool:
+        """Whether only the general path has these settings, and not the short one for paired batches."""
+        return self.by_source is not None or not self.normalize_weights or self.combine_positives == "log_of_sum"
+
+    @property
+    def has_general_weights(self) -> bool:
+        """Whether a source has weights that only the reference kernel computes."""
+        hardenings = [self] if self.by_source is None else self.by_source.values()
+        return any(part.weighting is not None and part.weighting.has_general_weights for part in hardenings)
+
+    def of_source(self, name: str) -> "Settings":
+        """The settings for the distribution of one source; only the batch is debiased."""
+        if self.by_source is None:
+            return self
+        own = self.by_source.get(name, SourceHardening())
+        prior = self.prior if name == "batch" else None
+        return replace(self, weighting=own.weighting, bands=own.bands, prior=prior, by_source=None)
 
 
 class Adjustable(LenientState, ABC):

@@ -36,6 +36,9 @@ class Learnable(LenientState):
 
     def forward(self) -> Tensor:
         """The temperature, ()."""
+        if torch._C._are_functorch_transforms_active():  # they allow no change in place
+            log_value: Tensor = self.log_value
+            return (log_value + (log_value.clamp(min=math.log(self.minimum)) - log_value).detach()).exp()
         with torch.no_grad():  # projection: a clamp inside the graph would leave a zero gradient below the minimum
             self.log_value.data.clamp_(min=math.log(self.minimum))
         return self.log_value.exp()

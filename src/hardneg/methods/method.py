@@ -193,7 +193,7 @@ class Method(L.LightningModule, ABC):
         """
         if labels is None:
             return {}
-        if negative_labels is None or self.objective.supervision == "positives":
+        if negative_labels is None:
             return {"labels": labels}
         return {"labels": labels, "negative_labels": negative_labels.to(labels.device)}
 

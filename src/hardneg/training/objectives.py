@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from hardneg.losses import presets, schedules
+from hardneg.losses import hardening, presets, schedules
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.training.recipe_errors import hint
@@ -16,6 +16,14 @@ SCHEDULES: dict[str, type[schedules.Schedule]] = {
     "steps": schedules.Steps,
     "hardness_anneal": schedules.HardnessAnneal,
     "ring_anneal": schedules.RingAnneal,
+}
+# Those whose settings are numbers; a function cannot be written in a recipe.
+HARDENINGS: dict[str, type[hardening.Hardening]] = {
+    "uniform": hardening.Uniform,
+    "exponential": hardening.Exponential,
+    "threshold": hardening.Threshold,
+    "ring": hardening.Ring,
+    "below_positive": hardening.BelowPositive,
 }
 
 
@@ -36,11 +44,18 @@ def arguments(name: str) -> set[str]:
     preset = getattr(presets, name)
     kind = JSD if inspect.signature(preset).return_annotation is JSD else InfoNCE
     found = {key for made in (preset, kind.__init__) for key in inspect.signature(made).parameters}
-    return found - {"self", "options", "generator", "hardening"}
+    return found - {"self", "options", "generator"}
 
 
 def make(section: Mapping[str, Any], **more: Any) -> InfoNCE | JSD:
-    """The loss of a section; ``more`` replaces its settings. A mapping ``{schedule: linear, …}`` makes a schedule."""
+    """The loss of a section; ``more`` replaces its settings. A mapping ``{schedule: linear, …}`` makes a schedule.
+
+    hardening: see `hardenings`
+
+    Examples:
+        >>> make({"preset": "moco", "hardening": {"given": {"kind": "ring", "lower": 0.5, "upper": 0.9}}}).hardening
+        {'given': (Ring(lower=0.5, upper=0.9),)}
+    """
     options = dict(section)
     name = options.pop("preset", "simclr")
     if name not in names():
@@ -49,10 +64,38 @@ def make(section: Mapping[str, Any], **more: Any) -> InfoNCE | JSD:
     for key, setting in options.items():
         if key not in allowed:
             raise ValueError(f"objective.{key} is not an argument of {name}: {hint(key, sorted(allowed))}")
-        if isinstance(setting, Mapping):
+        if key == "hardening":
+            options[key] = hardenings(f"objective.{key}", setting)
+        elif isinstance(setting, Mapping):
             options[key] = schedule(f"objective.{key}", setting)
     made: InfoNCE | JSD = getattr(presets, name)(**{**options, **more})
     return made
+
+
+def hardenings(key: str, settings: Any) -> Any:
+    """The hardenings that a mapping ``{kind: ring, lower: 0.5, …}``, a list of them, or one by source describes.
+
+    key: of the settings in the recipe, for messages
+    """
+    if isinstance(settings, list):
+        return tuple([hardenings(f"{key}[{number}]", part) for number, part in enumerate(settings)])
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"{key} must be a mapping such as {{kind: exponential, beta: 1.0}}, got {settings!r}")
+    if "kind" not in settings:
+        if not all(isinstance(part, Mapping | list) for part in settings.values()):
+            raise ValueError(f"{key} has no kind: {hint('', sorted(HARDENINGS))}")
+        return {source: hardenings(f"{key}.{source}", part) for source, part in settings.items()}
+    options = {name: setting for name, setting in settings.items() if name != "kind"}
+    kind = str(settings["kind"])
+    if kind not in HARDENINGS:
+        raise ValueError(f"{key}.kind={kind!r} is not known: {hint(kind, sorted(HARDENINGS))}")
+    for name, setting in options.items():
+        if isinstance(setting, Mapping):
+            options[name] = schedule(f"{key}.{name}", setting)
+    try:
+        return HARDENINGS[kind](**options)
+    except TypeError as error:
+        raise ValueError(f"{key}: {error}") from error
 
 
 def schedule(key: str, settings: Mapping[str, Any]) -> schedules.Schedule:

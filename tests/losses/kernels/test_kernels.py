@@ -131,7 +131,17 @@ def test_the_tiled_kernel_allocates_strips_and_no_matrix() -> None:
     assert largest <= strips.STRIP_ELEMENTS["cpu"] < (2 * rows) ** 2
 
 
-@pytest.mark.parametrize("preset", ["hcl", "hscl", "moco", "clip", "ring"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        "hcl",
+        "hscl",
+        "moco",
+        "clip",
+        "ring",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("sources", "labelled rows")),
+    ],
+)
 def test_compiles_without_a_graph_break(preset: str) -> None:
     z1, z2, labels = batch(16, 8)
     loss, extra = {
@@ -140,6 +150,14 @@ def test_compiles_without_a_graph_break(preset: str) -> None:
         "moco": (hn.moco(), {"negatives": torch.randn(50, 8)}),
         "clip": (hn.clip(), {}),
         "ring": (hn.InfoNCE(hardening=(hn.Ring(0.5, 0.9), hn.Exponential(hn.Linear(2.0, 1.0)))), {}),
+        "sources": (
+            hn.InfoNCE(hardening={"batch": hn.BelowPositive(), "queue": hn.Exponential(1.0)}),
+            {"negatives": {"queue": torch.randn(50, 8), "mined": torch.randn(16, 3, 8)}, "ids": labels},
+        ),
+        "labelled rows": (
+            hn.supcon(),
+            {"labels": labels, "negatives": torch.randn(50, 8), "negative_labels": torch.arange(50) % 9},
+        ),
     }[preset]
     torch._dynamo.reset()
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
@@ -267,3 +285,33 @@ def test_compiled_thresholds_and_priors_do_not_recompile_at_every_step(make: Any
         loss.set_progress(step / 20)
         compiled(z1, z2, labels=labels)
     assert counter.frame_count <= 5
+
+
+class DeviceTilt(hn.Hardening):
+    """A tilt that is a tensor, as one that is computed on a device."""
+
+    def __init__(self, beta: float) -> None:
+        self.beta = beta
+
+    def tilt(self) -> Tensor:
+        return torch.tensor(self.beta, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("beta", [0.0, 0.7, 1.0, 4.0])
+@pytest.mark.parametrize("name", ["labels", "prior", "range", "drawn", "by source"])
+def test_a_tilt_may_be_a_tensor(name: str, beta: float, backend: str) -> None:
+    z1, z2, labels = batch(12, 5, torch.float64)
+    results = []
+    for hardening in (hn.Exponential(beta), DeviceTilt(beta)):
+        options: dict[str, Any] = {
+            "labels": {"supervision": "full", "hardening": hardening},
+            "prior": {"class_prior": 0.02, "hardening": (hardening, hn.Ring(0.1, 0.9))},
+            "range": {"weight_range": 2.0, "normalize": False, "hardening": hardening},
+            "drawn": {"num_negatives": 4, "generator": torch.Generator().manual_seed(2), "hardening": hardening},
+            "by source": {"hardening": {"batch": hardening}, "normalize_weights": False},
+        }[name]
+        results.append(value_and_gradients(options, z1, z2, labels, backend))
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert results[0][1].abs().max() > 1e-6

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardneg.losses.kernels.identities import Identities
 from hardneg.matmul import where_precise
 
 Bound = float | Tensor | None  # a score for all anchors, one per anchor (A,), or no bound
 
 # Above this softplus(x) is computed as x. PyTorch's default, 20, has an error of 2e-9: too much for float64.
 EXACT_SOFTPLUS = 40.0
+
+# Size of a strip of masks in which eligible candidates are counted.
+STRIP_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,12 @@ class LogSums:
     def tilted(self) -> Tensor:
         """log Σ_S e^{(β+1)s}, (A,)."""
         return self.mean + self.weight
+
+    def unnormalized(self) -> "LogSums":
+        """The same with weights that are not divided by their sum, but by |S|: mean is log Σ_S e^{(β+1)s} − log |S|."""
+        nonempty = self.count > 0
+        mean = torch.where(nonempty, self.tilted, 0.0) - self.count.clamp(min=1).log()
+        return LogSums(torch.where(nonempty, mean, -torch.inf), self.weight, self.count)
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,8 @@ class Eligibility:
     first ``pool_views`` groups of ``own.global_batch`` candidates · excluded: (A, E) further excluded candidates ·
     anchor_groups (A,), candidate_groups (N,): only candidates of another group are eligible (of the same group if
     ``same_group``) · allowed: (B, n) bool for the last n candidates; row i holds for anchors i, i + B, … · crossed:
-    anchors and candidates are the same rows, and each half is compared with the other half only
+    anchors and candidates are the same rows, and each half is compared with the other half only · identities:
+    candidates that are ineligible because of their ids
     """
 
     columns: int
@@ -78,6 +89,7 @@ class Eligibility:
     same_group: bool = False
     allowed: Tensor | None = None
     crossed: bool = False
+    identities: Identities | None = None
 
     def mask_(self, matrix: Tensor, rows: slice, fill: float) -> None:
         """Overwrite with ``fill`` the ineligible entries of ``matrix`` (R, N), whose rows are the anchors ``rows``."""
@@ -95,6 +107,8 @@ class Eligibility:
             first = min(max(half - rows.start, 0), len(matrix))  # number of rows in the first half
             matrix[:first, :half] = fill
             matrix[first:, half:] = fill
+        if self.identities is not None:
+            self.identities.mask_(matrix, rows, fill)
 
     def excluded_columns(self, rows: slice) -> Tensor | None:
         """The excluded candidates of the anchors ``rows``, their own instances included, (R, E)."""
@@ -106,6 +120,17 @@ class Eligibility:
         )  # (R, V)
         return own if excluded is None else torch.cat([own, excluded], dim=1)
 
+    def counts(self, anchors: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The number of eligible candidates of each of ``anchors`` anchors, (A,), one strip of rows at a time."""
+        height = max(1, STRIP_BYTES // max(self.columns, 1))
+        found = torch.zeros(anchors, dtype=dtype, device=device)
+        for start in range(0, anchors if self.columns else 0, height):
+            rows = slice(start, min(start + height, anchors))
+            eligible = torch.ones(rows.stop - start, self.columns, dtype=torch.bool, device=device)
+            self.mask_(eligible, rows, False)
+            found[rows] = count_true(eligible).to(dtype)
+        return found
+
     @property
     def count_per_anchor(self) -> int:
         """The number of eligible candidates of every anchor, if it is the same for all."""
@@ -115,7 +140,7 @@ class Eligibility:
     @property
     def is_plain(self) -> bool:
         """True if only the excluded candidates are ineligible."""
-        return self.anchor_groups is None and self.allowed is None
+        return self.anchor_groups is None and self.allowed is None and self.identities is None
 
 
 class HalfCopies:
@@ -148,7 +173,8 @@ class Rule:
     tilt: β of weights e^{βs} · log_weight: general weights instead · lower, upper: range of scores kept, one number for
     all anchors or (A,) · rings: ranges of ranks kept, as fractions of the eligible candidates · draws: (A, k) random
     integers that select k negatives from those kept · grad_through_weights: whether gradients flow through the weights
-    · max_abs_score: upper bound of |score|, if known · half_copies: of embeddings, for the fused kernel's products
+    · max_abs_score: upper bound of |score|, if known · half_copies: of embeddings, for the fused kernel's products ·
+    score_factor: by which scores are rescaled in the weights; ``tilt`` and ``log_weight`` contain it
     """
 
     tilt: float | Tensor = 0.0
@@ -160,6 +186,7 @@ class Rule:
     grad_through_weights: bool = True
     max_abs_score: float | None = None
     half_copies: HalfCopies = field(default_factory=lambda: HalfCopies(None))
+    score_factor: float | Tensor = 1.0
 
     def log_weights(self, scores: Tensor) -> Tensor:
         """Log-weights of candidates with these scores, of the same shape."""

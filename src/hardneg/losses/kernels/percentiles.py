@@ -69,7 +69,9 @@ def edges(scores: Tensor, rule: Rule) -> Edges:
         >>> band.outside(torch.tensor([[0.3, 0.1, 0.2, 0.1]]))  # ties are ordered by index
         tensor([[ True,  True, False, False]])
     """
-    on_cpu = scores.device.type == "cpu" and not torch.compiler.is_compiling()
+    # Compiled graphs and the transforms of torch.func have no numpy arrays.
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    on_cpu = scores.device.type == "cpu" and not traced
     if not on_cpu or scores.dtype not in (torch.float32, torch.float64):
         return sorted_edges(scores, rule)
     return selected(scores, rule) if scores.shape[1] >= SHORTEST_ROW else by_values(scores, rule)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from hardneg.losses.kernels import percentiles, tiled_pairs
+from hardneg.losses.kernels import percentiles, reference, tiled_pairs
 from hardneg.losses.kernels.interface import (
     EXACT_SOFTPLUS,
     Eligibility,
@@ -58,6 +58,9 @@ def positive_sums(
 
 def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Rows and their scores (R, N), strip by strip; each strip overwrites the previous one."""
+    if torch._C._are_functorch_transforms_active():  # they have no products into given memory
+        yield slice(0, len(anchors)), reference.score_matrix(anchors, candidates, scale)
+        return
     rows, columns, cost, shared = len(anchors), 0, 0, True
     for block in candidates:
         columns += block.shape[-2]
@@ -87,11 +90,11 @@ def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iter
 @torch.no_grad()
 def row_maximum(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility) -> Tensor:
     """The largest score of each anchor with its eligible candidates, (A,); −inf where there are none."""
-    found = anchors.new_full((len(anchors),), -torch.inf)
+    found = []
     for rows, scores in strips(anchors, candidates, scale):
         eligibility.mask_(scores, rows, -torch.inf)
-        found[rows] = scores.amax(dim=1)
-    return found
+        found.append(scores.amax(dim=1))
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 @torch.no_grad()
@@ -236,7 +239,8 @@ class _NegativeSums:
         self.bounded = largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
         # With β = 0 or 1 one exponential x = e^s gives both sums and both their derivatives.
         self.keeps_exponentials = self.bounded and rule.draws is None and tilt in (0, 1)
-        self.symmetric = self.keeps_exponentials and not self.banded and eligibility.allowed is None
+        unmasked = eligibility.allowed is None and eligibility.identities is None
+        self.symmetric = self.keeps_exponentials and not self.banded and unmasked
 
     def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
         rule = self.rule
@@ -257,7 +261,7 @@ class _NegativeSums:
                 scores -= self.row_max[rows, None]
             self.log_tilted[rows] = (scores * (rule.tilt + 1)).exp_().sum(dim=1).log()
             if isinstance(rule.tilt, Tensor) or rule.tilt > 0:  # 0 · −inf is NaN
-                self.log_weight[rows] = scores.mul_(rule.tilt).exp_().sum(dim=1).log()
+                self.log_weight[rows] = _tilt_(scores, rule.tilt).exp_().sum(dim=1).log()
             else:
                 self.log_weight[rows] = count.log()
         log_tilted, log_weight, row_max = self.log_tilted[rows], self.log_weight[rows], self.row_max[rows]
@@ -295,7 +299,7 @@ class _NegativeSums:
         chosen -= self.row_max[rows, None]
         derivative = (chosen * (tilt + 1)).sub_(log_tilted[rows, None]).exp_().mul_(d_tilted[rows, None])
         if through and (isinstance(tilt, Tensor) or tilt > 0):
-            derivative += chosen.mul_(tilt).sub_(log_weight[rows, None]).exp_().mul_(d_weight[rows, None])
+            derivative += _tilt_(chosen, tilt).sub_(log_weight[rows, None]).exp_().mul_(d_weight[rows, None])
         if drawn is None:
             return derivative
         return torch.zeros_like(scores).scatter_add_(1, drawn, derivative)
@@ -327,6 +331,14 @@ class _NegativeSums:
             scores.masked_fill_(scores < per_row(self.rule.lower, rows), -torch.inf)
         if self.rule.upper is not None:
             scores.masked_fill_(scores > per_row(self.rule.upper, rows), -torch.inf)
+
+
+def _tilt_(scores: Tensor, tilt: float | Tensor) -> Tensor:
+    """The scores times the tilt, in place; masked ones stay −inf, also if a tilt that is a tensor is 0."""
+    if not isinstance(tilt, Tensor):
+        return scores.mul_(tilt)
+    masked = scores == -torch.inf
+    return scores.mul_(tilt).masked_fill_(masked, -torch.inf)
 
 
 class _PositiveSums:

@@ -5,7 +5,8 @@ O(A·N), and the cost beyond the products is little more than one exponential pe
 precision of the embeddings (bfloat16 and float16 on tensor cores; float32 exactly, or as tf32 if
 ``torch.set_float32_matmul_precision`` allows it); everything else is float32. Results are bitwise reproducible.
 
-The tiled kernel computes what this one does not support: float64, candidates per anchor, draws (``num_negatives``).
+The tiled kernel computes what this one does not support: float64, candidates per anchor, draws (``num_negatives``),
+candidates excluded by their ids.
 """
 
 import math
@@ -46,9 +47,9 @@ def available(device: torch.device) -> bool:
     return device.type == "cuda" or (device.type == "cpu" and score_tile.INTERPRETED)
 
 
-def suits(anchors: Tensor, candidates: Sequence[Tensor], rule: Rule) -> bool:
-    """Whether the kernel supports these tensors and this rule."""
-    shared = all(block.dim() == 2 for block in candidates)
+def suits(anchors: Tensor, candidates: Sequence[Tensor], eligibility: Eligibility, rule: Rule) -> bool:
+    """Whether the kernel supports these tensors, this eligibility and this rule."""
+    shared = all(block.dim() == 2 for block in candidates) and eligibility.identities is None
     return shared and anchors.dtype == torch.float32 and rule.draws is None and rule.log_weight is None
 
 
@@ -56,7 +57,7 @@ def log_sums(
     anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor, eligibility: Eligibility, rule: Rule
 ) -> LogSums:
     """The same as `reference.log_sums`, for every rule without general weights."""
-    if not suits(anchors, candidates, rule):
+    if not suits(anchors, candidates, eligibility, rule):
         return tiled.log_sums(anchors, candidates, scale, eligibility, rule)
     counts = None
     if len(anchors) * eligibility.columns > SMALL_PROBLEM:
@@ -68,7 +69,7 @@ def positive_sums(
     anchors: Tensor, pool: Tensor, scale: Tensor, eligibility: Eligibility, offset: Tensor, half_copies: HalfCopies
 ) -> tuple[Tensor, Tensor]:
     """The same as `reference.positive_sums`."""
-    if not suits(anchors, [pool], Rule()):
+    if not suits(anchors, [pool], eligibility, Rule()):
         return tiled.positive_sums(anchors, pool, scale, eligibility, offset, half_copies)
     if len(anchors) * eligibility.columns > SMALL_PROBLEM:
         eligibility, _ = number_groups(eligibility, Rule())

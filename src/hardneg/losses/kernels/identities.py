@@ -1,0 +1,99 @@
+"""Candidates that are no negatives because of their ids, in memory linear in anchors, candidates and pairs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+UNKNOWN = -1  # this id equals no other, itself included
+
+
+@dataclass(frozen=True)
+class Partners:
+    """For each anchor the candidates that form a pair with it.
+
+    first, count: (A,) the range of an anchor's entries in the next two · column_start, column_count: (E,) the range of
+    an entry's candidates in ``columns`` (N,), candidates in order of id
+    """
+
+    first: Tensor
+    count: Tensor
+    column_start: Tensor
+    column_count: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tensor) -> "Partners":
+        """anchor_ids: (A,) · candidate_ids: (N,) · pairs: (P, 2) of ids, in any order"""
+        entries = torch.unique(torch.cat([pairs, pairs.flip(1)]), dim=0)  # (E, 2) in order of the first id
+        ids, columns = candidate_ids.sort()
+        column_start, column_count = equal_range(ids, entries[:, 1])
+        first, count = equal_range(entries[:, 0].contiguous(), anchor_ids)
+        return cls(first, count, column_start, column_count, columns)
+
+    def pairs(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The row, from 0 for the first of ``rows``, and the column of each candidate that forms a pair."""
+        row, entry = expand(self.first[rows], self.count[rows])
+        number, position = expand(self.column_start[entry], self.column_count[entry])
+        return row[number], self.columns[position]
+
+
+@dataclass(frozen=True)
+class Identities:
+    """Which candidates have the id of the anchor or of its positive, or form a listed pair with the anchor.
+
+    own: (A, V) ids of the views of the anchor's instance · candidates: (N,) ids · partners: None without pairs. The id
+    −1 equals no other.
+    """
+
+    own: Tensor
+    candidates: Tensor
+    partners: Partners | None
+
+    @classmethod
+    def of(cls, own: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tensor | None) -> "Identities":
+        """own: (A, V) · anchor_ids: (A,) · candidate_ids: (N,) · pairs: (P, 2) of ids ≥ 0, in any order"""
+        partners = None if pairs is None or len(pairs) == 0 else Partners.of(anchor_ids, candidate_ids, pairs)
+        return cls(own.masked_fill(own == UNKNOWN, UNKNOWN - 1), candidate_ids, partners)
+
+    def mask_(self, matrix: Tensor, rows: slice, fill: float) -> None:
+        """Overwrite with ``fill`` their entries of ``matrix`` (R, N), whose rows are the anchors ``rows``."""
+        for ids in self.own[rows].unbind(dim=1):
+            matrix.masked_fill_(ids[:, None] == self.candidates, fill)
+        if self.partners is not None:
+            matrix[self.partners.pairs(rows)] = fill
+
+
+def related(own: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tensor | None) -> Tensor:
+    """As `Identities`, for candidates per anchor: which of them are no negatives, (A, N) bool.
+
+    own: (A, V) · anchor_ids: (A,) · candidate_ids: (A, N) · pairs: (P, 2)
+    """
+    found = torch.zeros_like(candidate_ids, dtype=torch.bool)
+    for ids in own.masked_fill(own == UNKNOWN, UNKNOWN - 1).unbind(dim=1):
+        found |= ids[:, None] == candidate_ids
+    if pairs is None or len(pairs) == 0:
+        return found
+    # Ids become ranks, so that a pair of them is one integer: id < 2⁶³, but rank² < 2⁶³.
+    known, ranks = torch.unique(pairs, return_inverse=True)
+    keys = torch.cat([ranks[:, 0] * len(known) + ranks[:, 1], ranks[:, 1] * len(known) + ranks[:, 0]])
+    anchor_rank, candidate_rank = (
+        torch.searchsorted(known, ids.contiguous()).clamp(max=len(known) - 1) for ids in (anchor_ids, candidate_ids)
+    )
+    occurs = (known[anchor_rank] == anchor_ids)[:, None] & (known[candidate_rank] == candidate_ids)
+    found |= occurs & torch.isin(anchor_rank[:, None] * len(known) + candidate_rank, keys)
+    return found
+
+
+def equal_range(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The first position of each wanted number in ``ordered``, and how often it occurs."""
+    wanted = wanted.contiguous()
+    first = torch.searchsorted(ordered, wanted)
+    return first, torch.searchsorted(ordered, wanted, right=True) - first
+
+
+def expand(start: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """For ranges of ``count`` positions from ``start``, one after the other: number of the range, and position."""
+    number = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+    position = torch.arange(len(number), device=count.device) - (count.cumsum(0) - count)[number] + start[number]
+    return number, position
