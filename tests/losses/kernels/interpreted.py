@@ -90,6 +90,30 @@ def run_many(calls: list[tuple[Any, ...]]) -> list[Found]:
     return [run(*call) for call in calls]
 
 
+def run_compiled(options: Options, arguments: dict[str, Tensor]) -> tuple[list[Found], int]:
+    """`run` in eager mode and as one compiled graph, and the number of custom operators in the graph."""
+    operators = 0
+
+    def count(graph: Any, example: Any) -> Any:
+        nonlocal operators
+        operators += sum("hardneg" in str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    found = []
+    for compiled in (False, True):
+        loss = hn.InfoNCE(**copy.deepcopy(options), backend="fused")
+        torch._dynamo.reset()
+        given = {
+            name: t.detach().clone().requires_grad_() if t.is_floating_point() else t for name, t in arguments.items()
+        }
+        value = (torch.compile(loss, fullgraph=True, backend=count) if compiled else loss)(**given)
+        (value * torch.linspace(0.5, 1.5, value.numel()).view(value.shape)).sum().backward()
+        learned = {name: tensor for name, tensor in given.items() if tensor.is_floating_point()}
+        grads = {name: tensor.grad for name, tensor in (*learned.items(), *loss.named_parameters())}
+        found.append(Found(value.detach(), {k: g for k, g in grads.items() if g is not None}, loss.diagnostics()))
+    return found, operators
+
+
 def losses(options: Options, arguments: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
     """One loss per anchor, and the diagnostics."""
     with warnings.catch_warnings():

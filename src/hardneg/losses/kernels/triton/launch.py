@@ -5,6 +5,8 @@ takes longer than everything else on the host. So a compiled kernel is looked up
 """
 
 import math
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -159,11 +161,33 @@ class Compiled:
             stream = driver.active.get_current_stream(device)
             found[(*grid, 1, 1)[:3]](*passed, *values[self.constants :], stream=stream)
             return
+        begin = time.perf_counter()
         made = self.program[grid](**arguments, num_warps=warps, num_stages=stages, maxnreg=registers)
+        _tell(time.perf_counter() - begin)
         if made is not None:
             if len(self.cache) >= MAX_CACHED:
                 self.cache.clear()
             self.cache[key] = made
+
+
+class _Compilation:
+    """The time that kernels of this process have taken to compile."""
+
+    seconds = 0.0
+    told = False
+
+
+def _tell(seconds: float) -> None:
+    """Says once, after two seconds of compiling, what the first calls are waiting for."""
+    _Compilation.seconds += seconds
+    if _Compilation.seconds > 2 and not _Compilation.told:
+        _Compilation.told = True
+        print(
+            "hardneg: compiling GPU kernels. This takes some seconds, once for each setting; Triton keeps them on disk. "
+            "`hardneg doctor --warm` compiles those of the presets ahead.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def described(values: Sequence[Any], signature: list[Any]) -> list[Any]:
@@ -173,24 +197,21 @@ def described(values: Sequence[Any], signature: list[Any]) -> list[Any]:
     tensor descriptor, on whether an integer is 1, divisible by 16, or beyond 32 bits (for simplicity, on its value), on
     which arguments are None or floats, and on the constants.
     """
-    passed = []
+    passed, note = [], signature.append
     for value in values:
         kind = type(value)
         if kind is int or value is None:
-            signature.append(value)
-        elif kind is float:
-            signature.append(float)
+            note(value)
+            passed.append(value)
         elif isinstance(value, Tensor):
             address = value.data_ptr()
-            signature.append(value.dtype if address % 16 == 0 else (value.dtype,))
-            value = address
+            note(value.dtype if address % 16 == 0 else (value.dtype,))
+            passed.append(address)
         elif isinstance(value, tuple):
-            value = tuple(described(value, signature))  # kernels read the parts by position
+            passed.append(tuple(described(value, signature)))  # kernels read the parts by position
         else:
-            assert TensorDescriptor is not None
-            assert kind is TensorDescriptor
-            signature.append((value.base.dtype, *value.block_shape))
-        passed.append(value)
+            note(float if kind is float else (value.base.dtype, *value.block_shape))  # of a tensor descriptor
+            passed.append(value)
     return passed
 
 

@@ -60,7 +60,7 @@ def log_sums(
     if not suits(anchors, candidates, eligibility, rule):
         return tiled.log_sums(anchors, candidates, scale, eligibility, rule)
     counts = None
-    if len(anchors) * eligibility.columns > SMALL_PROBLEM:
+    if anchors.shape[0] * eligibility.columns > SMALL_PROBLEM:
         eligibility, counts = number_groups(eligibility, rule)
     return LogSums(*_run(Problem(eligibility, rule, counts=counts), anchors, candidates, scale))
 
@@ -71,7 +71,7 @@ def positive_sums(
     """The same as `reference.positive_sums`."""
     if not suits(anchors, [pool], eligibility, Rule()):
         return tiled.positive_sums(anchors, pool, scale, eligibility, offset, half_copies)
-    if len(anchors) * eligibility.columns > SMALL_PROBLEM:
+    if anchors.shape[0] * eligibility.columns > SMALL_PROBLEM:
         eligibility, _ = number_groups(eligibility, Rule())
     problem = Problem(eligibility, Rule(half_copies=half_copies), level=offset.detach().contiguous())
     terms, total, slope = _run(problem, anchors, [pool], scale)
@@ -131,7 +131,7 @@ class _Fused(torch.autograd.Function):
                 if for_anchors or for_scale:
                     if needed and not block_pass.self_block:
                         part, share = block_pass.gradients(coefficients, for_scale)
-                        part, d_block = part[: len(anchors)], part[len(anchors) :]
+                        part, d_block = part[: anchors.shape[0]], part[anchors.shape[0] :]
                     else:
                         part, share = block_pass.anchors_gradient(coefficients, for_scale)
                     d_anchors = part if d_anchors is None else d_anchors.add_(part)
@@ -150,7 +150,7 @@ def _finish(problem: Problem, slots: Slots, numbers: Numbers) -> tuple[tuple[Ten
     rows = slots.tilted.shape[1]
     totals = Totals(*slots.tilted.new_empty(len(Totals._fields), rows).unbind())
     arguments = {
-        "slots": slots, "numbers": numbers, "totals": totals, "anchors": rows, "number": len(slots.tilted),
+        "slots": slots, "numbers": numbers, "totals": totals, "anchors": rows, "number": slots.tilted.shape[0],
         "known": float(problem.eligibility.count_per_anchor), "log_number": 0.0, "BLOCK": BLOCK, "KIND": problem.kind,
         "BOUNDED": problem.bounded, "COUNTED": problem.counted or problem.counts is not None, "LEVEL": 0,
     }  # fmt: skip
@@ -172,7 +172,7 @@ def _coefficients(
     if problem.level is not None:
         values = torch.stack((first, torch.zeros_like(first) if second is None else second), dim=1)
         return Coefficients(values.view(torch.int64), problem.level, factor)
-    rows = len(first)
+    rows = first.shape[0]
     values = first.new_empty(rows, 2)
     arguments = {
         "for_mean": first, "for_weight": second, "totals": totals, "numbers": numbers, "coefficients": values,
@@ -231,7 +231,8 @@ def make_call(
     if labels is not None:
         groups = labels.repeat(1 if eligibility.own is None else eligibility.own.views)  # (A,)
     if form.labels_exclude:
-        eligibility = replace(eligibility, anchor_groups=groups, candidate_groups=groups)
+        own, views = eligibility.own, eligibility.pool_views
+        eligibility = Eligibility(eligibility.columns, own, views, anchor_groups=groups, candidate_groups=groups)
     if form.positives == "in_denominator" and not (
         form.labels_exclude and form.log_number is None and rule.tilt == 0 and not rule.is_banded
     ):
@@ -243,7 +244,7 @@ def make_call(
 
 def pair_record(call: Call, given: Given, saved: Saved) -> PairRecord:
     """The record of a call, for diagnostics."""
-    layout = call.eligibility.own or RowLayout(len(given.z1), 1, 0, len(given.z1), given.z1.device)
+    layout = call.eligibility.own or RowLayout(given.z1.shape[0], 1, 0, given.z1.shape[0], given.z1.device)
     anchors, candidates, _ = call.split(given, saved.units, saved.negatives)
     kept, labels, eligibility = Kept.of(saved.memory), given.labels, call.eligibility
     if eligibility.anchor_groups is not None:  # two unknown labels are not equal
@@ -253,5 +254,5 @@ def pair_record(call: Call, given: Given, saved: Saved) -> PairRecord:
     found = (kept.losses, kept.floored, kept.counts)
     if labels is None:
         return PairRecord(*common, saved.similarity, *found)
-    instances = torch.arange(len(labels), device=labels.device) % layout.batch
+    instances = torch.arange(labels.shape[0], device=labels.device) % layout.batch
     return PairRecord(*common, None, *found, torch.where(labels < 0, -2 - instances, labels), kept.positive)

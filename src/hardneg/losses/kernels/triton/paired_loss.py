@@ -206,7 +206,7 @@ def finish_by(
     program: Any, kept: Kept, form: LossForm, problem: Problem, arguments: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """Runs one of the two kernels above: the reduced loss, or the losses; and the number of valid anchors, ()."""
-    anchors = len(kept.losses)
+    anchors = kept.losses.shape[0]
     blocks, mean = math.ceil(anchors / BLOCK), form.reduction == "mean"
     shape = () if blocks == 1 else (blocks,)
     result, numbers = kept.losses.new_empty(shape), kept.losses.new_empty(shape)
@@ -263,7 +263,7 @@ class Call:
 
     def positives(self, given: Given, level: Tensor) -> Problem:
         """The sums over the positives, found by label."""
-        batch, labels = len(given.z1), given.labels
+        batch, labels = given.z1.shape[0], given.labels
         rows = batch if given.z2 is None else 2 * batch
         layout = RowLayout(batch, rows // batch, 0, batch, given.z1.device)
         same = Eligibility(rows, own=layout, anchor_groups=labels, candidate_groups=labels, same_group=True)
@@ -271,11 +271,11 @@ class Call:
 
     def towers(self, given: Given) -> bool:
         """Whether anchors z1 are compared with candidates z2."""
-        return given.negatives is None and given.z2 is not None and self.eligibility.columns == len(given.z1)
+        return given.negatives is None and given.z2 is not None and self.eligibility.columns == given.z1.shape[0]
 
     def split(self, given: Given, rows: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, bool]:
         """Anchors and candidates, from the unit vectors of views and of negatives; and whether they are the same."""
-        batch = len(given.z1)
+        batch = given.z1.shape[0]
         if given.negatives is not None:
             return rows[:batch], negatives, False
         return (rows[:batch], rows[batch:], False) if self.towers(given) else (rows, rows, True)
@@ -315,32 +315,32 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
     problem, joint = call.problem(given), call.joint(given)
     block_pass = BlockPass(problem, given.scale, anchors, candidates, self_block=same)
     slots, edges = passes.compute_sums([block_pass])
-    memory = units.new_empty(9, len(anchors), dtype=torch.float32)
+    memory = units.new_empty(9, anchors.shape[0], dtype=torch.float32)
     positives, level, kept = empty, empty, Kept.of(memory)
     sums = {
-        "slots": slots, "numbers": block_pass.numbers, "number": len(slots.tilted), "KIND": problem.kind,
+        "slots": slots, "numbers": block_pass.numbers, "number": slots.tilted.shape[0], "KIND": problem.kind,
         "known": float(problem.eligibility.count_per_anchor), "BOUNDED": problem.bounded, "COUNTED": problem.counted,
     }  # fmt: skip
     if given.labels is None:
         numbers = FormNumbers(form.log_number or 0.0, *(form.prior or (0.0, 0.0)))
         arguments = sums | {
-            "form": numbers, "similarity": similarity, "batch": len(z1), "SUPPORT": form.log_number is None,
+            "form": numbers, "similarity": similarity, "batch": z1.shape[0], "SUPPORT": form.log_number is None,
             "DEBIASED": form.prior is not None, "DECOUPLED": form.decoupled,
         }  # fmt: skip
         result, valid = finish_by(finish_pairs, kept, form, problem, arguments)
     else:
-        totals = Totals(*slots.tilted.new_empty(6, len(anchors)).unbind())
+        totals = Totals(*slots.tilted.new_empty(6, anchors.shape[0]).unbind())
         arguments = sums | {
-            "totals": totals, "anchors": len(anchors), "log_number": form.log_number or 0.0, "BLOCK": 128,
+            "totals": totals, "anchors": anchors.shape[0], "log_number": form.log_number or 0.0, "BLOCK": 128,
             "LEVEL": 1 if form.log_number is None else 2,
         }  # fmt: skip
-        launch(forward.finish, (math.ceil(len(anchors) / 128),), arguments)
-        level, positives = totals.weight, units.new_empty(len(anchors), 2, dtype=torch.float32)
+        launch(forward.finish, (math.ceil(anchors.shape[0] / 128),), arguments)
+        level, positives = totals.weight, units.new_empty(anchors.shape[0], 2, dtype=torch.float32)
         by_label = BlockPass(call.positives(given, level), given.scale, anchors, anchors, self_block=True)
         found, _ = passes.compute_sums([by_label])
         arguments = {
-            "slots": found, "totals": totals, "numbers": block_pass.numbers,
-            "positives": positives, "number": len(found.tilted), "DECOUPLED": joint or form.decoupled, "JOINT": joint,
+            "slots": found, "totals": totals, "numbers": block_pass.numbers, "positives": positives,
+            "number": found.tilted.shape[0], "DECOUPLED": joint or form.decoupled, "JOINT": joint,
         }  # fmt: skip
         result, valid = finish_by(finish_labels, kept, form, problem, arguments)
     if not_finite is not None:

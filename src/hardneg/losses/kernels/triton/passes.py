@@ -150,11 +150,11 @@ class BlockPass:
     def splits(self, outer: bool = True) -> tuple[int, int]:
         """The number of parts that the inner rows are split into, and the length of each."""
         rows, inner = (self.anchors, self.block) if outer else (self.block, self.anchors)
-        return split_inner_rows(len(rows), len(inner) // (2 if self.crossed else 1), rows.device)
+        return split_inner_rows(rows.shape[0], inner.shape[0] // (2 if self.crossed else 1), rows.device)
 
     def mask(self) -> Mask:
         """Which candidates are eligible, for a kernel."""
-        eligibility, (start, end) = self.problem.eligibility, (self.column, self.column + len(self.block))
+        eligibility, (start, end) = self.problem.eligibility, (self.column, self.column + self.block.shape[0])
         layout = self._own or RowLayout(1, 1, 0, 1, self.anchors.device)
         allowed, excluded, groups = eligibility.allowed, eligibility.excluded, eligibility.candidate_groups
         return Mask(
@@ -203,7 +203,7 @@ class BlockPass:
         return self.problem.eligibility.own if self.column == 0 else None
 
     def _arguments(self, outer: Tensor, inner: Tensor) -> dict[str, Any]:
-        sizes = Sizes(len(outer), len(inner), outer.shape[1], outer.stride(0), inner.stride(0))
+        sizes = Sizes(outer.shape[0], inner.shape[0], outer.shape[1], outer.stride(0), inner.stride(0))
         return {
             "outer": outer, "inner": inner, "numbers": self.numbers, "sizes": sizes, "mask": self.mask(),
             "bounds": self.bounds, "base": 0, "skip": 0, "T": self.traits,
@@ -222,9 +222,9 @@ class BlockPass:
         }  # fmt: skip
         if strip is None:
             halves = 2 if self.crossed else 1
-            launch_tiled(forward.sums, arguments, len(self.anchors), parts, self.whole, "sums", halves)
+            launch_tiled(forward.sums, arguments, self.anchors.shape[0], parts, self.whole, "sums", halves)
             return
-        skip = len(self.anchors) // 2 if self.crossed else strip.start
+        skip = self.anchors.shape[0] // 2 if self.crossed else strip.start
         arguments |= {"base": strip.start, "skip": skip, "strip_end": strip.stop}
         launch_tiled(forward.sums, arguments, len(strip), parts, self.whole, "symmetric")
 
@@ -240,7 +240,7 @@ class BlockPass:
     def gradients(self, coefficients: Coefficients, for_scale: bool) -> tuple[Tensor, Tensor | None]:
         """The gradients of the anchors and of the rows of another block, concatenated; and of the scale."""
         rows, width = self.anchors.shape
-        both = self.anchors.new_empty(rows + len(self.block), width, dtype=torch.float32)
+        both = self.anchors.new_empty(rows + self.block.shape[0], width, dtype=torch.float32)
         part, other = both[:rows], both[rows:]
         if self.whole:
             self.gradient(coefficients, outer=True, inner=False, into=part)
@@ -280,7 +280,7 @@ class BlockPass:
         result = into if parts == 1 else rows.new_empty(parts, *rows.shape, dtype=torch.float32)
         arguments |= {"result": result, "result_stride": rows.shape[1], "span": span}
         halves = 2 if self.crossed else 1
-        launch_tiled(backward.gradient, arguments, len(rows), parts, True, "gradient", halves)
+        launch_tiled(backward.gradient, arguments, rows.shape[0], parts, True, "gradient", halves)
         return into if parts == 1 else torch.sum(result, dim=0, out=into)
 
     def _gradient_in_strips(
@@ -293,7 +293,7 @@ class BlockPass:
         half = rows // 2 if self.crossed else 0  # first inner row, if not at the diagonal
         diagonal = both and not self.crossed
         room = min(STRIP_BYTES + 3 * rows * width, 1 << 31) // outer.element_size()
-        strips = list(strips_of(half or rows, len(inner) - half, room, diagonal))
+        strips = list(strips_of(half or rows, inner.shape[0] - half, room, diagonal))
         strip = outer.new_empty(max((end - base) * stride for base, end, stride in strips))
         scale = self.scale if factor is None else self.scale / factor
         result.zero_()
@@ -302,13 +302,13 @@ class BlockPass:
         inner_result = result[half:] if self.crossed else other  # gradient of the inner rows of all strips
         for base, end, stride in strips:
             skip = base if diagonal else half
-            parts, span = split_inner_rows(end - base, len(inner) - skip, outer.device)
+            parts, span = split_inner_rows(end - base, inner.shape[0] - skip, outer.device)
             arguments |= {
                 "result": strip, "base": base, "skip": skip, "result_stride": stride, "span": span,
                 "sizes": arguments["sizes"]._replace(outer=end),
             }  # fmt: skip
             launch_tiled(backward.gradient, arguments, end - base, parts, False, "strip")
-            weights = strip[: (end - base) * stride].view(-1, stride)[:, : len(inner) - skip]  # (R, N − skip)
+            weights = strip[: (end - base) * stride].view(-1, stride)[:, : inner.shape[0] - skip]  # (R, N − skip)
             with torch.autocast(outer.device.type, enabled=False):
                 add_product(result[base:end], weights, inner[skip:])
                 if inner_result is not None:
@@ -326,14 +326,14 @@ def make_passes(problem: Problem, scale: Tensor, anchors: Tensor, blocks: Sequen
     for block in blocks:
         candidates = anchors if block is None else block
         passes.append(BlockPass(problem, scale, anchors, candidates, column, block is None))
-        column += len(candidates)
+        column += candidates.shape[0]
     return passes
 
 
 def compute_sums(passes: Sequence[BlockPass]) -> tuple[Slots, Edges | None]:
     """The sums of all blocks, one slot per part; and the edges of the bands, if there are rings."""
     first = passes[0]
-    rows, problem = len(first.anchors), first.problem
+    rows, problem = first.anchors.shape[0], first.problem
 
     def new(slots: int) -> Slots:
         return Slots(*first.anchors.new_empty(4, slots, rows, dtype=torch.float32).unbind())
@@ -365,7 +365,7 @@ def uses_symmetry(block_pass: BlockPass) -> bool:
 
 def _num_strip_rows(block_pass: BlockPass) -> int:
     """The number of anchors that are covered by strips; the scores of the others are in the columns of these."""
-    rows = len(block_pass.anchors)
+    rows = block_pass.anchors.shape[0]
     return rows // 2 if block_pass.crossed else rows
 
 
@@ -374,13 +374,13 @@ def symmetric_sums(block_pass: BlockPass) -> Slots:
     anchors, num_strip_rows = block_pass.anchors, _num_strip_rows(block_pass)
     starts = range(0, num_strip_rows, SYMMETRIC_STRIP)
     strips = [range(base, min(base + SYMMETRIC_STRIP, num_strip_rows)) for base in starts]
-    columns = [num_strip_rows if block_pass.crossed else len(anchors) - strip.start for strip in strips]
+    columns = [num_strip_rows if block_pass.crossed else anchors.shape[0] - strip.start for strip in strips]
     splits = [
         split_inner_rows(len(strip), number, anchors.device) for strip, number in zip(strips, columns, strict=True)
     ]
     blocks = SYMMETRIC_STRIP // (64 if anchors.is_cuda and anchors.dtype != torch.float32 else 32)  # of smallest tiles
     number = max(blocks, *(parts for parts, _ in splits))
-    tilted, weight, count = anchors.new_zeros(3, number, len(anchors), dtype=torch.float32).unbind()
+    tilted, weight, count = anchors.new_zeros(3, number, anchors.shape[0], dtype=torch.float32).unbind()
     slots = Slots(tilted, weight, count, tilted)  # without a maximum
     for strip, (parts, span) in zip(strips, splits, strict=True):
         block_pass.sums(slots, 0, parts, span, strip=strip)

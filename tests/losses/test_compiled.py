@@ -1,0 +1,93 @@
+"""The fused kernel inside `torch.compile`: one node of one graph, with the results of eager mode."""
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from interpreter import process
+from losses.kernels import interpreted
+from torch import Tensor
+from torch.testing import assert_close
+
+import hardneg as hn
+from hardneg.losses import paired
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
+Call = Callable[..., Any]
+
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "hcl": ({"hardening": hn.Exponential(1.0), "class_prior": 0.1}, ["z2"]),
+    "one loss per anchor": ({"reduction": "none"}, ["z2"]),
+    "labels": ({"supervision": "full", "hardening": hn.Exponential(0.5)}, ["z2", "labels"]),
+    "supcon, one view": ({"supervision": "full", "combine_positives": "in_denominator"}, ["labels"]),
+    "labels of negatives": ({"supervision": "negatives"}, ["z2", "labels"]),
+    "both directions, learned": (
+        {"in_batch": "other", "symmetric": True, "temperature": hn.Learnable(0.2)},
+        ["z2"],
+    ),
+    "queue": ({"in_batch": None, "hardening": hn.Threshold(0.5)}, ["z2", "negatives", "exclude"]),
+    "ring": ({"in_batch": None, "hardening": hn.Ring(0.5, 0.9)}, ["z2", "negatives", "negative_mask"]),
+}
+
+
+@pytest.fixture(scope="module")
+def call() -> Iterator[Call]:
+    """Calls a function of `interpreted` in the process that interprets Triton."""
+    with process(interpret=True) as made:
+        yield made
+
+
+def arguments() -> dict[str, Tensor]:
+    return {
+        "z1": torch.randn(7, 5),
+        "z2": torch.randn(7, 5),
+        "labels": torch.tensor([0, 1, 0, -1, 1, 2, -1]),
+        "negatives": torch.randn(11, 5),
+        "exclude": torch.randint(0, 11, (7, 2)),
+        "negative_mask": torch.rand(7, 11) < 0.7,
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_compiled_loss_is_one_operator_with_the_results_of_eager_mode(call: Call, name: str) -> None:
+    options, names = CASES[name]
+    every = arguments()
+    (eager, compiled), operators = call(interpreted.run_compiled, options, {key: every[key] for key in ("z1", *names)})
+    assert operators == 1
+    assert_close(compiled.value, eager.value, rtol=0, atol=0)
+    assert compiled.grads.keys() == eager.grads.keys()
+    for key, grad in eager.grads.items():
+        assert grad.abs().max() > 1e-4
+        assert_close(compiled.grads[key], grad, rtol=0, atol=0)
+    assert compiled.report == pytest.approx(eager.report)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_negatives": 3},
+        {"normalize": False},
+        {"weight_range": 2.0},
+        {"hardening": hn.BelowPositive()},
+        {"hardening": hn.Custom(torch.exp)},
+        {"class_prior": 0.1, "debias": "exact"},
+        {"combine_positives": "log_of_mean", "supervision": "full"},
+        {"combine_positives": "in_denominator", "supervision": "full", "hardening": hn.Exponential(1.0)},
+        {"hardening": hn.Exponential(hn.Linear(1.0, 0.0))},
+        {"temperature": hn.Linear(0.5, 0.1)},
+    ],
+    ids=str,
+)
+def test_other_settings_and_schedules_compile_the_reference_kernel(options: dict[str, Any]) -> None:
+    assert hn.InfoNCE(**options)._key is None
+    assert hn.InfoNCE()._key is not None
+
+
+def test_settings_have_the_same_key_only_if_they_are_equal() -> None:
+    made = [{}, {"class_prior": 0.1}, {"hardening": hn.Exponential(1.0)}, {"hardening": hn.Exponential(1.0 + 1e-9)}]
+    found = [hn.InfoNCE(**options)._key for options in made]
+    assert len(set(found)) == len(made)
+    assert hn.InfoNCE(temperature=0.1)._key is not None
+    assert all(key in paired.KEYS for key in found)
