@@ -183,7 +183,7 @@ def _tell(seconds: float) -> None:
     if _Compilation.seconds > 2 and not _Compilation.told:
         _Compilation.told = True
         print(
-            "hardneg: compiling GPU kernels. This takes some seconds, once for each setting; Triton keeps them on disk. "
+            "hardneg: compiling GPU kernels. It takes some seconds, once for each setting: Triton keeps them on disk. "
             "`hardneg doctor --warm` compiles those of the presets ahead.",
             file=sys.stderr,
             flush=True,
