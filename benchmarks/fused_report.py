@@ -88,7 +88,7 @@ def shown(row: Row, column: str) -> str:
         return f"{given:.2e}"
     if isinstance(given, bool):
         return "yes" if given else "NO"
-    if isinstance(given, int):
+    if isinstance(given, int) and column != "seed":
         return f"{given:,}"
     return f"{given:,.2f}" if isinstance(given, float) else str(given)
 
@@ -155,7 +155,7 @@ def claims_of_calls(rows: Callable[..., list[Row]]) -> list[tuple[str, str]]:
     answers.append(("first call without a cache: goal 3 s", at_most(cold, 3)))
     for preset in ("hscl", "scl", "supcon"):
         slower = values(rows("supervised", batch=256, peer=f"hardneg {preset}"), "ratio")
-        answers.append((f"{preset} not slower than plain SupCon, B = 256", at_most(slower, 1)))
+        answers.append((f"hn.{preset} not slower than plain SupCon, B = 256", at_most(slower, 1)))
     memory = values(rows("compiled", peer="compiled"), "memory_ratio")
     answers.append(("compiled memory at most 1.2 of eager memory", at_most(memory, 1.2)))
     answers.append(("eager memory at most 1.2 of compiled memory", at_most([1 / one for one in memory], 1.2)))
