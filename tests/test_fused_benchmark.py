@@ -81,9 +81,10 @@ def test_fewer_random_settings_than_claimed_do_not_meet_the_claim(report: Module
 
 
 def test_limits_in_ms_are_compared_with_hcl_in_the_same_run(report: ModuleType) -> None:
-    rows = [{"peer": "HCL", "ms": 5.0, "difference_ms": 0.0}, {"peer": "labels", "ms": 6.2, "difference_ms": 1.2}]
+    size = {"case": "one tower", "rows": 65_536, "dim": 128}
+    rows = [size | {"peer": "HCL", "difference_ms": 0.0}, size | {"peer": "labels", "difference_ms": 1.2}]
     assert verdict(report, {"generality": rows}, "labels within 1 ms") == "NOT MET (1.2)"
-    fast = {"case": "one tower", "rows": 65_536, "dim": 128, "peer": "hardneg", "ms": 5.2}
+    fast = size | {"peer": "hardneg", "ms": 5.2}
     assert verdict(report, {"limit": [fast]}, "65,536 rows, d = 128: at most 5.3 ms") == "met (5.2)"
 
 
