@@ -38,6 +38,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.device, self.backend, self.quick = torch.device(options.device), options.backend, options.quick
+        self.seed: int = options.seed
         self.out: Path | None = None if options.quick else options.out
         self.watch = Stopwatch(self.device)
         self.began, self.deadline = time.perf_counter(), time.perf_counter() + options.seconds
@@ -110,7 +111,7 @@ class Bench:
     ) -> None:
         """Peers are interleaved, each time in another order, because a chip is slower after a long kernel.
 
-        Ratios to the first are medians of the ratios within each turn.
+        Ratios and differences to the first are medians of those within each turn.
         """
         runs: dict[str, Run] = {}
         for name, make in runs_by_name.items():
@@ -131,8 +132,12 @@ class Bench:
                 times[name].append(timer(runs[name]))
         base = times.get(next(iter(runs_by_name)))
         for name, taken in times.items():
-            ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True)) if base else None
-            self.add(settings | {"peer": name, **summary(taken), "ratio": ratio})
+            compared = {}
+            if base:
+                pairs = list(zip(taken, base, strict=True))
+                compared["ratio"] = statistics.median(a / b for a, b in pairs)
+                compared["difference_ms"] = statistics.median(a - b for a, b in pairs)
+            self.add(settings | {"peer": name, **summary(taken), **compared})
 
     def views(self, batch: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
         """Two noisy views (B, d) of the same points, rounded to bfloat16 unless a dtype is given."""

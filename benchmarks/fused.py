@@ -1,19 +1,29 @@
 """The fused kernel compared with the limit of the machine and with other implementations, in one run on one GPU.
 
-    python benchmarks/fused.py [--only limit small …] [--seconds 240] [--out results/fused.json]
+    python benchmarks/fused.py [--only limit small …] [--seconds 480] [--seed 0] [--out results/fused.json]
     python benchmarks/fused.py --table                                 the stored results as Markdown, and the claims
     python benchmarks/fused.py --quick --device cpu --backend tiled    tiny sizes on a CPU, to test the script
 
+first       first calls in new processes (`first_call.py`), cold and from Triton's disk cache, B = 256, d = 128: the
+            presets one after the other, SimCLR alone, and the first call of torch.compile
+compiled    torch.compile(loss, fullgraph=True) against eager at B = 16,384: memory and time; CUDA graphs at B = 256
+supervised  SCL, H-SCL and SupCon against SupCon in plain PyTorch, including the host, as in `small`
+ring        bands of ranks over a queue, time of the device: finding the band (the forward pass) against product and
+            sort and against product and topk of as many as lie above the band's lower edge; scores in float32 from
+            inputs of the same precision. And the loss with and without a band.
+nan         NaN, inf, labels and indices out of range: a NaN loss, without waiting for the device, and the next call
+            is right. A loss on a CPU raises instead.
+random      150 random settings and inputs (`random_settings.py`) against float64; the seed is that of the day
 limit       HCL (β = 1, τ⁺ = 0.1, t = 0.5), forward and backward, from 1,024 rows (two views of 512) to 1,048,576;
             two towers; a queue. T*/T is the share of the time that the matrix products alone would take, at the
-            rate of an 8192³ product in bfloat16 measured right after: T* = g·2·rows·candidates·d / rate, with
-            g = 2 (one tower: scores, and (W + Wᵀ)Z), 3 (two towers) or 2 (queue without gradient). What a kernel
-            computes twice does not count. Two towers in both directions share their scores: rows is B, not 2B.
-generality  the cost of tilts, labels and bands relative to plain InfoNCE in the same kernel
+            rate of an 8192³ product in bfloat16 measured right after, and at 790 TFLOP/s:
+            T* = g·2·rows·candidates·d / rate, with g = 2 (one tower: scores, and (W + Wᵀ)Z), 3 (two towers) or 2
+            (queue without gradient). What a kernel computes twice does not count. Two towers in both directions
+            share their scores: rows is B, not 2B.
+generality  HCL with one setting changed, as a difference to HCL in ms
 small       small batches, including the host: mean time of a step over a loop of 200
-ring        bands of ranks over a queue: the loss with and without, and finding the band against sorting
 accuracy    gradients against the published formula in float64
-grid        the other sizes at the other dimensions
+grid        the other sizes at the other dimensions, until --seconds are over
 
 All get the same embeddings, rounded to bfloat16. The fused kernel gets them as bfloat16. The peers get them as float32
 under bfloat16 autocast, which is how they are used: products in bfloat16, exponentials and sums in float32. Peers: the
@@ -39,38 +49,40 @@ from typing import Any
 
 import fused_report
 import torch
-from bench import OURS, Bench, Make, Poisoned, as_float, keys_of, step
+from bench import OURS, Bench, Make, Poisoned, as_float, step
+from fused_calls import compiled, first, invalid, random
 from fused_limit import grid, limit
+from fused_ring import ring
 from loss import BETA, PRIOR, TEMPERATURE, Loss, cross_entropy_nt_xent, published_hcl
-from peers import chunked_hcl
+from peers import chunked_hcl, plain_supcon
+from random_settings import seed_of_the_day
 from stopwatch import Run
 from torch import Tensor
-from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.randomness import generator
 
 RESULTS = Path(__file__).parents[1] / "results" / "fused.json"
-RING, RING_TEMPERATURE = hn.Ring(0.9, 0.99), 0.07
 
 
 def generality(bench: Bench) -> None:
-    """Variants of the loss in the same kernel, plain InfoNCE first."""
+    """HCL and the same with one setting changed, in the same kernel."""
     rows, dim = (256, 64) if bench.quick else (65_536, 128)
     leaves = bench.views(rows // 2, dim)
     labels = torch.randint(100, (rows // 2,), generator=generator(bench.device, 2), device=bench.device)
 
-    def variant(given: dict[str, Any] | None = None, **options: Any) -> Make:
-        options = {"temperature": TEMPERATURE, "backend": bench.backend, **options}
+    def variant(given: dict[str, Any] | None = None, **changed: Any) -> Make:
+        hcl = {"hardening": hn.Exponential(BETA), "class_prior": PRIOR, "temperature": TEMPERATURE}
+        options: dict[str, Any] = {**hcl, "backend": bench.backend, **changed}
         return lambda: step(hn.InfoNCE(**options).to(bench.device), *leaves, **(given or {}))
 
     variants = {
-        "β = 0": variant(),
-        **{f"β = {beta:g}": variant(hardening=hn.Exponential(beta)) for beta in (0.5, 1.0, 2.0, 1.5)},
+        "HCL": variant(),
+        **{f"β = {beta:g}": variant(hardening=hn.Exponential(beta)) for beta in (0.5, 2.0, 1.5)},
         "labels": variant({"labels": labels}, supervision="negatives"),
-        "threshold": variant(hardening=hn.Threshold(1.0)),  # cosines of at least 0
-        "HCL": variant(hardening=hn.Exponential(BETA), class_prior=PRIOR),
+        "threshold": variant(hardening=(hn.Exponential(BETA), hn.Threshold(1.0))),  # cosines of at least 0
         "learnt temperature": variant(temperature=hn.Learnable(TEMPERATURE)),
+        "plain InfoNCE": variant(hardening=hn.Uniform(), class_prior=0.0),
     }
     turns = 2 if bench.quick else 15
     settings = {"case": "one tower", "rows": rows, "candidates": rows, "dim": dim}
@@ -100,54 +112,19 @@ def make_step(make: Callable[[], Loss], leaves: tuple[Tensor, Tensor]) -> Run:
     return step(make(), *leaves)
 
 
-def ring(bench: Bench) -> None:
-    """Bands of ranks over a queue: time of the device alone, since the host can run ahead."""
-    keys, dim, turns = keys_of(bench, 128), 128, 2 if bench.quick else 9
-
-    def loss(*hardening: hn.Ring) -> hn.InfoNCE:
-        bands: dict[str, Any] = {"hardening": hardening} if hardening else {}
-        return hn.InfoNCE(temperature=RING_TEMPERATURE, in_batch=None, backend=bench.backend, **bands)
-
-    def steps(batch: int) -> dict[str, Make]:
-        queries, positives = bench.views(batch, dim)
-        given = {"z2": positives.detach(), "negatives": keys}
-        return {
-            "without a band": lambda: step(loss(), queries, **given),
-            "ring": lambda: step(loss(RING), queries, **given),
-        }
-
-    many, few = (32, 8) if bench.quick else (1024, 256)
-    settings = {"candidates": len(keys), "dim": dim}
-    for batch in (many, few):
-        bench.contest({"task": "loss", "rows": batch, **settings}, steps(batch), turns, bench.watch.queued)
-        whole = {"task": "loss, host and all", "rows": batch, **settings}
-        bench.contest(whole, steps(batch), turns, lambda run: bench.watch.loop(run, 20))
-
-    # Our kernel computes the band with its sums, so the whole forward pass is measured, in two precisions.
-    queries, positives = (view.detach() for view in bench.views(few, dim))
-    floats, float_keys = normalize(queries.float(), dim=1), keys.float()
-
-    def forward(dtype: torch.dtype, *hardening: hn.Ring) -> Run:
-        made, (z1, z2, negatives) = loss(*hardening), (z.to(dtype) for z in (queries, positives, keys))
-
-        def run() -> None:
-            with torch.no_grad():
-                made(z1, z2, negatives=negatives)
-
-        return run
-
-    def product() -> Tensor:
-        return (floats / RING_TEMPERATURE) @ float_keys.T
-
-    runs_by_name: dict[str, Make] = {
-        "ring, forward": lambda: forward(torch.bfloat16, RING),
-        "ring, forward, float32": lambda: forward(torch.float32, RING),
-        "without a band, forward": lambda: forward(torch.bfloat16),
-        "product and sort": lambda: lambda: product().sort(dim=1),
-        "product and topk": lambda: lambda: product().topk(len(keys) // 10, dim=1),
-        "product": lambda: product,
-    }
-    bench.contest({"task": "find", "rows": few, **settings}, runs_by_name, turns, bench.watch.queued)
+def supervised(bench: Bench) -> None:
+    """Losses with labels on small batches, against SupCon in plain PyTorch."""
+    steps, turns = (3, 2) if bench.quick else (200, 3)
+    for batch in (16,) if bench.quick else (256, 1024):
+        labels = torch.randint(10, (batch,), generator=generator(bench.device, 2), device=bench.device)
+        for dtype in (torch.bfloat16, torch.float32):
+            leaves = bench.views(batch, 128, dtype)
+            runs_by_name: dict[str, Make] = {"plain SupCon": partial(step, plain_supcon, *leaves, labels=labels)}
+            for preset in (hn.hscl, hn.scl, hn.supcon):
+                ours = preset(backend=bench.backend)
+                runs_by_name[f"hardneg {preset.__name__}"] = partial(step, ours, *leaves, labels=labels)
+            settings = {"batch": batch, "dim": 128, "dtype": str(dtype).removeprefix("torch.")}
+            bench.contest(settings, runs_by_name, turns, lambda run: bench.watch.loop(run, steps))
 
 
 def accuracy(bench: Bench) -> None:
@@ -196,7 +173,11 @@ def gradient(loss: Loss, z1: Tensor, z2: Tensor) -> Tensor:
     return torch.cat([leaf.grad for leaf in leaves if leaf.grad is not None])
 
 
-SECTIONS = {"limit": limit, "generality": generality, "small": small, "ring": ring, "accuracy": accuracy, "grid": grid}
+# The grid comes last, because --seconds cut it.
+SECTIONS = {
+    "first": first, "compiled": compiled, "supervised": supervised, "ring": ring, "nan": invalid, "random": random,
+    "limit": limit, "generality": generality, "small": small, "accuracy": accuracy, "grid": grid,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -205,8 +186,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--backend", default="fused", help="of hardneg's losses (default: fused)")
     parser.add_argument(
-        "--seconds", type=float, default=240, help="cells of the grid that would go beyond are left out"
+        "--seconds", type=float, default=480, help="cells of the grid that would go beyond are left out"
     )
+    parser.add_argument("--seed", type=int, default=seed_of_the_day(), help="of the random settings")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing written")
     parser.add_argument("--table", action="store_true", help="print the stored results as Markdown")
@@ -233,7 +215,7 @@ def main() -> None:
 def arguments(options: argparse.Namespace) -> list[str]:
     """The options as they were given, without the sections."""
     given = [f"--device={options.device}", f"--backend={options.backend}", f"--out={options.out}"]
-    return [*given, f"--seconds={options.seconds}", *(["--quick"] if options.quick else [])]
+    return [*given, f"--seconds={options.seconds}", f"--seed={options.seed}", *(["--quick"] if options.quick else [])]
 
 
 if __name__ == "__main__":

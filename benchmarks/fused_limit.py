@@ -22,6 +22,7 @@ BLOCKS: dict[str, Loss] = {"tiled InfoNCE": tiled_infonce, "chunked HCL": chunke
 FEW: dict[str, Loss] = {"published HCL": published_hcl, "tiled InfoNCE": tiled_infonce}
 LARGE = 65_536
 LONGEST_PEER = 3000  # ms a step
+FIXED_RATE = 790e12  # operations per second of large bfloat16 products on an H200 at its best, to compare runs
 
 Past = dict[tuple[str, int], tuple[int, float]]  # rows and ms of a peer (name, d) when it last ran
 
@@ -65,11 +66,13 @@ def steps_of_a_cell(bench: Bench, rows: int) -> float:
 
 
 def share(bench: Bench, products: int, rows: int, candidates: int, dim: int, row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its T*/T and the bound on its memory; the rate is measured now, at the same chip temperature."""
-    rate = bench.product_rate()
-    least = 1000 * products * 2 * rows * candidates * dim / rate  # ms
+    """The row with its T*/T, at the rate measured now and at the fixed one, and the bound on its memory."""
+    rate = bench.product_rate()  # at the same chip temperature
+    operations = products * 2 * rows * candidates * dim
+    least, fixed = 1000 * operations / rate, 1000 * operations / FIXED_RATE  # ms
     bound = (8 * rows * dim + 64 * rows) / 2**20 + 64
-    return row | {"limit_share": least / row["ms"], "product_tflops": rate / 1e12, "bound_mib": bound}
+    shares = {"limit_share": least / row["ms"], "fixed_share": fixed / row["ms"]}
+    return row | shares | {"product_tflops": rate / 1e12, "bound_mib": bound}
 
 
 def one_tower(bench: Bench, rows: int, dim: int, peers: dict[str, Loss], past: Past) -> None:

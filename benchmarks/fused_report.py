@@ -6,28 +6,51 @@ from typing import Any
 
 Row = dict[str, Any]
 
-LIMIT = ("case", "rows", "candidates", "dim", "peer", "ms", "limit_share", "times_hardneg", "extra_mib", "bound_mib")
+LIMIT = (
+    "case", "rows", "candidates", "dim", "peer", "ms", "limit_share", "fixed_share", "times_hardneg", "extra_mib",
+    "bound_mib",
+)  # fmt: skip
 COLUMNS = {
+    "first": ("cache", "batch", "dim", "peer", "first_s"),
+    "compiled": ("batch", "dim", "peer", "ms", "ratio", "extra_mib", "memory_ratio", "right", "replays"),
+    "supervised": ("batch", "dim", "dtype", "peer", "ms", "ratio"),
+    "ring": ("task", "dtype", "rows", "candidates", "peer", "ms", "ratio"),
+    "nan": ("case", "argument", "value", "is_nan", "right_after", "raised"),
+    "random": ("seed", "tried", "wrong", "worst"),
     "limit": LIMIT,
-    "generality": ("peer", "rows", "dim", "ms", "ratio"),
+    "generality": ("peer", "rows", "dim", "ms", "difference_ms"),
     "small": ("batch", "dim", "peer", "ms", "ratio"),
-    "ring": ("task", "rows", "candidates", "peer", "ms", "ratio"),
     "grid": LIMIT,
     "accuracy": ("rows", "dim", "dtype", "peer", "error_of_gradient", "bitwise_twice"),
 }
 TITLES = {
     "limit_share": "T*/T",
+    "fixed_share": "at 790 TFLOP/s",
     "times_hardneg": "× hardneg",
     "extra_mib": "extra MiB",
     "bound_mib": "bound MiB",
+    "memory_ratio": "memory / eager",
     "ratio": "× first",
+    "difference_ms": "ms more than HCL",
+    "first_s": "s",
+    "right": "right loss",
+    "replays": "CUDA graphs used",
+    "is_nan": "loss is NaN",
+    "right_after": "next loss right",
+    "worst": "largest error / allowed",
     "error_of_gradient": "relative error",
     "bitwise_twice": "the same twice",
     "dim": "d",
     "peer": "",
     "case": "",
     "task": "",
+    "cache": "",
 }
+# Columns that have the reason if a row failed or was left out.
+MEASURED = ("ms", "error_of_gradient", "first_s", "is_nan", "tried")
+FASTEST = ((128, 5.3), (256, 9.5), (768, 24.5))  # d and ms of HCL with debiasing at 65,536 rows
+DEARER = {"labels": 1, "threshold": 1, "β = 0.5": 1, "β = 2": 1, "β = 1.5": 2, "learnt temperature": 2}  # ms
+PRECISIONS = ("bfloat16", "float16", "float32")
 
 
 def text(found: dict[str, Any]) -> str:
@@ -57,7 +80,7 @@ def shown(row: Row, column: str) -> str:
     given = row.get(column)
     if given is None:
         reason = str(row.get("skipped") or row.get("error") or "").replace("\n", " ").replace("|", "/")
-        return reason[:60] if column in ("ms", "error_of_gradient") else ""
+        return reason[:60] if column in MEASURED else ""
     if column == "ms":
         low, high = row["ms_quartiles"]
         return f"{given:,.3f} ({low:,.3f}–{high:,.3f})"
@@ -65,7 +88,7 @@ def shown(row: Row, column: str) -> str:
         return f"{given:.2e}"
     if isinstance(given, bool):
         return "yes" if given else "NO"
-    if isinstance(given, int):
+    if isinstance(given, int) and column != "seed":
         return f"{given:,}"
     return f"{given:,.2f}" if isinstance(given, float) else str(given)
 
@@ -77,14 +100,14 @@ def claims(sections: dict[str, Any]) -> list[tuple[str, str]]:
         section = sections.get(name, {"rows": []})["rows"]
         return [row for row in section if all(row.get(key) == given for key, given in wanted.items())]
 
-    def values(found: Iterable[Row], field: str) -> list[float]:
-        return [row[field] for row in found if row.get(field) is not None]
-
     tower: Row = {"case": "one tower", "rows": 65_536}
-    answers = []
-    for dim, least in ((128, 0.40), (256, 0.45), (768, 0.55)):
-        share = values(rows("limit", **tower, dim=dim, peer="hardneg"), "limit_share")
-        answers.append((f"65,536 rows, d = {dim}: T*/T ≥ {least:.2f}", at_least(share, least)))
+    answers = [*claims_of_calls(rows)]
+    for dim, most in FASTEST:
+        times = values(rows("limit", **tower, dim=dim, peer="hardneg"), "ms")
+        answers.append((f"HCL with debiasing, 65,536 rows, d = {dim}: at most {most} ms", at_most(times, most)))
+    for name, more in DEARER.items():
+        found = values(rows("generality", **tower, dim=128, peer=name), "difference_ms")
+        answers.append((f"{name} within {more} ms of HCL, 65,536 rows, d = 128", at_most(found, more)))
     for peer, least in (("published HCL", 40), ("published HCL compiled", 25)):
         times = values(rows("limit", **tower, dim=128, peer=peer), "times_hardneg")
         answers.append((f"65,536 rows, d = 128: at least {least} times faster than {peer}", at_least(times, least)))
@@ -100,14 +123,6 @@ def claims(sections: dict[str, Any]) -> list[tuple[str, str]]:
     quarter = values(rows("limit", peer="hardneg", case="one tower", rows=262_144, dim=128), "extra_mib")
     growth = [more / less for more, less in zip(values(million, "extra_mib"), quarter, strict=False)]
     answers.append(("memory from 262,144 to 1,048,576 rows grows at most 4-fold", at_most(growth, 4.05)))
-    for limit, names in (
-        (1.10, ("β = 0.5", "β = 1", "β = 2")),
-        (1.5, ("β = 1.5",)),
-        (1.15, ("labels", "threshold")),
-    ):
-        for name in names:
-            price = values(rows("generality", peer=name), "ratio")
-            answers.append((f"price of {name} over plain InfoNCE ≤ {limit}", at_most(price, limit)))
     for peer in ("published HCL", "published HCL autocast"):
         answers.append((f"gradients within 1.2 times the error of {peer}", at_most(errors(rows, peer), 1.2)))
     exact = errors(rows, "hardneg reference")
@@ -120,11 +135,52 @@ def claims(sections: dict[str, Any]) -> list[tuple[str, str]]:
         theirs = values(rows("small", batch=256, peer=peer), "ms")
         ratio = [one / other for one, other in zip(mine, theirs, strict=False)]
         answers.append((f"B = 256: {kind} at most 0.6 of {peer}", at_most(ratio, 0.6)))
-    band = values(rows("ring", task="loss", rows=1024, peer="ring"), "ratio")
-    answers.append(("a ring costs at most 2.2 times the loss without, B = 1,024", at_most(band, 2.2)))
-    sort = values(rows("ring", task="find", rows=256, peer="product and sort"), "ratio")
-    answers.append(("finding the ring at least 3 times faster than product and sort, B = 256", at_least(sort, 3)))
     return answers
+
+
+def claims_of_calls(rows: Callable[..., list[Row]]) -> list[tuple[str, str]]:
+    """Claims about first calls, compiled ones, labels, rings, invalid values and random settings."""
+    answers = []
+    disk = values(rows("first", cache="on disk"), "first_s")
+    answers.append(("first call from the disk cache at most 1 s, all presets", at_most(disk, 1)))
+    cold = values(rows("first", cache="cold") + rows("first", cache="cold, alone", peer="simclr"), "first_s")
+    peer = values(rows("first", peer="compiled"), "first_s")
+    claim, compared = "first call without a cache no longer than that of torch.compile", "not measured"
+    if peer:
+        claim, compared = f"{claim}, {peer[0]:.3g} s", at_most(cold, peer[0])
+    answers.append((claim + ", all presets", compared))
+    answers.append(("first call without a cache: goal 3 s", at_most(cold, 3)))
+    for preset in ("hscl", "scl", "supcon"):
+        slower = values(rows("supervised", batch=256, peer=f"hardneg {preset}"), "ratio")
+        answers.append((f"hn.{preset} not slower than plain SupCon, B = 256", at_most(slower, 1)))
+    memory = values(rows("compiled", peer="compiled"), "memory_ratio")
+    answers.append(("compiled memory at most 1.2 of eager memory", at_most(memory, 1.2)))
+    answers.append(("eager memory at most 1.2 of compiled memory", at_most([1 / one for one in memory], 1.2)))
+    graph = rows("compiled", peer="CUDA graph, new values")
+    good = [float(row["right"] and row["replays"]) for row in graph if "right" in row]
+    answers.append(("a CUDA graph computes the loss of its present input", at_least(good, 1)))
+    for size in (256, 1024):
+        for dtype in PRECISIONS:
+            wanted: Row = {"task": "find", "rows": size, "dtype": dtype}
+            for name, least, words in (("sort", 3.0, "at least 3 times faster"), ("topk", 1.0, "faster")):
+                faster = values(rows("ring", **wanted, peer=f"product and {name}"), "ratio")
+                claim = f"ring, {size:,} rows, {dtype}: {words} than product and {name}"
+                answers.append((claim, at_least(faster, least)))
+    bad = rows("nan")
+    right = [float(row.get("is_nan", False) and row.get("right_after", False)) for row in bad]
+    answers.append(
+        (f"invalid values give NaN, without waiting, then a right loss: {len(right)} cases", at_least(right, 1))
+    )
+    tries = rows("random")
+    wrong = [float(row["wrong"]) if row.get("tried", 0) >= 150 else math.nan for row in tries]
+    answers.append(("150 random settings, none wrong", at_most(wrong, 0)))
+    return answers
+
+
+def values(found: Iterable[Row], field: str) -> list[float]:
+    """A field of all rows that have it, NaN for those that failed, so that no claim is met without them."""
+    given = [row.get(field, math.nan if "error" in row else None) for row in found]
+    return [one for one in given if one is not None]
 
 
 def errors(rows: Callable[..., list[Row]], peer: str) -> list[float]:

@@ -7,6 +7,7 @@ tiled      plain InfoNCE in the manner of Inf-CL: square tiles, online log-sum-e
            backward pass; neither hardening nor debiasing, and none of Inf-CL's communication
 LIBRARIES  losses of other libraries as their users call them, each with ours that computes the same. Where the library
            need not be installed (lightly, sentence-transformers, open_clip), its operations are written out
+supcon     SupCon's formula in plain PyTorch
 """
 
 import math
@@ -53,6 +54,17 @@ def tiled_infonce(z1: Tensor, z2: Tensor) -> Tensor:
         total: Tensor = _TiledLogSum.apply(products)  # type: ignore[no-untyped-call]
     positive = (z[:batch] * z[batch:]).sum(dim=1).repeat(2) / TEMPERATURE
     return (total - positive).mean()
+
+
+def plain_supcon(z1: Tensor, z2: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
+    """SupCon (Khosla et al. 2020, eq. 2) by masks and a log-softmax of the whole matrix, in float32."""
+    z = torch.cat([normalize(z1, dim=1), normalize(z2, dim=1)])
+    labels = labels.repeat(2)
+    own = torch.eye(len(z), dtype=torch.bool, device=z.device)  # (2B, 2B)
+    scores = (z @ z.T).float() / temperature
+    log_probabilities = scores.masked_fill(own, -torch.inf).log_softmax(dim=1)
+    positive = (labels[:, None] == labels) & ~own
+    return -(log_probabilities.where(positive, 0).sum(dim=1) / positive.sum(dim=1)).mean()
 
 
 def _reweighted(z: Tensor, start: int, stop: int) -> Tensor:

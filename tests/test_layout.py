@@ -48,8 +48,8 @@ LIGHTNING = {"methods", "training"}
 
 # Tests of more than one module, by folder.
 CROSS_CUTTING = {
-    ".": {"children", "evidence", "layout", "locale", "package", "torchrun", "translations", "trust", "unpack_data",
-          "without_float64"},
+    ".": {"children", "evidence", "fused_benchmark", "layout", "locale", "package", "torchrun", "translations", "trust",
+          "unpack_data", "without_float64"},
     "insight": {"page"},
     "losses": {"accelerator_values", "degenerate", "errors", "imports", "limits", "numbers", "padded_positives",
                "second_derivatives"},
