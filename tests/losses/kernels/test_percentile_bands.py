@@ -178,7 +178,7 @@ def eligibilities() -> dict[str, Eligibility]:
 
 
 def eligible(eligibility: Eligibility) -> Tensor:
-    """Which candidates are eligible, (6, COLUMNS), by a loop; an unknown label, −1, is another label than any."""
+    """Which candidates are eligible, (6, COLUMNS), by a loop."""
     found, own = torch.zeros(6, COLUMNS, dtype=torch.bool), eligibility.own
     for i in range(6):
         for j in range(COLUMNS):
@@ -186,7 +186,7 @@ def eligible(eligibility: Eligibility) -> Tensor:
             fits = fits and (eligibility.excluded is None or j not in eligibility.excluded[i].tolist())
             if eligibility.anchor_groups is not None and eligibility.candidate_groups is not None:
                 one, other = int(eligibility.anchor_groups[i]), int(eligibility.candidate_groups[j])
-                fits = fits and (one == other if eligibility.same_group else one != other or one < 0)
+                fits = fits and (one == other) == eligibility.same_group
             if eligibility.allowed is not None:
                 rows, columns = eligibility.allowed.shape
                 column = j - (COLUMNS - columns)

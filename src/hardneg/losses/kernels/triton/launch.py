@@ -210,7 +210,8 @@ def described(values: Sequence[Any], signature: list[Any]) -> list[Any]:
         elif isinstance(value, tuple):
             passed.append(tuple(described(value, signature)))  # kernels read the parts by position
         else:
-            note(float if kind is float else (value.base.dtype, *value.block_shape))  # of a tensor descriptor
+            assert kind is float or kind is TensorDescriptor, f"no kernel takes {value!r}"
+            note(float if kind is float else (value.base.dtype, *value.block_shape))
             passed.append(value)
     return passed
 
