@@ -64,24 +64,25 @@ def test_a_compiled_loss_is_one_operator_with_the_results_of_eager_mode(call: Ca
     assert compiled.report == pytest.approx(eager.report)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_negatives": 3},
-        {"normalize": False},
-        {"weight_range": 2.0},
-        {"hardening": hn.BelowPositive()},
-        {"hardening": hn.Custom(torch.exp)},
-        {"class_prior": 0.1, "debias": "exact"},
-        {"combine_positives": "log_of_mean", "supervision": "full"},
-        {"combine_positives": "in_denominator", "supervision": "full", "hardening": hn.Exponential(1.0)},
-        {"hardening": hn.Exponential(hn.Linear(1.0, 0.0))},
-        {"temperature": hn.Linear(0.5, 0.1)},
-    ],
-    ids=str,
-)
-def test_other_settings_and_schedules_compile_the_reference_kernel(options: dict[str, Any]) -> None:
-    assert hn.InfoNCE(**options)._key is None
+OTHERS: dict[str, dict[str, Any]] = {
+    "draws": {"num_negatives": 3},
+    "unnormalized": {"normalize": False},
+    "weight range": {"weight_range": 2.0},
+    "below positive": {"hardening": hn.BelowPositive()},
+    "custom weights": {"hardening": hn.Custom(torch.exp)},
+    "exact debiasing": {"class_prior": 0.1, "debias": "exact"},
+    "log of mean": {"combine_positives": "log_of_mean", "supervision": "full"},
+    "tilted supcon": {
+        "combine_positives": "in_denominator", "supervision": "full", "hardening": hn.Exponential(1.0),
+    },
+    "scheduled tilt": {"hardening": hn.Exponential(hn.Linear(1.0, 0.0))},
+    "scheduled temperature": {"temperature": hn.Linear(0.5, 0.1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_settings_and_schedules_compile_the_reference_kernel(name: str) -> None:
+    assert hn.InfoNCE(**OTHERS[name])._key is None
     assert hn.InfoNCE()._key is not None
 
 
