@@ -2,6 +2,8 @@
 
 import importlib
 import math
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +16,16 @@ import hardneg as hn
 
 
 @pytest.fixture(autouse=True)
-def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Imports modules of the benchmarks, one of which has the name of a folder of tests."""
+    folder = Path(__file__).parents[1] / "benchmarks"
+    names = [path.stem for path in folder.glob("*.py")]
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(folder))
+    yield
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
