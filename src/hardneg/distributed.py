@@ -83,6 +83,23 @@ def gather(rows: Tensor, sizes: list[int], group: Group = None) -> Tensor:
 
 
 @torch.no_grad()
+def gathered(rows: Tensor, sizes: list[int], group: Group = None) -> Tensor:
+    """As `gather`, without a gradient."""
+    result: Tensor = _Gather.apply(rows, sizes, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+@torch.no_grad()
+def scattered(rows: Tensor, sizes: list[int], group: Group = None) -> Tensor:
+    """This process's rows of the sum over all processes: the gradient of `gather`, without a gradient of its own.
+
+    rows: (sum(sizes), …) · returns (sizes[rank], …)
+    """
+    result: Tensor = _Scatter.apply(rows, sizes, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+@torch.no_grad()
 def identical(*tensors: Tensor | None, group: Group = None) -> bool:
     """True if every process holds the same tensors, bit for bit; up to collisions of 62-bit hashes.
 

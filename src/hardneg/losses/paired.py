@@ -17,7 +17,17 @@ from hardneg import checks, distributed
 from hardneg.losses.combine import banded_rule, inverse_temperature, plain_loss, weight_rule
 from hardneg.losses.hardening import Hardening
 from hardneg.losses.inputs import check_negatives, check_views, half_precision
-from hardneg.losses.kernels import Eligibility, Kernel, LossForm, PairLoss, PairRecord, PairSupport, RowLayout, Rule
+from hardneg.losses.kernels import (
+    Eligibility,
+    Gathering,
+    Kernel,
+    LossForm,
+    PairLoss,
+    PairRecord,
+    PairSupport,
+    RowLayout,
+    Rule,
+)
 from hardneg.losses.settings import Settings
 
 # Settings of compiled graphs by their key; see `key_of`.
@@ -100,7 +110,13 @@ def plan(
     validity = None
     if labels is not None:
         checks.integers("labels", labels, (batch,), "one per row of z1")
-    if negatives is None:
+    gathering = None
+    if distributed.gathers(settings.gather):
+        group = distributed.group_of(settings.gather)
+        gathering = Gathering(distributed.batch_sizes(batch, z1.device, group), group)
+        layout = RowLayout(batch, 2, sum(gathering.sizes[: distributed.rank(group)]), sum(gathering.sizes), z1.device)
+        eligibility = Eligibility(2 * layout.global_batch, own=layout, pool_views=2)
+    elif negatives is None:
         eligibility = _eligibility(settings, batch, 1 if z2 is None else 2, z1.device)
     else:
         exclude, _, validity = check_negatives(batch, dim, negatives, exclude, None, negative_mask)
@@ -115,13 +131,15 @@ def plan(
     rule = weight_rule(settings, [], scale, half_precision(z1, z1 if z2 is None else z2))
     if settings.bands:
         rule = banded_rule(settings, rule, None, None, scale)
-    return Plan(settings, shapes, kernel.pair_loss, eligibility, rule, _form(settings, eligibility), dtype, validity)
+    pair_loss = kernel.pair_loss if gathering is None else partial(kernel.pair_loss, gathering=gathering)
+    return Plan(settings, shapes, pair_loss, eligibility, rule, _form(settings, eligibility), dtype, validity)
 
 
 def key_of(settings: Settings) -> str | None:
     """A key of the settings for a compiled graph, None if their loss is not one operator of the fused kernel."""
     support = PairSupport(labels=True)
-    if not _suits_settings(settings, support, settings.supervision != "none") or distributed.gathers(settings.gather):
+    # Processes may be started after the loss was made.
+    if settings.gather is not False or not _suits_settings(settings, support, settings.supervision != "none"):
         return None
     bounds = [bound for part in settings.bands for bound in part.bounds(None)]
     joint = settings.combine_positives == "in_denominator" and settings.supervision in ("positives", "full")
@@ -152,10 +170,16 @@ def _suits_settings(settings: Settings, support: PairSupport, labelled: bool) ->
         and not settings.needs_positive
         # With symmetric=True one pass has the anchors of both directions, so a band per anchor would need two.
         and not (per_anchor and (settings.symmetric or not support.bands_per_anchor))
-        and not distributed.gathers(settings.gather)
+        and (not distributed.gathers(settings.gather) or _suits_gathering(settings, support))
         and not (labelled and not (support.labels and settings.in_batch == "both"))
         and (settings.supervision not in ("positives", "full") or _suits_label_positives(settings))
     )
+
+
+def _suits_gathering(settings: Settings, support: PairSupport) -> bool:
+    """True if the kernel gathers the rows of all processes itself."""
+    by_rank = any(part.percentiles() is not None for part in settings.bands)
+    return support.gather and settings.in_batch == "both" and settings.supervision == "none" and not by_rank
 
 
 def _suits_label_positives(settings: Settings) -> bool:

@@ -340,8 +340,20 @@ def run_process(rank: int, sizes: list[int], names: list[str], folder: str) -> N
     """One of several processes: its rows are the ``rank``-th part of the batch; it saves its results."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=len(sizes))
-    start = sum(sizes[:rank])
-    found = {name: run_rows(name, slice(start, start + sizes[rank]), gather=True) for name in names}
-    torch.save({name: (part.value, part.grads) for name, part in found.items()}, Path(folder) / f"{rank}.pt")
+    rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    from hardneg.losses.kernels.triton import paired_loss
+
+    plain, short = paired_loss.forward_pass, []
+
+    def noted(*given: Any) -> Any:
+        short.append(name)
+        return plain(*given)
+
+    paired_loss.forward_pass = noted
+    found = {}
+    for name in names:
+        part = run_rows(name, rows, gather=True)
+        found[name] = part.value, part.grads, name in short
+    torch.save(found, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

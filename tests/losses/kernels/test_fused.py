@@ -651,13 +651,15 @@ def test_unsupported_calls_raise_an_error_with_the_fix() -> None:
 @pytest.mark.slow  # three more processes that import torch and Triton; test_distributed has the other kernels
 def test_two_processes_equal_one(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # inherited by the processes
-    names, sizes = ["learnable temperature", "hscl", "batch and queue"], [5, 7]
+    short = ["simclr", "hcl", "learnable temperature"]
+    names, sizes = [*short, "hscl", "batch and queue"], [5, 7]
     children.spawn(interpreted.run_process, (sizes, names, str(tmp_path)), 2)
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for name in names:
         single = call(interpreted.run_rows, name, slice(0, sum(sizes)), False)
-        for value, _ in (part[name] for part in parts):
+        for value, _, took_short_path in (part[name] for part in parts):
             assert_close(value, single.value, rtol=1e-5, atol=1e-6)
+            assert took_short_path == (name in short)
         grads = [part[name][1] for part in parts]
         for view in ("z1", "z2"):  # DDP averages over processes
             joined = torch.cat([grad[view] for grad in grads]) / 2

@@ -14,6 +14,7 @@ from torch import Tensor
 from hardneg.losses.kernels import reference, tiled
 from hardneg.losses.kernels.interface import (
     Eligibility,
+    Gathering,
     HalfCopies,
     LogSums,
     LossForm,
@@ -89,6 +90,7 @@ __all__ = [
     "REFERENCE",
     "TILED",
     "Eligibility",
+    "Gathering",
     "HalfCopies",
     "Kernel",
     "LogSums",

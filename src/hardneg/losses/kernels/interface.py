@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardneg import distributed
 from hardneg.losses.kernels.identities import Identities
 from hardneg.matmul import where_precise
 
@@ -210,6 +211,25 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Gathering:
+    """The processes whose rows are candidates. sizes: of their batches, in order of rank · group: None for all"""
+
+    sizes: list[int]
+    group: distributed.Group
+
+    def candidates(self, rows: Tensor) -> Tensor:
+        """The rows (V·B, d) of V views of this process → those of all processes, (V·G, d), view after view."""
+        own = self.sizes[distributed.rank(self.group)]
+        by_instance = rows.view(-1, own, rows.shape[1]).transpose(0, 1)  # (B, V, d)
+        return distributed.gathered(by_instance, self.sizes, self.group).transpose(0, 1).flatten(0, 1)
+
+    def own_gradient(self, gradient: Tensor) -> Tensor:
+        """The gradient of `candidates`, (V·G, d), summed over the processes, for the rows of this process, (V·B, d)."""
+        by_instance = gradient.view(-1, sum(self.sizes), gradient.shape[1]).transpose(0, 1)  # (G, V, d)
+        return distributed.scattered(by_instance, self.sizes, self.group).transpose(0, 1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
 class LossForm:
     """How the losses of a paired batch follow from the sums of its anchors, and how they are reduced.
 
@@ -254,13 +274,14 @@ class PairSupport:
     """Which calls a kernel's ``pair_loss`` serves beyond pairs in float32.
 
     device: the only type of device, or None for any · labels: labels, with one view or two · float64: that precision ·
-    bands_per_anchor: bands that differ between anchors, such as those by rank
+    bands_per_anchor: bands that differ between anchors, such as those by rank · gather: candidates of all processes
     """
 
     device: str | None = None
     labels: bool = False
     float64: bool = False
     bands_per_anchor: bool = True
+    gather: bool = False
 
 
 def wrapped(rows: slice, size: int, device: torch.device) -> slice | Tensor:

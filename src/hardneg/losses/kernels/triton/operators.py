@@ -20,6 +20,7 @@ from torch import Tensor
 from hardneg.losses.kernels import tiled
 from hardneg.losses.kernels.interface import (
     Eligibility,
+    Gathering,
     HalfCopies,
     LogSums,
     LossForm,
@@ -39,7 +40,7 @@ from hardneg.losses.kernels.triton.score_tile import Numbers
 
 BLOCK = 128  # anchors per program of the kernels that finish the sums
 
-pair_support = PairSupport(labels=True)
+pair_support = PairSupport(labels=True, gather=True)
 
 
 def available(device: torch.device) -> bool:
@@ -200,16 +201,19 @@ def pair_loss(
     form: LossForm,
     plain: Callable[..., Tensor],
     labels: Tensor | None = None,
+    gathering: Gathering | None = None,
 ) -> tuple[Tensor, Callable[[], PairRecord]] | None:
     """The loss of pairs (B, d) against all others, or of anchors z1 against negatives (N, d); None if not supported.
 
     eligibility: which candidates are eligible; 2B candidates are both views, B candidates are z2 with z1 as anchors ·
-    form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch operations · labels: (B,)
+    form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch operations · labels: (B,) ·
+    gathering: candidates are both views of all processes
     """
     made = make_call(eligibility, rule, form, z1, z2, negatives, labels)
     if made is None:
         return None
     call, by_label = made
+    call = call if gathering is None else replace(call, gathering=gathering)
     seen: list[Saved] = []
     loss = PairedLoss.apply(z1, z2, negatives, scale, by_label, call, plain, seen)  # type: ignore[no-untyped-call]
     views = z1.detach(), None if z2 is None else z2.detach()

@@ -10,7 +10,7 @@ goes through `hardneg.losses.candidates` and the separate functions of the kerne
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hardneg import distributed
 from hardneg.losses.kernels import interface
-from hardneg.losses.kernels.interface import Eligibility, LossForm, RowLayout, Rule
+from hardneg.losses.kernels.interface import Eligibility, Gathering, LossForm, RowLayout, Rule
 from hardneg.losses.kernels.triton import forward, normalize, passes, percentile_bands
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Totals, add_slots
@@ -244,6 +245,7 @@ class Call:
     rule: Rule
     form: LossForm
     smallest: float
+    gathering: Gathering | None = None  # candidates are both views of all processes
 
     @property
     def precision(self) -> torch.dtype | None:
@@ -276,6 +278,8 @@ class Call:
     def split(self, given: Given, rows: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, bool]:
         """Anchors and candidates, from the unit vectors of views and of negatives; and whether they are the same."""
         batch = given.z1.shape[0]
+        if self.gathering is not None:
+            return rows, negatives, False
         if given.negatives is not None:
             return rows[:batch], negatives, False
         return (rows[:batch], rows[batch:], False) if self.towers(given) else (rows, rows, True)
@@ -305,12 +309,16 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
     """The loss, () or (A,) if not reduced."""
     z1, z2 = normalize.row_contiguous(given.z1), None if given.z2 is None else normalize.row_contiguous(given.z2)
     form, dtype = call.form, call.precision or torch.float32
+    if call.gathering is not None and form.reduction == "mean":
+        form = replace(form, reduction="sum")
     units, similarity = normalize.normalized(z1, z2, call.smallest, call.precision, dtype, "z1 or z2")
     empty = units.new_empty(0, dtype=torch.float32)
     negatives, not_finite = empty, None
     if given.negatives is not None:
         rows = normalize.row_contiguous(given.negatives)
         negatives, not_finite = normalize.normalized(rows, None, call.smallest, call.precision, dtype, "negatives")
+    if call.gathering is not None:
+        negatives = call.gathering.candidates(units)
     anchors, candidates, same = call.split(given, units, negatives)
     problem, joint = call.problem(given), call.joint(given)
     block_pass = BlockPass(problem, given.scale, anchors, candidates, self_block=same)
@@ -345,6 +353,9 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
         result, valid = finish_by(finish_labels, kept, form, problem, arguments)
     if not_finite is not None:
         result = result + not_finite.sum()
+    if call.gathering is not None and form.reduction != "none":
+        result, valid = distributed.total(torch.stack([result, valid]), call.gathering.group).unbind()
+        result = result / valid.clamp(min=1) if call.form.reduction == "mean" else result.clone()
     found_edges = (empty,) * 4 if edges is None else edges
     return result, Saved(units, negatives, similarity, valid, memory, positives, level, *found_edges)
 
@@ -377,7 +388,8 @@ def backward_pass(
         if given.negatives is None:
             for_anchors = torch.cat([for_anchors, for_candidates]) if towers else for_anchors + for_candidates
     else:
-        gradients = block_pass.gradients if towers and for_z2 else block_pass.anchors_gradient
+        both = (towers and for_z2) or call.gathering is not None
+        gradients = block_pass.gradients if both else block_pass.anchors_gradient
         for_anchors, d_scale = gradients(coefficients, for_scale)
         for_candidates = anchors[:0]
         if for_negatives:
@@ -391,6 +403,8 @@ def backward_pass(
         part, share = by_label.anchors_gradient(Coefficients(values.view(torch.int64), saved.level, factor), for_scale)
         for_anchors += part
         d_scale = None if share is None or d_scale is None else d_scale + share
+    if call.gathering is not None:
+        for_anchors, for_similarity, gradient_scale = _gathered_gradient(call, saved, grad, for_anchors, for_similarity)
     back = partial(
         normalize.normalized_backward,
         smallest=call.smallest,
@@ -406,7 +420,24 @@ def backward_pass(
             d_scale = d_scale + (kept.scale * by_anchor).sum()
         if reduced:
             d_scale = d_scale * (grad / saved.valid.clamp(min=1) if mean else grad)
+            d_scale = d_scale if call.gathering is None else d_scale * distributed.world_size(call.gathering.group)
     return d1, d2, d_negatives, d_scale
+
+
+def _gathered_gradient(
+    call: Call, saved: Saved, grad: Tensor, gradient: Tensor, for_similarity: Tensor | None
+) -> tuple[Tensor, Tensor | None, None]:
+    """Gradients of this process's unit vectors and inner products, from those of its anchors and of all candidates.
+
+    Those of a reduced loss are scaled so that DDP's average over processes is exact; see `distributed.total_loss`.
+    """
+    assert call.gathering is not None
+    if call.form.reduction != "none":
+        factor = grad * distributed.world_size(call.gathering.group)
+        factor = factor / saved.valid.clamp(min=1) if call.form.reduction == "mean" else factor
+        gradient, for_similarity = gradient * factor, None if for_similarity is None else for_similarity * factor
+    rows = saved.units.shape[0]
+    return gradient[:rows] + call.gathering.own_gradient(gradient[rows:]), for_similarity, None
 
 
 class PairedLoss(torch.autograd.Function):
