@@ -147,7 +147,8 @@ def key_of(settings: Settings) -> str | None:
     plain = plain and settings.weighting is None and not settings.bands
     if any(isinstance(bound, Tensor) for bound in bounds) or (joint and not plain):
         return None
-    key = repr(replace(settings, temperature=1.0, gather=False))
+    settings = replace(settings, temperature=1.0)  # the operator takes 1/temperature as a tensor
+    key = repr(settings)
     KEYS[key] = settings
     return key
 
