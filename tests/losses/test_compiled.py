@@ -1,6 +1,10 @@
 """The fused kernel inside `torch.compile`: one node of one graph, with the results of eager mode."""
 
+import copy
+import gc
+import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +17,7 @@ from torch.testing import assert_close
 
 import hardneg as hn
 from hardneg.losses import paired
+from hardneg.losses.hardening import Hardening
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 Call = Callable[..., Any]
@@ -88,7 +93,38 @@ def test_other_settings_and_schedules_compile_the_reference_kernel(name: str) ->
 
 def test_settings_have_the_same_key_only_if_they_are_equal() -> None:
     made = [{}, {"class_prior": 0.1}, {"hardening": hn.Exponential(1.0)}, {"hardening": hn.Exponential(1.0 + 1e-9)}]
-    found = [hn.InfoNCE(**options)._key for options in made]
-    assert len(set(found)) == len(made)
-    assert hn.InfoNCE(temperature=0.1)._key is not None
-    assert all(key in paired.KEYS for key in found)
+    losses = [hn.InfoNCE(**options) for options in made]
+    keys = {loss._key[0] for loss in losses if loss._key is not None}
+    assert len(keys) == len(made)
+    assert keys <= set(paired.KEYS)
+
+
+@dataclass(frozen=True)
+class Hidden(Hardening):
+    """A hardening whose repr does not show its number."""
+
+    low: float = field(repr=False)
+
+    def bounds(self, positive: Tensor | None) -> tuple[float | None, float | None]:
+        return self.low, None
+
+
+def test_hardenings_of_users_have_no_key() -> None:
+    assert hn.InfoNCE(hardening=Hidden(0.1))._key is None
+
+
+def test_keys_are_forgotten_with_their_losses_and_known_to_copies() -> None:
+    loss = hn.InfoNCE(temperature=0.123)
+    packed = pickle.dumps(loss)
+    assert loss._key is not None
+    key, number = loss._key[0], len(paired.KEYS)
+    for step in range(20):
+        loss.temperature = 0.2 + step / 100
+    del loss
+    gc.collect()
+    assert key not in paired.KEYS
+    assert len(paired.KEYS) <= number
+    again = pickle.loads(packed)
+    assert again._key[0] == key
+    assert key in paired.KEYS
+    assert copy.deepcopy(again)._key[0] == key

@@ -1,7 +1,10 @@
 """The short path for paired and labelled batches: equal to plain autograd, decided once, and never wrong in silence."""
 
 import copy
+import gc
+import weakref
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from torch.testing import assert_close
 
 import hardneg as hn
 from hardneg.losses import paired
+from hardneg.losses.hardening import Hardening
 from hardneg.losses.kernels import strips
 
 Call = tuple[dict[str, Any], dict[str, Any]]  # options of InfoNCE and arguments of a call
@@ -326,3 +330,77 @@ def test_autocast_does_not_lower_the_precision(backward_inside: bool) -> None:
         value.backward()
     assert z1.grad is not None
     assert_close(z1.grad, expected)
+
+
+@dataclass(frozen=True)
+class Moving(Hardening):
+    """A hardening of a user, whose numbers change between calls."""
+
+    numbers: dict[str, float]
+
+    def tilt(self) -> float:
+        return self.numbers["tilt"]
+
+    def bounds(self, positive: Tensor | None) -> tuple[float | None, float | None]:
+        return self.numbers["lower"], None
+
+
+def test_numbers_of_a_users_hardening_may_change_between_calls() -> None:
+    numbers = {"tilt": 0.0, "lower": -9.0}
+    z1, z2 = torch.randn(9, 4), torch.randn(9, 4)
+    loss, plain = (hn.InfoNCE(hardening=Moving(numbers), backend=backend) for backend in ("auto", "reference"))
+    values = []
+    for numbers["tilt"], numbers["lower"] in ((0.0, -9.0), (2.0, -9.0), (2.0, 0.3)):
+        values.append(loss(z1, z2))
+        assert_close(values[-1], plain(z1, z2))
+    assert len({round(float(value), 4) for value in values}) == 3
+
+
+def test_gradients_in_float64_keep_their_precision_with_labels() -> None:
+    z1, z2 = (torch.randn(7, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    labels, found = torch.tensor([0, 1, 0, 1, 2, -1, 2]), []
+    for backend in ("auto", "reference"):
+        found.append(torch.autograd.grad(hn.hscl(backend=backend)(z1, z2, labels=labels), (z1, z2)))
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", ["labels", "exclude", "negative_mask"])
+def test_no_argument_may_be_overwritten_before_the_backward_pass(name: str, create_graph: bool) -> None:
+    z1, z2 = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
+    if name == "labels":
+        loss, given = hn.scl(), {"labels": torch.tensor([0, 1, 0, 1, 0, 1])}
+    else:
+        every = {"exclude": torch.arange(6), "negative_mask": torch.rand(6, 9) < 0.8}
+        loss, given = hn.moco(), {"negatives": torch.randn(9, 4), name: every[name]}
+    value = loss(z1, z2, **given)
+    given[name].zero_()
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        torch.autograd.grad(value, z1, create_graph=create_graph)
+
+
+def test_progress_without_schedules_keeps_the_plan() -> None:
+    loss, scheduled = hn.hcl(), hn.hcl(beta=hn.Linear(1.0, 0.0))
+    for made in (loss, scheduled):
+        made(torch.randn(5, 3), torch.randn(5, 3))
+    before, other = loss._plan, scheduled._settings
+    for made in (loss, scheduled):
+        made.set_progress(0.5)
+        made(torch.randn(5, 3), torch.randn(5, 3))
+    assert before is not None
+    assert loss._plan is before
+    assert scheduled._settings is not other
+
+
+def test_the_record_of_a_call_does_not_keep_the_graph_of_its_negatives() -> None:
+    rows = torch.randn(8, 4, requires_grad=True)
+    negatives = rows * 2
+    watch = weakref.ref(negatives)
+    loss = hn.InfoNCE(supervision="full", num_negatives=3)
+    labels = {"labels": torch.arange(6) % 2, "negative_labels": torch.arange(8) % 2}
+    loss(torch.randn(6, 4), torch.randn(6, 4), negatives=negatives, **labels)
+    del negatives
+    gc.collect()
+    assert watch() is None
+    assert loss.diagnostics()["anchors"] == 12

@@ -95,7 +95,9 @@ class Columns:
         count = partial(_count_eligible, before_labels, self.layout, self.pool.dtype)
         if self.ids is None:  # it can be computed without a mask
             in_pool = (self.layout.global_batch - 1) * self.pool_views if in_batch else 0
-            count = partial(_count_before_labels, self.layout, in_pool, given, self.pool.dtype)
+            # Not the rows themselves, which the function would keep in memory with their graph.
+            limits = [(source.rows.shape[-2], source.exclude, source.allowed) for source in given]
+            count = partial(_count_before_labels, self.layout, in_pool, limits, self.pool.dtype)
         return tuple(blocks), eligibility, count
 
     def positives(self, given: Sequence[Given]) -> tuple[LabelledRows, ...]:
@@ -103,9 +105,9 @@ class Columns:
         assert self.anchor_labels is not None
         labels, repeats = _known(self.anchor_labels), self.layout.views
         found = []
-        for source in map(_merged_exclusions, given):
+        for source in (_merged_exclusions(source) for source in given if source.rows.shape[-2] > 0):
             count, allowed = source.rows.shape[-2], source.allowed
-            if source.labels is None or count == 0:
+            if source.labels is None:
                 continue
             if source.labels.dim() == 2:
                 same = source.labels == labels[:, None]  # (B, N)
@@ -142,16 +144,21 @@ class Columns:
 
 
 # Functions of modules, not methods: those cannot be kept by a compiled graph.
-def _count_before_labels(layout: RowLayout, in_pool: int, given: Sequence[Given], dtype: torch.dtype) -> Tensor:
+def _count_before_labels(
+    layout: RowLayout,
+    in_pool: int,
+    given: Sequence[tuple[int, Tensor | None, Tensor | None]],
+    dtype: torch.dtype,
+) -> Tensor:
     """The number of candidates of each anchor before labels exclude any, (A,), without ids.
 
-    in_pool: number of candidates from the batch · given: sources that have exclusions or a mask, not both
+    in_pool: number of candidates from the batch · given: rows, and exclusions or mask, of each source
     """
     count = torch.full((layout.batch,), in_pool, dtype=dtype, device=layout.device)
-    for source in given:
-        count += source.rows.shape[-2] if source.allowed is None else source.allowed.sum(dim=1)
-        if source.exclude is not None:
-            ordered = source.exclude.sort(dim=1).values  # the same index may occur twice
+    for rows, exclude, allowed in given:
+        count += rows if allowed is None else allowed.sum(dim=1)
+        if exclude is not None:
+            ordered = exclude.sort(dim=1).values  # the same index may occur twice
             count -= 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(dim=1)
     return count.repeat(layout.views)
 

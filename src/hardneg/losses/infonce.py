@@ -118,7 +118,8 @@ class InfoNCE(Adjustable):
     draw_state: Tensor  # (2,), the seed and the number of calls that have drawn; only if num_negatives is given
 
     _settings: Settings  # with schedules at the current progress
-    _key: str | None  # of the settings, for compiled graphs
+    _key: tuple[str, Settings] | None = None  # of the settings, for compiled graphs
+    _scheduled = False  # whether a setting is a schedule
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
     _plan: paired.Plan | None = None  # of the last call that took the short path
     _warned = False
@@ -271,6 +272,11 @@ class InfoNCE(Adjustable):
         self._warn_if_floored(report["floored"], report["anchors"], stacklevel=3)
         return report
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        # The key of another process is not known here.
+        self.__dict__["_key"] = None if self._scheduled else paired.key_of(self._settings)
+
     def extra_repr(self) -> str:
         shown = ("hardening", "class_prior", "in_batch", "supervision", "negative_count", "reduction", "backend")
         first = [] if isinstance(self.temperature, Learnable) else [f"temperature={self.temperature!r}"]
@@ -283,8 +289,9 @@ class InfoNCE(Adjustable):
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children for each name.
         self._modules.pop("temperature", None)
         # A schedule would compile a new graph at every step: then the reference kernel is compiled.
-        key = None if any(_schedules(given)) else paired.key_of(settings)
-        self.__dict__.update(given, _settings=settings, _adaptive=adaptive, _key=key)
+        scheduled = bool(_schedules(given))
+        key = None if scheduled else paired.key_of(settings)
+        self.__dict__.update(given, _settings=settings, _adaptive=adaptive, _scheduled=scheduled, _key=key)
         if isinstance(given["temperature"], Learnable):
             del self.__dict__["temperature"]
             self.add_module("temperature", given["temperature"])
@@ -298,6 +305,8 @@ class InfoNCE(Adjustable):
             self._seeded_by = self.generator
 
     def _move_schedules(self, progress: float) -> None:
+        if not self._scheduled:  # what was decided for these settings holds
+            return
         # Schedules become plain numbers here, checked, and outside of any compiled graph.
         self._settings = _resolve({name: getattr(self, name) for name in self.SETTINGS}, progress)
 
@@ -317,11 +326,8 @@ class InfoNCE(Adjustable):
         given: the arguments of `forward` that `PER_SOURCE` names · others: its further arguments
         """
         negatives, exclude, negative_labels, negative_mask, negative_ids = given
-        ids, not_negatives, scale = others
         eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-        # The short path has none of these arguments.
-        short = eager and negative_labels is None and negative_ids is None and positive_mask is None
-        short = short and ids is None and not_negatives is None and scale is None
+        short = eager and _has_short_form(negative_labels, negative_ids, positive_mask, others)
         repeatable = short and exclude is None and negative_mask is None
         plan = self._plan
         if repeatable and plan is not None and plan.fits(settings, z1, z2, labels, negatives):
@@ -333,7 +339,8 @@ class InfoNCE(Adjustable):
             rows, excluded, _, allowed, _ = by_name
             plan = paired.plan(settings, self._kernel(device), z1, z2, labels, rows, excluded, allowed)
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
-        self.__dict__["_plan"] = plan if repeatable and not settings.gather else None
+        kept = repeatable and not settings.gather and paired.is_constant(settings)
+        self.__dict__["_plan"] = plan if kept else None
         return plan
 
     def _compiled_loss(
@@ -351,14 +358,14 @@ class InfoNCE(Adjustable):
         """
         from hardneg.losses import compiled
 
-        settings, key = self._settings, self._key
+        settings, keyed = self._settings, self._key
         if not compiled.is_fused(self.backend, z1.device.type):
             return None
         negatives, exclude, negative_labels, negative_mask, negative_ids = given
         ids, not_negatives, scale = others
-        short = negative_labels is None and negative_ids is None and positive_mask is None
-        short = short and ids is None and not_negatives is None and scale is None
-        if key is not None and short and not isinstance(negatives, Mapping):
+        short = _has_short_form(negative_labels, negative_ids, positive_mask, others)
+        if keyed is not None and short and not isinstance(negatives, Mapping):
+            key, _ = keyed
             names, by_name = sources.by_name(given)
             rows, excluded, _, allowed, _ = by_name
             if paired.suits_call(settings, z1, z2, rows):
@@ -569,6 +576,14 @@ def _has_cosines(hardening: tuple[Hardening, ...] | BySource, progress: float, t
             if now.in_scores(temperature) is not now:
                 return True
     return False
+
+
+def _has_short_form(
+    negative_labels: object, negative_ids: object, positive_mask: object, others: Sequence[object]
+) -> bool:
+    """True if a call has none of the arguments that the short path does not take."""
+    first = negative_labels is None and negative_ids is None and positive_mask is None
+    return first and all(argument is None for argument in others)
 
 
 def _schedules(given: dict[str, Any]) -> list[Schedule]:

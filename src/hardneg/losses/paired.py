@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -30,20 +31,20 @@ from hardneg.losses.kernels import (
 )
 from hardneg.losses.settings import Settings
 
-# Settings of compiled graphs by their key; see `key_of`.
-KEYS: dict[str, Settings] = {}
+# Settings of compiled graphs by their key, for as long as a loss has them; see `key_of`.
+KEYS: WeakValueDictionary[str, Settings] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
 class Plan:
     """How the loss of calls with these settings and shapes is computed.
 
-    shapes: shape, dtype and device of each tensor, None for one that is not given · dtype: of the scores · validity: of
-    the excluded indices; see `checks.values`
+    shapes: type, shape, dtype and device of each tensor, None for one that is not given · dtype: of the scores ·
+    validity: of the excluded indices; see `checks.values`
     """
 
     settings: Settings
-    shapes: tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...]
+    shapes: tuple[tuple[type, torch.Size, torch.dtype, torch.device] | None, ...]
     pair_loss: PairLoss
     eligibility: Eligibility
     rule: Rule
@@ -59,7 +60,7 @@ class Plan:
             if x is None:
                 if expected is not None:
                     return False
-            elif not isinstance(x, Tensor) or expected != (x.shape, x.dtype, x.device):
+            elif not isinstance(x, Tensor) or expected != (type(x), x.shape, x.dtype, x.device):
                 return False
         return True
 
@@ -75,8 +76,10 @@ class Plan:
         """The loss, a function that returns its record, and 1/temperature, (); None for the general path."""
         scale = inverse_temperature(self.settings, z1, self.dtype)
         plain = partial(_plain_loss, self.settings, labels, exclude, negative_mask)
-        arguments = (z1, z2, negatives, self.eligibility, scale, self.rule, self.form, plain)
-        found = self.pair_loss(*arguments) if labels is None else self.pair_loss(*arguments, labels.long())
+        found = self.pair_loss(
+            z1, z2, negatives, self.eligibility, scale, self.rule, self.form, plain,
+            labels=None if labels is None else labels.long(), watched=(labels, exclude, negative_mask),
+        )  # fmt: skip
         if found is None:
             return None
         loss, record = found
@@ -125,7 +128,7 @@ def plan(
     for name, tensor in given.items():
         if tensor is not None and tensor.device != z1.device:
             raise ValueError(f"{name} is on {tensor.device}, but z1 on {z1.device}: move all inputs to one device")
-    shapes = tuple([None if x is None else (x.shape, x.dtype, x.device) for x in tensors])
+    shapes = tuple([None if x is None else (type(x), x.shape, x.dtype, x.device) for x in tensors])
     dtype = torch.float64 if torch.float64 in [x.dtype for x in tensors if x is not None] else torch.float32
     scale = inverse_temperature(settings, z1, dtype)
     rule = weight_rule(settings, [], scale, half_precision(z1, z1 if z2 is None else z2))
@@ -135,22 +138,31 @@ def plan(
     return Plan(settings, shapes, pair_loss, eligibility, rule, _form(settings, eligibility), dtype, validity)
 
 
-def key_of(settings: Settings) -> str | None:
-    """A key of the settings for a compiled graph, None if their loss is not one operator of the fused kernel."""
+def is_constant(settings: Settings) -> bool:
+    """True if the hardenings are ours, whose numbers never change; those of users may return others at every call."""
+    parts = [*settings.bands, *([] if settings.weighting is None else [settings.weighting])]
+    return all(type(part).__module__ == Hardening.__module__ for part in parts)
+
+
+def key_of(settings: Settings) -> tuple[str, Settings] | None:
+    """A key of the settings for a compiled graph, None if their loss is not one operator of the fused kernel.
+
+    The settings are returned as well: the loss must keep them, because `KEYS` does not.
+    """
     support = PairSupport(labels=True)
+    if not is_constant(settings):
+        return None
     # Processes may be started after the loss was made.
     if settings.gather is not False or not _suits_settings(settings, support, settings.supervision != "none"):
         return None
-    bounds = [bound for part in settings.bands for bound in part.bounds(None)]
     joint = settings.combine_positives == "in_denominator" and settings.supervision in ("positives", "full")
     plain = settings.supervision == "full" and settings.negative_count == "support"
     plain = plain and settings.weighting is None and not settings.bands
-    if any(isinstance(bound, Tensor) for bound in bounds) or (joint and not plain):
+    if joint and not plain:
         return None
     settings = replace(settings, temperature=1.0)  # the operator takes 1/temperature as a tensor
     key = repr(settings)
-    KEYS[key] = settings
-    return key
+    return key, KEYS.setdefault(key, settings)
 
 
 def suits_call(settings: Settings, z1: Tensor, z2: Tensor | None, negatives: Tensor | None) -> bool:

@@ -114,6 +114,25 @@ def run_compiled(options: Options, arguments: dict[str, Tensor]) -> tuple[list[F
     return found, operators
 
 
+def poisoned(options: Options, arguments: dict[str, Tensor]) -> Tensor:
+    """The loss of invalid values as on a GPU, where nothing raises."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "finite", lambda name, tensor: None)
+        patch.setattr(checks, "on_accelerator", lambda device: True)
+        return hn.InfoNCE(**options, backend="fused")(**arguments)
+
+
+def of_inference_tensors(normalize: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of a query with a queue made in inference mode, and with a plain one."""
+    with torch.inference_mode():
+        queue, keys = torch.randn(9, 4), torch.randn(6, 4)
+    query, found = torch.randn(6, 4, requires_grad=True), []
+    for z2, negatives in ((keys, queue), (keys.clone(), queue.clone())):
+        loss = hn.moco(backend="fused", normalize=normalize)(query, z2, negatives=negatives)
+        found.append(torch.autograd.grad(loss, query)[0])
+    return found[0], found[1]
+
+
 def losses(options: Options, arguments: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
     """One loss per anchor, and the diagnostics."""
     with warnings.catch_warnings():

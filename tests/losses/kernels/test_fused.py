@@ -667,3 +667,34 @@ def test_two_processes_equal_one(call: Call, tmp_path: Path, monkeypatch: pytest
         if "temperature.log_value" in single.grads:
             average = torch.stack([grad["temperature.log_value"] for grad in grads]).mean()
             assert_close(average, single.grads["temperature.log_value"], rtol=1e-4, atol=1e-6)
+
+
+BAD_LABELS: dict[str, tuple[dict[str, Any], list[int], bool]] = {
+    "without a valid anchor": ({"supervision": "full"}, [-5, -5, 0, 0], False),
+    "decoupled": ({"supervision": "positives", "positive_in_denominator": False}, [0, -2, 0, 1], True),
+    "negatives, ring": ({"supervision": "negatives", "hardening": hn.Ring(0.2, 0.9)}, [0, -2, 0, 1], True),
+    "supcon": ({"supervision": "full", "combine_positives": "in_denominator"}, [0, -2, 0, 1], True),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LABELS)
+def test_a_label_below_minus_one_gives_nan(call: Call, name: str) -> None:
+    options, labels, paired = BAD_LABELS[name]
+    arguments = views(4, 5) | {"labels": torch.tensor(labels)}
+    if not paired:
+        del arguments["z2"]
+    assert call(interpreted.poisoned, options, arguments).isnan()
+    arguments["labels"].clamp_(min=-1)
+    assert call(interpreted.poisoned, options, arguments).isfinite()
+
+
+def test_an_embedding_that_is_not_finite_gives_nan_without_any_valid_anchor(call: Call) -> None:
+    arguments = {"z1": torch.randn(4, 5), "labels": torch.arange(4)}
+    assert call(interpreted.poisoned, {"supervision": "full"}, arguments) == 0
+    arguments["z1"][2, 3] = torch.nan
+    assert call(interpreted.poisoned, {"supervision": "full"}, arguments).isnan()
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_negatives_made_in_inference_mode_are_accepted(call: Call, normalize: bool) -> None:
+    assert_close(*call(interpreted.of_inference_tensors, normalize), rtol=0, atol=0)

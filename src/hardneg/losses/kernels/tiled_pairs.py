@@ -35,12 +35,13 @@ def pair_loss(
     form: LossForm,
     plain: Callable[..., Tensor],
     labels: Tensor | None = None,
+    watched: tuple[Tensor | None, ...] = (),
 ) -> tuple[Tensor, Callable[[], PairRecord]] | None:
     """The loss of pairs (B, d) against all others, of anchors z1 against negatives (N, d), or of labelled rows.
 
     z2: None if there is one view, with positives by label · eligibility: which candidates are eligible, apart from
     labels · form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch operations · labels:
-    (B,), −1 = unknown
+    (B,), −1 = unknown · watched: further tensors that must not be overwritten before the backward pass
 
     None if a vector is zero, not finite, or extremely short or long, and for a single pair: the general path serves
     such cases, or raises.
@@ -54,7 +55,7 @@ def pair_loss(
     scores = PairScores(unit, z1.shape[0], given, eligibility, scale.item(), rule, form, groups)
     if (isinstance(scores.count, float) and scores.count == 0) or not scores.is_served:
         return None
-    loss = _PairedLoss.apply(z1, z2, negatives, scale, scores, plain)  # type: ignore[no-untyped-call]
+    loss = _PairedLoss.apply(z1, z2, negatives, scale, scores, plain, watched)  # type: ignore[no-untyped-call]
     return loss, lambda: _record(scores)
 
 
@@ -73,12 +74,12 @@ class _PairedLoss(torch.autograd.Function):
         scale: Tensor,
         scores: PairScores,
         plain: Callable[..., Tensor],
+        watched: tuple[Tensor | None, ...],
     ) -> Tensor:
         scores.result, strip = scores.compute()
         losses, reduction = scores.result.losses, scores.form.reduction
         # The original tensors: autograd then raises in the backward pass if one was overwritten.
-        watched = (z1, z2, negatives, scale, scores.eligibility.excluded, scores.eligibility.allowed)
-        ctx.save_for_backward(*saveable(*watched))
+        ctx.save_for_backward(*saveable(z1, z2, negatives, scale, *watched))
         ctx.scores, ctx.strip, ctx.plain, ctx.number = scores, strip, plain, 1
         if reduction == "none":
             return losses.values.clone()  # a view could not be changed in place, as in total += other
@@ -94,11 +95,11 @@ class _PairedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors[:4]
         if torch.is_grad_enabled():  # create_graph=True
-            return *gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None
+            return *gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None
         if torch.is_autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):
-                return *_backward(ctx, grad, *inputs), None, None
-        return *_backward(ctx, grad, *inputs), None, None
+                return *_backward(ctx, grad, *inputs), None, None, None
+        return *_backward(ctx, grad, *inputs), None, None, None
 
 
 def _backward(
@@ -106,7 +107,7 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients in z1, z2, the negatives and the scale."""
     scores, batch = ctx.scores, z1.shape[0]
-    weight = grad * (scores.scale / ctx.number)
+    weight = grad * scores.scale / ctx.number
     by_unit, by_given = _unit_gradients(scores, ctx.strip, weight, ctx.needs_input_grad[2])
     by_vectors, along = scores.unit.backward(by_unit)  # (R, d), (R, 1)
     if z2 is None:

@@ -54,6 +54,9 @@ class LossWatch(L.Callback):
         if trainer.is_last_batch:  # the metrics of the epoch are read now, too
             self._read_all()
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._read_all()  # also if the epoch was stopped before its last batch
+
     def cause(self, error: Exception) -> Exception:
         """The `DivergedError` of a bad loss that was not read yet, which must have come first; else the error."""
         if not isinstance(error, DivergedError):

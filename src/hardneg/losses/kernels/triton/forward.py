@@ -143,9 +143,6 @@ def sums(
                         store(slots.weight + mirror, tl.sum(weight_exp, axis=0), inside_j, SYMMETRIC)
                     if T.counted:
                         store(slots.counts + mirror, tl.sum(counted, axis=0), inside_j, SYMMETRIC)
-    if T.groups > 2:  # labels
-        label = tl.load(mask.anchor_groups + i, mask=inside, other=0)
-        tilted_sum = tl.where(label < -1, float("nan"), tilted_sum)
     target = (slot + tl.program_id(1)) * sizes.outer + i
     store(slots.tilted + target, tilted_sum, inside, SYMMETRIC)
     if T.kind != NONE:

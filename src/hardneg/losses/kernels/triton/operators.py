@@ -29,6 +29,7 @@ from hardneg.losses.kernels.interface import (
     RowLayout,
     Rule,
     first_order,
+    saveable,
 )
 from hardneg.losses.kernels.triton import backward, forward, normalize, percentile_bands, score_tile
 from hardneg.losses.kernels.triton.backward import Coefficients
@@ -101,7 +102,8 @@ class _Fused(torch.autograd.Function):
         slots, ctx.edges = compute_sums(passes)
         results, kept = _finish(problem, slots, passes[0].numbers)
         ctx.problem, ctx.is_self = problem, [block is None for block in blocks]
-        ctx.save_for_backward(scale, passes[0].anchors, *kept, *(copy for copy in copies if copy is not None))
+        given = [copy for copy in copies if copy is not None]
+        ctx.save_for_backward(scale, *saveable(passes[0].anchors), *kept, *saveable(*given))
         ctx.mark_non_differentiable(results[2])
         ctx.set_materialize_grads(False)
         return results
@@ -202,12 +204,13 @@ def pair_loss(
     plain: Callable[..., Tensor],
     labels: Tensor | None = None,
     gathering: Gathering | None = None,
+    watched: tuple[Tensor | None, ...] = (),
 ) -> tuple[Tensor, Callable[[], PairRecord]] | None:
     """The loss of pairs (B, d) against all others, or of anchors z1 against negatives (N, d); None if not supported.
 
     eligibility: which candidates are eligible; 2B candidates are both views, B candidates are z2 with z1 as anchors ·
     form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch operations · labels: (B,) ·
-    gathering: candidates are both views of all processes
+    gathering: candidates are both views of all processes · watched: see `PairedLoss`
     """
     made = make_call(eligibility, rule, form, z1, z2, negatives, labels)
     if made is None:
@@ -215,7 +218,7 @@ def pair_loss(
     call, by_label = made
     call = call if gathering is None else replace(call, gathering=gathering)
     seen: list[Saved] = []
-    loss = PairedLoss.apply(z1, z2, negatives, scale, by_label, call, plain, seen)  # type: ignore[no-untyped-call]
+    loss = PairedLoss.apply(z1, z2, negatives, scale, by_label, call, plain, watched, seen)  # type: ignore[no-untyped-call]
     views = z1.detach(), None if z2 is None else z2.detach()
     given = Given(*views, None if negatives is None else negatives.detach(), scale, by_label)
     return loss, lambda: pair_record(call, given, seen[0])

@@ -134,11 +134,14 @@ def store_results(
 
 @triton.jit
 def finish_pairs(
-    slots, numbers, form, similarity, kept, result, numbers_, anchors, batch, number, known,
+    slots, numbers, form, similarity, labels_, kept, result, numbers_, anchors, batch, number, known,
     BLOCK: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr, SUPPORT: tl.constexpr,
-    DEBIASED: tl.constexpr, DECOUPLED: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
+    DEBIASED: tl.constexpr, DECOUPLED: tl.constexpr, LABELLED: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
-    """Losses of a block of anchors with one positive each, from the sums of all slots."""
+    """Losses of a block of anchors with one positive each, from the sums of all slots.
+
+    labels_: (A,) if LABELLED; for a label < −1 the loss is NaN
+    """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, tilt, scale = i < anchors, tl.load(numbers.tilt), tl.load(numbers.scale)
     tilted_sum, weight_sum, count, row_max = add_slots(
@@ -148,6 +151,8 @@ def finish_pairs(
         log(tl.div_rn(tilted_sum, weight_sum)) + row_max * LN2, tl.where(inside, count, 0.0),
         tl.load(similarity + i % batch, mask=inside, other=0.0), scale, form, SUPPORT, DEBIASED, DECOUPLED,
     )  # fmt: skip
+    if LABELLED:
+        loss = tl.where(tl.load(labels_ + i, mask=inside, other=0) < -1, float("nan"), loss)
     tl.store(kept.floored + i, floored.to(tl.float32), mask=inside)
     tl.store(kept.positive + i, by_positive * scale, mask=inside)
     tl.store(kept.scale + i, by_scale, mask=inside)
@@ -159,12 +164,13 @@ def finish_pairs(
 
 @triton.jit
 def finish_labels(
-    slots, totals, numbers, kept, positives, result, numbers_, anchors, number,
+    slots, totals, numbers, similarity, labels_, kept, positives, result, numbers_, anchors, batch, number,
     BLOCK: tl.constexpr, DECOUPLED: tl.constexpr, JOINT: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     """Losses of a block of anchors whose positives are found by label, from the sums over negatives and positives.
 
-    slots: over the positives · totals: over the negatives, with log(Q·G) in ``weight`` · positives: (A, 2) output, the
+    slots: over the positives · totals: over the negatives, with log(Q·G) in ``weight`` · similarity: NaN where an
+    embedding is not finite · labels_: (A,), for a label < −1 the loss is NaN · positives: (A, 2) output, the
     coefficients of the positives · JOINT: the totals are over negatives and positives together (SupCon) · DECOUPLED:
     log(Q·G) − p
     """
@@ -190,7 +196,8 @@ def finish_labels(
         by_level, slope_coef, plain_coef = each * 0 + 1, each * 0, -each
     else:
         loss, by_level, slope_coef, plain_coef = soft * each, slope * each, each, each * 0
-    not_finite = total * 0  # 0, or NaN
+    not_finite = (total + tl.load(similarity + i % batch, mask=inside, other=0.0)) * 0  # 0, or NaN
+    not_finite = tl.where(tl.load(labels_ + i, mask=inside, other=0) < -1, float("nan"), not_finite)
     tl.store(positives + 2 * i, slope_coef, mask=inside)
     tl.store(positives + 2 * i + 1, plain_coef, mask=inside)
     tl.store(kept.floored + i, num_positives * 0, mask=inside)
@@ -334,6 +341,7 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
         arguments = sums | {
             "form": numbers, "similarity": similarity, "batch": z1.shape[0], "SUPPORT": form.log_number is None,
             "DEBIASED": form.prior is not None, "DECOUPLED": form.decoupled,
+            "labels_": problem.eligibility.anchor_groups, "LABELLED": problem.eligibility.anchor_groups is not None,
         }  # fmt: skip
         result, valid = finish_by(finish_pairs, kept, form, problem, arguments)
     else:
@@ -347,7 +355,8 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
         by_label = BlockPass(call.positives(given, level), given.scale, anchors, anchors, self_block=True)
         found, _ = passes.compute_sums([by_label])
         arguments = {
-            "slots": found, "totals": totals, "numbers": block_pass.numbers, "positives": positives,
+            "slots": found, "totals": totals, "numbers": block_pass.numbers, "similarity": similarity,
+            "labels_": given.labels, "batch": z1.shape[0], "positives": positives,
             "number": found.tilted.shape[0], "DECOUPLED": joint or form.decoupled, "JOINT": joint,
         }  # fmt: skip
         result, valid = finish_by(finish_labels, kept, form, problem, arguments)
@@ -443,8 +452,9 @@ def _gathered_gradient(
 class PairedLoss(torch.autograd.Function):
     """Loss of a batch as one autograd function: (), or (A,) if not reduced.
 
-    plain: the same loss of z1, z2, negatives and scale by PyTorch operations, for second derivatives · seen: a list
-    that receives the saved tensors, for diagnostics
+    plain: the same loss of z1, z2, negatives and scale by PyTorch operations, for second derivatives · watched: further
+    tensors that must not be overwritten before the backward pass · seen: a list that receives the saved tensors, for
+    diagnostics
     """
 
     @staticmethod
@@ -457,13 +467,13 @@ class PairedLoss(torch.autograd.Function):
         labels: Tensor | None,
         call: Call,
         plain: Callable[..., Tensor],
+        watched: tuple[Tensor | None, ...],
         seen: list[Saved],
     ) -> Tensor:
         given = Given(z1, z2, negatives, scale, labels)
         result, saved = forward_pass(call, given)
         # The original tensors: autograd then raises in the backward pass if one was overwritten.
-        watched = interface.saveable(call.eligibility.excluded, call.eligibility.allowed)
-        ctx.save_for_backward(*given, *saved, *watched)
+        ctx.save_for_backward(*interface.saveable(*given), *saved, *interface.saveable(*watched))
         ctx.call, ctx.plain = call, plain
         seen.append(saved)
         return result
@@ -473,6 +483,6 @@ class PairedLoss(torch.autograd.Function):
         tensors = ctx.saved_tensors
         given, needed = Given(*tensors[:5]), ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # create_graph=True
-            return *interface.gradients(ctx.plain, given[:4], needed, grad), None, None, None, None
+            return *interface.gradients(ctx.plain, given[:4], needed, grad), None, None, None, None, None
         found = backward_pass(ctx.call, given, Saved(*tensors[5 : 5 + len(Saved._fields)]), grad, needed)
-        return *found, None, None, None, None
+        return *found, None, None, None, None, None

@@ -404,4 +404,4 @@ def add_product(result: Tensor, left: Tensor, right: Tensor) -> None:
     elif left.is_cuda and MULTIPLIES_TO_FLOAT32:
         torch.addmm(result, left, right, out_dtype=torch.float32, out=result)
     else:
-        result += left.float() @ right.float()
+        result.addmm_(left.float(), right.float())  # in place: not in the precision of autocast
