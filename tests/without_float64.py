@@ -221,13 +221,19 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
 
     def objective(name: str, backend: str, place: Place) -> Any:
         options, names = processes.settings()[name]
-        more = {
-            key: place(value.float() if value.is_floating_point() else value)
-            for key, value in processes.inputs().items()
+        whole = {
+            key: value.float() if value.is_floating_point() else value for key, value in processes.inputs().items()
         }
-        views = [place(processes.inputs()[view].float().requires_grad_()) for view in ("z1", "z2")]
+        views = [place(whole[view].requires_grad_()) for view in ("z1", "z2")]
+        given: dict[str, Any] = {key: whole[key] for key in names if "bank" not in names}
+        if "bank" in names:
+            given = processes.sources(whole, slice(None), names)
+        placed = {
+            key: {name: place(part) for name, part in value.items()} if isinstance(value, dict) else place(value)
+            for key, value in given.items()
+        }
         loss = hn.InfoNCE(**options, backend=backend)
-        value = loss(*views, **{key: more[key] for key in names})
+        value = loss(*views, **placed)
         (value.mean() if value.dim() else value).backward()
         return value.detach().cpu(), *(view.grad.cpu() for view in views), loss.diagnostics()  # type: ignore[union-attr]
 

@@ -229,7 +229,8 @@ def test_two_processes_train_to_the_weights_of_one(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     one, two = weights(tmp_path / "1"), weights(tmp_path / "2")
     for name, weight in one.items():
-        torch.testing.assert_close(two[name], weight, rtol=1e-5, atol=1e-5)
+        # One process takes the short path of the loss, two the general one: sums are added in another order.
+        torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

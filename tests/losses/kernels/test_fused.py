@@ -128,7 +128,7 @@ def test_any_settings_agree_with_the_loops(call: Call, integer: bool, examples: 
     if examples == 8:
         check_reached(reached, {"valid": 5, "negatives": 1})
         return
-    few = dict.fromkeys(["weight_range", "exclude", "negative_mask", "negative_labels", "below", "tau_threshold"], 2)
+    few = dict.fromkeys(["weight_range", "exclude", "negative_mask", "negative_labels", "below", "tau_threshold"], 1)
     some = dict.fromkeys(["beta", "rings", "labels", "negative_count"], 6)
     check_reached(reached, {"valid": 35, "negatives": 12, **some, **few} | ({} if integer else {"unfloored": 6}))
 
