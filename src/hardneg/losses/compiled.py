@@ -1,7 +1,7 @@
 """The short path of the fused kernel inside `torch.compile`: custom operators, one node of the graph for each pass.
 
 Imported while compiling only, because it imports the compiler, which takes seconds. In eager mode an autograd function
-calls the same passes: a custom operator would add a tenth of a millisecond to every call.
+calls the same passes: on an AMD EPYC a custom operator with its gradient takes 0.14 ms longer than such a function.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from hardneg.losses.kernels import PairRecord, fused, runs_fused
 from hardneg.losses.kernels.triton.operators import make_call, pair_record
 from hardneg.losses.kernels.triton.paired_loss import Call, Given, Saved, backward_pass, forward_pass
 
-# The numbers of a call are part of `key`, so a graph is compiled for constant settings only; see `InfoNCE.forward`.
+# The numbers of a call are part of `key`, so a graph is compiled for constant settings only; see `InfoNCE._configure`.
 SCHEMA = (
     "(Tensor z1, Tensor? z2, Tensor? negatives, Tensor scale, Tensor? labels, Tensor? exclude, "
     "Tensor? negative_mask, str key)"

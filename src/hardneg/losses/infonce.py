@@ -356,6 +356,8 @@ class InfoNCE(Adjustable):
 
         given, others: as in `_pair_plan`
         """
+        if not kernels.HAS_TRITON or (self.backend != "fused" and z1.device.type != "cuda"):
+            return None
         from hardneg.losses import compiled
 
         settings, keyed = self._settings, self._key

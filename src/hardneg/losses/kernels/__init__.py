@@ -57,6 +57,8 @@ class Kernel(Protocol):
         """Σ softplus(offset − p) and Σ p over each anchor's positives."""
 
 
+HAS_TRITON = find_spec("triton") is not None
+
 # Plain operations only: autograd can differentiate it any number of times.
 REFERENCE: Kernel = reference  # type: ignore[assignment]  # mypy treats a module's functions as constants
 TILED: Kernel = tiled  # type: ignore[assignment]
@@ -64,7 +66,7 @@ TILED: Kernel = tiled  # type: ignore[assignment]
 
 def fused(device: torch.device) -> Kernel:
     """The fused kernel; raises if it cannot run on this device."""
-    if not _has_triton():
+    if not HAS_TRITON:
         raise ValueError("backend='fused' needs Triton: install triton, or use backend='auto'")
     from hardneg.losses.kernels.triton import operators
 
@@ -78,15 +80,11 @@ def fused(device: torch.device) -> Kernel:
 @lru_cache
 def runs_fused(device: torch.device) -> bool:
     """True if the fused kernel is the fastest on this device: it needs Triton and a GPU with bfloat16 products."""
-    return device.type == "cuda" and _has_triton() and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-@lru_cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    return device.type == "cuda" and HAS_TRITON and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 __all__ = [
+    "HAS_TRITON",
     "REFERENCE",
     "TILED",
     "Eligibility",
