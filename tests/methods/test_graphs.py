@@ -286,6 +286,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_graphcl_in_two_processes_compares_all_graphs_of_both_with_views_of_their_own(tmp_path: Path) -> None:
     script = tmp_path / "two.py"
     script.write_text(TWO)

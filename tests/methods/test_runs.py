@@ -137,9 +137,8 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["moco", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ir", "mocov3", "la"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["moco", "ir", "mocov3", "la"])
 def test_two_processes_have_the_memory_gradients_and_weights_of_one(name: str, tmp_path: Path) -> None:
     changes = [*SHARED[name], *PLAIN]
     one = Gradients(str(tmp_path / "1"))

@@ -97,12 +97,12 @@ run.train(recipe.load(settings, overrides), folder)
 
 QUICK = [
     ("uniform", "after step 3"),
-    ("uniform", "after epoch 1"),
-    ("uniform", "while saving"),
     ("proximity", "after step 7"),
-    ("accumulated", "after batch 6"),
 ]
 MORE = [
+    ("uniform", "after epoch 1"),
+    ("uniform", "while saving"),
+    ("accumulated", "after batch 6"),
     ("uniform", "after step 1"),
     ("uniform", "after step 5"),
     ("uniform", "after step 9"),
