@@ -71,8 +71,9 @@ def _call(
 
 
 def _forward(*arguments: Any) -> list[Tensor]:
-    call, given, validity = _call(*arguments)
-    result, saved = forward_pass(call, given)
+    with torch.cuda.device_of(arguments[0]):  # kernels are launched on the current device
+        call, given, validity = _call(*arguments)
+        result, saved = forward_pass(call, given)
     # Outputs of an operator must not share memory.
     return [checks.poisoned(result, validity), *(x if x.numel() else torch.empty_like(x) for x in saved)]
 
@@ -116,8 +117,9 @@ def _forward_shapes(
 
 
 def _backward(grad: Tensor, saved: Sequence[Tensor], needed: Sequence[bool], *arguments: Any) -> list[Tensor]:
-    call, given, validity = _call(*arguments)
-    found = backward_pass(call, given, Saved(*saved), checks.poisoned(grad, validity).contiguous(), needed)
+    with torch.cuda.device_of(grad):
+        call, given, validity = _call(*arguments)
+        found = backward_pass(call, given, Saved(*saved), checks.poisoned(grad, validity).contiguous(), needed)
     return [grad.new_empty(0) if x is None else x for x in found]
 
 
