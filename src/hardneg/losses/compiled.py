@@ -71,7 +71,8 @@ def _call(
 
 
 def _forward(*arguments: Any) -> list[Tensor]:
-    with torch.cuda.device_of(arguments[0]):  # kernels are launched on the current device
+    # Kernels are launched on the current device.
+    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
         call, given, validity = _call(*arguments)
         result, saved = forward_pass(call, given)
     # Outputs of an operator must not share memory.
@@ -117,7 +118,7 @@ def _forward_shapes(
 
 
 def _backward(grad: Tensor, saved: Sequence[Tensor], needed: Sequence[bool], *arguments: Any) -> list[Tensor]:
-    with torch.cuda.device_of(grad):
+    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
         call, given, validity = _call(*arguments)
         found = backward_pass(call, given, Saved(*saved), checks.poisoned(grad, validity).contiguous(), needed)
     return [grad.new_empty(0) if x is None else x for x in found]
