@@ -5,7 +5,7 @@ calls the same passes: on an AMD EPYC a custom operator with its gradient takes 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,17 +50,22 @@ def record(saved: Sequence[Tensor], *arguments: Any) -> PairRecord:
     return pair_record(call, given, Saved(*saved))
 
 
-def _call(
-    z1: Tensor,
-    z2: Tensor | None,
-    negatives: Tensor | None,
-    scale: Tensor,
-    labels: Tensor | None,
-    exclude: Tensor | None,
-    negative_mask: Tensor | None,
-    key: str,
-) -> tuple[Call, Given, Tensor | None]:
+class Arguments(NamedTuple):
+    """Those of the operator, as in SCHEMA."""
+
+    z1: Tensor
+    z2: Tensor | None
+    negatives: Tensor | None
+    scale: Tensor
+    labels: Tensor | None
+    exclude: Tensor | None
+    negative_mask: Tensor | None
+    key: str
+
+
+def _call(*arguments: Any) -> tuple[Call, Given, Tensor | None]:
     """What is computed, from which tensors, and their validity."""
+    z1, z2, negatives, scale, labels, exclude, negative_mask, key = Arguments(*arguments)
     settings = paired.KEYS[key]
     plan = paired.plan(settings, fused(z1.device), z1, z2, labels, negatives, exclude, negative_mask)
     assert plan is not None
@@ -79,16 +84,8 @@ def _forward(*arguments: Any) -> list[Tensor]:
     return [checks.poisoned(result, validity), *(x if x.numel() else torch.empty_like(x) for x in saved)]
 
 
-def _forward_shapes(
-    z1: Tensor,
-    z2: Tensor | None,
-    negatives: Tensor | None,
-    scale: Tensor,
-    labels: Tensor | None,
-    exclude: Tensor | None,
-    negative_mask: Tensor | None,
-    key: str,
-) -> list[Tensor]:
+def _forward_shapes(*arguments: Any) -> list[Tensor]:
+    z1, z2, negatives, *_, key = Arguments(*arguments)
     settings = paired.KEYS[key]
     batch, dim = z1.shape
     rows = batch if z2 is None else 2 * batch

@@ -66,13 +66,20 @@ class Recorder:
 
 def launches(loss: Any, sizes: tuple[bool, ...]) -> list[Note]:
     """Kernels that a forward and backward pass would launch on a GPU. loss: a function without arguments"""
-    from hardneg.losses.kernels.triton import normalize, operators, paired_loss, passes, percentile_bands
+    from hardneg.losses.kernels.triton import (
+        anchor_losses,
+        normalize,
+        operators,
+        paired_loss,
+        passes,
+        percentile_bands,
+    )
 
     recorder = Recorder(sizes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operators, "available", lambda device: True)
         patch.setattr(passes, "launch_tiled", recorder.launch_tiled)
-        for module in (normalize, operators, paired_loss, percentile_bands):
+        for module in (anchor_losses, normalize, operators, paired_loss, percentile_bands):
             patch.setattr(module, "launch", recorder.launch)
         loss().sum().backward()
     return recorder.notes

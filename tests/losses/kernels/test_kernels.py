@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from largest_tensor import LargestTensor
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -114,21 +115,10 @@ def test_the_tiled_kernel_allocates_strips_and_no_matrix() -> None:
     rows, dim = 2048, 16
     z1, z2, _ = batch(rows, dim)
     z1.requires_grad_()
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, tuple | list) else [result]:
-                if isinstance(tensor, Tensor):
-                    largest = max(largest, tensor.numel())
-            return result
-
     gc.collect()
-    with Watch():
+    with LargestTensor() as watch:
         hn.hcl(backend="tiled")(z1, z2).backward()
-    assert largest <= strips.STRIP_ELEMENTS["cpu"] < (2 * rows) ** 2
+    assert watch.elements <= strips.STRIP_ELEMENTS["cpu"] < (2 * rows) ** 2
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ if find_spec("triton") is None:
 
 import triton
 
-from hardneg.losses.kernels.triton import backward, forward, launch, normalize, paired_loss, percentile_bands
+from hardneg.losses.kernels.triton import anchor_losses, backward, forward, launch, normalize, percentile_bands
 from hardneg.losses.kernels.triton.launch import Compiled, Tile, choose_tile, described, launch_tiled
 
 LAUNCHED = (
     forward.sums, forward.finish, backward.gradient, backward.score_coefficients, percentile_bands.band_sums,
-    percentile_bands.band_gradient, percentile_bands.mask_strip, paired_loss.finish_pairs, paired_loss.finish_labels,
-    normalize.normalize, normalize.normalize_backward,
+    percentile_bands.band_gradient, percentile_bands.mask_strip, anchor_losses.finish_pairs,
+    anchor_losses.finish_labels, normalize.normalize, normalize.normalize_backward,
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from largest_tensor import LargestTensor
 from scipy.stats import chisquare
 from torch import Tensor
 from torch.testing import assert_close
@@ -201,21 +202,10 @@ def test_compiled_and_eager_bands_over_a_queue_agree() -> None:
 
 
 def test_a_ring_over_a_queue_allocates_strips_and_no_matrix() -> None:
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, tuple | list) else [result]:
-                if isinstance(tensor, Tensor):
-                    largest = max(largest, tensor.numel())
-            return result
-
     anchors, queue = torch.randn(200, 4, requires_grad=True), torch.randn(65536, 4)
-    with Watch():
+    with LargestTensor() as watch:
         hn.ring_nce(backend="tiled")(anchors, torch.randn(200, 4), negatives=queue).backward()
-    assert largest <= 4 * strips.STRIP_ELEMENTS["cpu"] < 200 * 65536
+    assert watch.elements <= 4 * strips.STRIP_ELEMENTS["cpu"] < 200 * 65536
 
 
 @pytest.mark.parametrize("columns", [200, 4000])

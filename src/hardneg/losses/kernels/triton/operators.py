@@ -32,10 +32,11 @@ from hardneg.losses.kernels.interface import (
     saveable,
 )
 from hardneg.losses.kernels.triton import backward, forward, normalize, percentile_bands, score_tile
+from hardneg.losses.kernels.triton.anchor_losses import Kept
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Slots, Totals
 from hardneg.losses.kernels.triton.launch import SMALL_PROBLEM, launch
-from hardneg.losses.kernels.triton.paired_loss import Call, Given, Kept, PairedLoss, Saved
+from hardneg.losses.kernels.triton.paired_loss import Call, Given, PairedLoss, Saved
 from hardneg.losses.kernels.triton.passes import Problem, compute_sums, make_passes, number_groups
 from hardneg.losses.kernels.triton.score_tile import Numbers
 

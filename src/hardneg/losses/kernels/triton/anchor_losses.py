@@ -1,0 +1,217 @@
+"""Losses of anchors from their sums, with all derivatives, in one launch: see METHODS.md, section 1."""
+
+# Arguments of Triton kernels have no types that mypy knows.
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+import math
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hardneg.losses.kernels.interface import LossForm
+from hardneg.losses.kernels.triton.forward import add_slots
+from hardneg.losses.kernels.triton.launch import launch
+from hardneg.losses.kernels.triton.passes import Problem
+from hardneg.losses.kernels.triton.score_tile import LN2, exp, expm1, log, log1p
+
+BLOCK = 1024  # anchors per program
+
+
+class FormNumbers(NamedTuple):
+    """log Q, log τ⁺ and log(1 − τ⁺), where they are used."""
+
+    log_number: float
+    log_prior: float
+    log_rest: float
+
+
+class Kept(NamedTuple):
+    """Results of each anchor, (A,) each, and its coefficients for a gradient of 1, (A, 2).
+
+    losses, counts of negatives, floored (0 or 1) · row_max: in base 2, +inf for an empty support · coefficients: of the
+    exponentials · positive: gradient of the inner product with the positive; with labels, the number of positives ·
+    scale: direct gradient of the scale · bound: of all |∂L/∂s|
+    """
+
+    losses: Tensor
+    counts: Tensor
+    floored: Tensor
+    row_max: Tensor
+    coefficients: Tensor
+    positive: Tensor
+    scale: Tensor
+    bound: Tensor
+
+    @classmethod
+    def of(cls, memory: Tensor) -> "Kept":
+        """The parts of (9, A)."""
+        losses, counts, floored, row_max, _, _, positive, scale, bound = memory.unbind()
+        return cls(losses, counts, floored, row_max, memory[4:6].view(-1, 2), positive, scale, bound)
+
+
+@triton.jit
+def pair_losses(mean, count, cosine, scale, form, SUPPORT: tl.constexpr, DEBIASED: tl.constexpr,
+                DECOUPLED: tl.constexpr):  # fmt: skip
+    """log(1 + Q·G·e^{−p}) of anchors with one positive each, and its derivatives.
+
+    mean, count: of `LogSums` · cosine: with the positive · SUPPORT: Q is the size of the support, not e^log_number ·
+    returns the loss, whether it is floored, and its derivatives in ``mean``, in the positive's score and in ``scale``
+    """
+    valid = count > 0
+    mean = tl.where(valid, mean, 0.0)
+    positive = cosine * scale
+    zero = mean * 0
+    log_g, by_mean, by_positive, by_scale, floored = mean, zero + 1, zero, zero, count < 0
+    if DEBIASED:
+        floor = zero - scale
+        gap = form.log_prior + positive - mean
+        inner = tl.where(gap < 0, gap, -1.0)
+        share, rest = exp(inner), -expm1(inner)
+        log_g = mean + log(rest) - form.log_rest
+        floored = valid & ((gap >= 0) | (log_g <= floor))
+        log_g = tl.where(floored, floor, log_g)
+        by_mean = tl.where(floored, 0.0, tl.div_rn(zero + 1, rest))
+        by_positive = tl.where(floored, 0.0, tl.div_rn(-share, rest))
+        by_scale = tl.where(floored, -1.0, 0.0)
+    log_q = log(tl.where(valid, count, 1.0)) if SUPPORT else zero + form.log_number
+    x = log_q + log_g - positive
+    loss, slope = x, zero + 1
+    if not DECOUPLED:
+        loss, slope = tl.maximum(x, 0.0) + log1p(exp(-tl.abs(x))), tl.div_rn(zero + 1, 1 + exp(-x))
+    slope = tl.where(valid, slope, 0.0)
+    by_positive = slope * (by_positive - 1)
+    return (
+        tl.where(valid | (loss != loss), loss, 0.0),  # NaN stays, also without candidates
+        floored,
+        slope * by_mean,
+        by_positive,
+        cosine * by_positive + slope * by_scale,
+    )
+
+
+@triton.jit
+def store_results(
+    kept, result, numbers_, i, anchors, loss, count, valid, by_mean, tilted_sum, weight_sum, row_max, tilt,
+    THROUGH: tl.constexpr, MEAN: tl.constexpr,
+):  # fmt: skip
+    """Stores the losses of anchors i, what the gradient of their negatives needs, and the sum of a block of losses.
+
+    by_mean: derivative of the loss in the mean of `LogSums` · result: (blocks,) sums of losses, or their mean if there
+    is one block (MEAN) · numbers_: (blocks,) of valid anchors
+    """
+    inside, nonempty = i < anchors, count > 0
+    by_mean = tl.where(nonempty, by_mean, 0.0)
+    tilted_coef, weight_coef = by_mean, by_mean * 0
+    if THROUGH:
+        tilted_coef, weight_coef = by_mean * (tilt + 1), -by_mean * tilt
+    tl.store(kept.losses + i, loss, mask=inside)
+    tl.store(kept.counts + i, count, mask=inside)
+    tl.store(kept.row_max + i, tl.where(nonempty, row_max, float("inf")), mask=inside)  # see `forward.finish`
+    pair = kept.coefficients + 2 * i
+    tl.store(pair, tl.div_rn(tilted_coef, tl.where(nonempty, tilted_sum, 1.0)), mask=inside)
+    tl.store(pair + 1, tl.div_rn(weight_coef, tl.where(nonempty, weight_sum, 1.0)), mask=inside)
+    tl.store(kept.bound + i, tl.abs(by_mean) * (2 * tilt + 1), mask=inside)
+    total = tl.sum(tl.where(inside, loss, 0.0), axis=0)
+    number = tl.sum(tl.where(inside & valid, 1.0, 0.0), axis=0)
+    tl.store(result + tl.program_id(0), tl.div_rn(total, tl.maximum(number, 1.0)) if MEAN else total)
+    tl.store(numbers_ + tl.program_id(0), number)
+
+
+@triton.jit
+def finish_pairs(
+    slots, numbers, form, similarity, labels_, kept, result, numbers_, anchors, batch, number, known,
+    BLOCK: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr, SUPPORT: tl.constexpr,
+    DEBIASED: tl.constexpr, DECOUPLED: tl.constexpr, LABELLED: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
+):  # fmt: skip
+    """Losses of a block of anchors with one positive each, from the sums of all slots.
+
+    labels_: (A,) if LABELLED; for a label < −1 the loss is NaN
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, tilt, scale = i < anchors, tl.load(numbers.tilt), tl.load(numbers.scale)
+    tilted_sum, weight_sum, count, row_max = add_slots(
+        slots, i, anchors, number, known, tilt, BLOCK, KIND, BOUNDED, COUNTED
+    )
+    loss, floored, by_mean, by_positive, by_scale = pair_losses(
+        log(tl.div_rn(tilted_sum, weight_sum)) + row_max * LN2, tl.where(inside, count, 0.0),
+        tl.load(similarity + i % batch, mask=inside, other=0.0), scale, form, SUPPORT, DEBIASED, DECOUPLED,
+    )  # fmt: skip
+    if LABELLED:
+        loss = tl.where(tl.load(labels_ + i, mask=inside, other=0) < -1, float("nan"), loss)
+    tl.store(kept.floored + i, floored.to(tl.float32), mask=inside)
+    tl.store(kept.positive + i, by_positive * scale, mask=inside)
+    tl.store(kept.scale + i, by_scale, mask=inside)
+    store_results(
+        kept, result, numbers_, i, anchors, loss, count, count > 0, by_mean, tilted_sum, weight_sum, row_max, tilt,
+        THROUGH, MEAN,
+    )  # fmt: skip
+
+
+@triton.jit
+def finish_labels(
+    slots, totals, numbers, similarity, labels_, kept, positives, result, numbers_, anchors, batch, number,
+    BLOCK: tl.constexpr, DECOUPLED: tl.constexpr, JOINT: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
+):  # fmt: skip
+    """Losses of a block of anchors whose positives are found by label, from the sums over negatives and positives.
+
+    slots: over the positives · totals: over the negatives, with log(Q·G) in ``weight`` · similarity: NaN where an
+    embedding is not finite · labels_: (A,), for a label < −1 the loss is NaN · positives: (A, 2) output, the
+    coefficients of the positives · JOINT: the totals are over negatives and positives together (SupCon) · DECOUPLED:
+    log(Q·G) − p
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, tilt = i < anchors, tl.load(numbers.tilt)
+    soft, total, slope, num_positives = (
+        tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32),
+        tl.zeros((BLOCK,), tl.float32),
+    )  # fmt: skip
+    for slot in range(number):
+        index = slot * anchors + i
+        soft += tl.load(slots.tilted + index, mask=inside, other=0.0)
+        total += tl.load(slots.weight + index, mask=inside, other=0.0)
+        slope += tl.load(slots.counts + index, mask=inside, other=0.0)
+        num_positives += tl.load(slots.maximum + index, mask=inside, other=0.0)
+    count = tl.load(totals.counts + i, mask=inside, other=0.0)
+    if JOINT:
+        count = count - num_positives
+    valid = inside & (count > 0) & (num_positives > 0)
+    each = tl.where(valid, tl.div_rn(total * 0 + 1, tl.maximum(num_positives, 1.0)), 0.0)
+    if DECOUPLED:
+        loss = tl.load(totals.weight + i, mask=inside, other=0.0) - total * each
+        by_level, slope_coef, plain_coef = each * 0 + 1, each * 0, -each
+    else:
+        loss, by_level, slope_coef, plain_coef = soft * each, slope * each, each, each * 0
+    not_finite = (total + tl.load(similarity + i % batch, mask=inside, other=0.0)) * 0  # 0, or NaN
+    not_finite = tl.where(tl.load(labels_ + i, mask=inside, other=0) < -1, float("nan"), not_finite)
+    tl.store(positives + 2 * i, slope_coef, mask=inside)
+    tl.store(positives + 2 * i + 1, plain_coef, mask=inside)
+    tl.store(kept.floored + i, num_positives * 0, mask=inside)
+    tl.store(kept.positive + i, num_positives, mask=inside)
+    row_max = tl.load(totals.row_max + i, mask=inside, other=0.0)
+    store_results(
+        kept, result, numbers_, i, anchors, tl.where(valid, loss, 0.0) + not_finite, count, valid,
+        tl.where(valid, by_level, 0.0), tl.load(totals.tilted_sum + i, mask=inside, other=1.0),
+        tl.load(totals.weight_sum + i, mask=inside, other=1.0), row_max, tilt, THROUGH, MEAN,
+    )  # fmt: skip
+
+
+def finish_by(
+    program: Any, kept: Kept, form: LossForm, problem: Problem, arguments: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Runs one of the two kernels above: the reduced loss, or the losses; and the number of valid anchors, ()."""
+    anchors = kept.losses.shape[0]
+    blocks, mean = math.ceil(anchors / BLOCK), form.reduction == "mean"
+    shape = () if blocks == 1 else (blocks,)
+    result, numbers = kept.losses.new_empty(shape), kept.losses.new_empty(shape)
+    common = {
+        "kept": kept, "result": result, "numbers_": numbers, "anchors": anchors, "BLOCK": BLOCK,
+        "THROUGH": problem.rule.grad_through_weights, "MEAN": mean and blocks == 1,
+    }  # fmt: skip
+    launch(program, (blocks,), arguments | common)
+    if blocks > 1:
+        numbers = numbers.sum()
+        result = result.sum() / numbers.clamp(min=1) if mean else result.sum()
+    # A clone: a view could not be changed in place, as in total += other.
+    return kept.losses.clone() if form.reduction == "none" else result, numbers
