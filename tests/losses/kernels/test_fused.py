@@ -30,11 +30,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is f
 # Constants with which small problems take the code paths of large ones.
 IN_PARTS = {"launch.SMALL_PROBLEM": 0, "operators.SMALL_PROBLEM": 0, "launch.PART_MULTIPLE": 64}
 IN_STRIPS = {"passes.WIDEST": 16, "passes.STRIP_BYTES": 0}
-SYMMETRIC = IN_STRIPS | {
-    "passes.SYMMETRIC_STRIP": 32,
-    "passes.MIN_SYMMETRIC_STRIPS": 2,
-    "launch.SMALL_PROBLEM": 0,
-}
+SYMMETRIC = {"passes.SYMMETRIC_BLOCKS": 2, "passes.MIN_SYMMETRIC_ROWS": 64, "launch.SMALL_PROBLEM": 0}
 
 
 def slow(*values: Any) -> Any:
@@ -400,7 +396,7 @@ def test_wide_rows_are_processed_in_strips(call: Call, name: str) -> None:
 
 
 # Options, and whether each score is computed once for both of its anchors.
-WIDE_ROWS: list[tuple[dict[str, Any], bool]] = [
+SYMMETRIC_CASES: list[tuple[dict[str, Any], bool]] = [
     ({"hardening": hn.Exponential(1.3), "temperature": 0.1}, True),
     ({"hardening": (hn.Threshold(0.1), hn.Exponential(2.0))}, True),
     ({"supervision": "negatives", "hardening": hn.Exponential(0.5)}, True),
@@ -418,20 +414,29 @@ WIDE_ROWS: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(
-    ("options", "symmetric", "rows"),
+    ("options", "symmetric", "rows", "wide"),
     [
-        *((*case, None) for case in WIDE_ROWS[:6]),  # None: the fewest rows that fill two strips
-        *(slow(*case, rows) for case in WIDE_ROWS for rows in (72, 65)),
+        # None: the fewest rows that fill two blocks.
+        *((*case, None, k % 2 == 0) for k, case in enumerate(SYMMETRIC_CASES[:6])),
+        *(slow(*case, rows, wide) for case in SYMMETRIC_CASES for rows in (72, 65) for wide in (False, True)),
     ],
 )
-def test_symmetric_scores_of_wide_rows_are_computed_once(
-    call: Call, options: dict[str, Any], symmetric: bool, rows: int | None
+def test_symmetric_scores_are_computed_once(
+    call: Call, options: dict[str, Any], symmetric: bool, rows: int | None, wide: bool
 ) -> None:
     everything = full(rows=rows or (65 if options.get("symmetric") else 33), dim=18)
     arguments = {key: everything[key] for key in ("z1", "z2", *(["labels"] if "supervision" in options else []))}
+    constants = SYMMETRIC | (IN_STRIPS if wide else {})
+    check(call(interpreted.guarded, options, arguments, constants), options, arguments)
+    work: Work = call(interpreted.work, options, arguments, constants)
+    assert ("symmetric_sums" in work.launches) == symmetric
+
+
+@pytest.mark.parametrize("supervision", ["negatives", "full"])
+def test_large_and_unknown_labels_of_many_rows_are_numbered(call: Call, supervision: str) -> None:
+    arguments = views(36, 18) | {"labels": torch.tensor([-1, 3, 3 + 2**32, 2**62, -1, 3, 2**62, 0, 7]).repeat(4)}
+    options = {"supervision": supervision, "hardening": hn.Exponential(1.0)}
     check(call(interpreted.guarded, options, arguments, SYMMETRIC), options, arguments)
-    work: Work = call(interpreted.work, options, arguments, SYMMETRIC)
-    assert (work.launches.count("sums") >= 3) == symmetric  # strips of 32 rows
 
 
 @pytest.mark.parametrize("name", ["other view", "labels", "queue", "below positive", "unnormalized", "both directions"])

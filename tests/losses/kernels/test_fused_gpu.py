@@ -150,31 +150,30 @@ def test_large_batches_in_large_tiles_equal_the_tiled_kernel(dim: int, dtype: to
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["debiased", "threshold", "labels", "both directions"])
-def test_symmetric_scores_of_wide_rows_equal_the_tiled_kernel(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dim", [60, 128, 256, 320])
+def test_symmetric_scores_equal_the_tiled_kernel(
+    name: str, dtype: torch.dtype, dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hardneg.losses.kernels.triton import passes
 
-    options, arguments = case(name, 2085, 320, dtype)
+    options, arguments = case(name, 4221, dim, dtype)
     options = {**options, "reduction": "sum"}  # gradients of the mean would be below the resolution of float16
     peer = run(options, {key: t.float() if t.is_floating_point() else t for key, t in arguments.items()}, "tiled")
     limit = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / options.get("temperature", 0.5)
-    sums, strips = passes.BlockPass.sums, []
-    monkeypatch.setattr(
-        passes.BlockPass, "sums", lambda *given, strip=None: strips.append(strip) or sums(*given, strip=strip)
-    )
-    monkeypatch.setattr(passes, "SYMMETRIC_STRIP", 512)
-    monkeypatch.setattr(passes, "MIN_SYMMETRIC_STRIPS", 2)
+    sums, calls = passes.BlockPass.symmetric_sums, []
+    monkeypatch.setattr(passes.BlockPass, "symmetric_sums", lambda given: calls.append(given) or sums(given))
+    monkeypatch.setattr(passes, "MIN_SYMMETRIC_ROWS", 1024)
     found = run(options, arguments, "fused")
-    assert strips[0] == range(512)
+    assert len(calls) == 1
     assert max(errors(found, [t.double() for t in peer])) < limit
     again = run(options, arguments, "fused")
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
 
 
+@pytest.mark.parametrize("dim", [128, 256, 320])
 @pytest.mark.parametrize(("rows", "towers"), [(16_500, False), (32_800, True)])
-def test_symmetric_scores_of_many_wide_rows_equal_the_tiled_kernel(rows: int, towers: bool) -> None:
-    arguments, options = views(rows, 320, torch.bfloat16), {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
+def test_symmetric_scores_of_many_rows_equal_the_tiled_kernel(rows: int, dim: int, towers: bool) -> None:
+    arguments, options = views(rows, dim, torch.bfloat16), {"hardening": hn.Exponential(1.0), "class_prior": 0.1}
     options |= {"in_batch": "other", "symmetric": True} if towers else {}
     found = run(options, arguments, "fused")
     peer = run(options, {name: t.float() for name, t in arguments.items()}, "tiled")

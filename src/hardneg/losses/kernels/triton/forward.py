@@ -47,29 +47,32 @@ class Slots(NamedTuple):
 
 
 @triton.jit
-def store(pointer, x, inside, ACCUMULATE: tl.constexpr):
-    """Stores x, or adds it to the stored values (ACCUMULATE); no other program accesses them at the same time."""
-    if ACCUMULATE:
-        x += tl.load(pointer, mask=inside, other=0.0)
-    tl.store(pointer, x, mask=inside)
+def terms(found, scores, within, numbers, scale, prescale, tilt, T: tl.constexpr):
+    """e^{(β+1)s} and e^{βs} of a tile, 0 outside of the bounds.
+
+    found: inner products · scores: of these, masked and minus the row maximum if they are not bounded
+    """
+    tilted_exp, weight_exp = exponentials(scores, tilt, T.kind, T.bounded)
+    if T.exact:
+        error = rounding_error(found, scale, tl.load(numbers.scale), prescale, tilt)
+        tilted_exp, weight_exp = tilted_exp * (1 + error * (tilt + 1)), weight_exp * (1 + error * tilt)
+    if (T.lower > 0 or T.upper > 0) and T.bounded:
+        tilted_exp, weight_exp = tilted_exp * within, weight_exp * within
+    return tilted_exp, weight_exp
 
 
 @triton.jit
 def sums(
-    outer, inner, numbers, sizes, mask, bounds, level_, slots, slot, base, skip, strip_end, span,
-    T: tl.constexpr, SYMMETRIC: tl.constexpr, CROSSED: tl.constexpr, OUTER_BLOCK: tl.constexpr,
-    INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, DESCRIPTOR: tl.constexpr,
+    outer, inner, numbers, sizes, mask, bounds, level_, slots, slot, base, skip, span,
+    T: tl.constexpr, CROSSED: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, WHOLE: tl.constexpr, DESCRIPTOR: tl.constexpr,
 ):  # fmt: skip
     """Sums over one part of ``span`` candidates (inner rows) for each of a block of anchors (outer rows).
 
     level_: (A,) for sums over positives · slot: of the first part · base, skip: first anchor and first candidate ·
-    SYMMETRIC: anchors and candidates are the same rows, the anchors of this strip end before ``strip_end``, and the
-    sums over columns from there on are added for these candidates as anchors, in the slot of the block; all results are
-    added to the slots · CROSSED: see `row_ranges`
+    CROSSED: see `row_ranges`
     """
     row, row_end, begin, end = row_ranges(base, skip, sizes, span, OUTER_BLOCK, CROSSED)
-    if SYMMETRIC:
-        row_end = strip_end
     i = row + tl.arange(0, OUTER_BLOCK)
     inside = i < row_end
     tilt = tl.load(numbers.tilt)
@@ -102,6 +105,7 @@ def sums(
             may_need_mask(mask, row, start, row_end, end, T, OUTER_BLOCK, INNER_BLOCK),
             group, other_group, T, tile.dtype != tl.float32,
         )  # fmt: skip
+        within = 1.0
         if BANDED:
             within = in_bounds(scores, lowest, highest, T)
             if not T.bounded:
@@ -126,31 +130,110 @@ def sums(
                     weight_sum = weight_sum * tl.exp2((row_max - finite_max) * tilt)
                 row_max = new_max
                 scores -= finite_max[:, None]
-            tilted_exp, weight_exp = exponentials(scores, tilt, T.kind, T.bounded)
-            if T.exact:
-                error = rounding_error(found, scale, tl.load(numbers.scale), prescale, tilt)
-                tilted_exp, weight_exp = tilted_exp * (1 + error * (tilt + 1)), weight_exp * (1 + error * tilt)
-            if BANDED and T.bounded:
-                tilted_exp, weight_exp = tilted_exp * within, weight_exp * within
+            tilted_exp, weight_exp = terms(found, scores, within, numbers, scale, prescale, tilt, T)
             tilted_sum += tl.sum(tilted_exp, axis=1)
             if T.kind != NONE:
                 weight_sum += tl.sum(weight_exp, axis=1)
-            if SYMMETRIC:  # noqa: SIM102
-                if start >= strip_end:
-                    mirror, inside_j = (slot + tl.program_id(0)) * sizes.outer + j, j < end
-                    store(slots.tilted + mirror, tl.sum(tilted_exp, axis=0), inside_j, SYMMETRIC)
-                    if T.kind != NONE:
-                        store(slots.weight + mirror, tl.sum(weight_exp, axis=0), inside_j, SYMMETRIC)
-                    if T.counted:
-                        store(slots.counts + mirror, tl.sum(counted, axis=0), inside_j, SYMMETRIC)
     target = (slot + tl.program_id(1)) * sizes.outer + i
-    store(slots.tilted + target, tilted_sum, inside, SYMMETRIC)
+    tl.store(slots.tilted + target, tilted_sum, mask=inside)
     if T.kind != NONE:
-        store(slots.weight + target, weight_sum, inside, SYMMETRIC)
+        tl.store(slots.weight + target, weight_sum, mask=inside)
     if T.counted or T.kind == POSITIVES:
-        store(slots.counts + target, count, inside, SYMMETRIC)
+        tl.store(slots.counts + target, count, mask=inside)
     if not T.bounded or T.kind == POSITIVES:
         tl.store(slots.maximum + target, row_max, mask=inside)
+
+
+@triton.jit
+def partial_sums(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Adds those rows of a tile of scores that the same thread holds, r, r + 8 and r + 64, in half precision."""
+    if ROWS < 64:
+        return x
+    else:
+        parts = tl.sum(tl.reshape(x, (ROWS // 64, 4, 2, 8, COLUMNS)), axis=2)
+        return tl.reshape(tl.sum(parts, axis=0), (32, COLUMNS))
+
+
+@triton.jit
+def symmetric_sums(
+    outer, inner, numbers, sizes, mask, bounds, slots, skip, outer_end,
+    T: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
+):  # fmt: skip
+    """Sums over candidates for each anchor, with every score computed once and added for both of its anchors.
+
+    Outer and inner rows are the same matrix: all rows, or if the halves are crossed, the first half up to ``outer_end``
+    and the second from ``skip`` on. A program takes one block of outer rows after another, and of the inner rows from
+    that block on every n-th tile, where n is the number of parts. It adds the sums of inner rows to its own slot, and
+    stores those of outer rows in the slot of its part, so no other program writes the same element. INNER_BLOCK divides
+    OUTER_BLOCK.
+
+    A tile of scores has inner rows along its first side. Sums over its columns, which one thread holds, are cheap and
+    done for every tile. Sums over its rows are collected over all tiles of a block first.
+    """
+    program, programs, part, parts = tl.program_id(0), tl.num_programs(0), tl.program_id(1), tl.num_programs(1)
+    tilt = tl.load(numbers.tilt)
+    prescale = score_prescale(tilt, T)
+    scale = tl.load(numbers.scale) * LOG2E * prescale
+    lowest, highest = load_bounds(bounds, 0, True, prescale, T)  # one for all
+    PARTIAL: tl.constexpr = INNER_BLOCK if INNER_BLOCK < 64 else 32
+    for strip in range(tl.cdiv(outer_end, programs * OUTER_BLOCK)):
+        # In turns from either end, because later blocks have fewer inner rows.
+        row = (strip * programs + tl.where(strip % 2 == 0, program, programs - 1 - program)) * OUTER_BLOCK
+        i = row + tl.arange(0, OUTER_BLOCK)
+        inside = i < outer_end
+        mirrored = tl.where(skip > 0, skip, row + OUTER_BLOCK)  # the first inner row that is not in this block
+        first = tl.maximum(row - skip, 0) // INNER_BLOCK
+        first += (part + parts - first % parts) % parts
+        end = tl.where(row < outer_end, sizes.inner, 0)
+        tile = load_rows(outer, row, outer_end, sizes.width, sizes.outer_stride, 0, OUTER_BLOCK, WIDTH, DESCRIPTOR)
+        group = 0
+        if T.groups > 0:
+            group = tl.load(mask.anchor_groups + i, mask=inside, other=0)[None, :]
+        tilted_sum = tl.zeros((PARTIAL, OUTER_BLOCK), tl.float32)
+        weight_sum = tl.zeros((PARTIAL, OUTER_BLOCK), tl.float32)
+        count = tl.zeros((PARTIAL, OUTER_BLOCK), tl.float32)
+        for start in range(skip + first * INNER_BLOCK, end, parts * INNER_BLOCK):
+            j = start + tl.arange(0, INNER_BLOCK)
+            if WHOLE:
+                rows = load_rows(
+                    inner, start, sizes.inner, sizes.width, sizes.inner_stride, 0, INNER_BLOCK, WIDTH, DESCRIPTOR
+                )
+                found = tl.dot(rows, tl.trans(tile), input_precision=T.precision)
+            else:
+                found, _ = inner_products(
+                    tile, inner, outer, sizes, start, row, sizes.inner, outer_end, T, INNER_BLOCK, OUTER_BLOCK, WIDTH,
+                    WHOLE, DESCRIPTOR,
+                )  # fmt: skip
+            other_group = 0
+            if T.groups > 0:
+                other_group = tl.load(mask.candidate_groups + j, mask=j < sizes.inner, other=0)[:, None]
+            scores = mask_scores(
+                found * scale, mask, i[None, :], j[:, None], outer_end, sizes.inner,
+                may_need_mask(mask, row, start, outer_end, sizes.inner, T, OUTER_BLOCK, INNER_BLOCK),
+                group, other_group, T, tile.dtype != tl.float32,
+            )  # fmt: skip
+            within = 1.0
+            if T.lower > 0 or T.upper > 0:
+                within = in_bounds(scores, lowest, highest, T)
+            tilted_exp, weight_exp = terms(found, scores, within, numbers, scale, prescale, tilt, T)
+            # Atomic, because nothing waits for it then. No other program adds to the same element.
+            target, added = program * sizes.inner + j, (j >= mirrored) & (j < sizes.inner)
+            tilted_sum += partial_sums(tilted_exp, INNER_BLOCK, OUTER_BLOCK)
+            tl.atomic_add(slots.tilted + target, tl.sum(tilted_exp, axis=1), mask=added, sem="relaxed")
+            if T.kind != NONE:
+                weight_sum += partial_sums(weight_exp, INNER_BLOCK, OUTER_BLOCK)
+                tl.atomic_add(slots.weight + target, tl.sum(weight_exp, axis=1), mask=added, sem="relaxed")
+            if T.counted:
+                counted = within if T.lower > 0 or T.upper > 0 else tl.where(scores > float("-inf"), 1.0, 0.0)
+                count += partial_sums(counted, INNER_BLOCK, OUTER_BLOCK)
+                tl.atomic_add(slots.counts + target, tl.sum(counted, axis=1), mask=added, sem="relaxed")
+        target = (programs + part) * sizes.outer + i
+        tl.store(slots.tilted + target, tl.sum(tilted_sum, axis=0), mask=inside)
+        if T.kind != NONE:
+            tl.store(slots.weight + target, tl.sum(weight_sum, axis=0), mask=inside)
+        if T.counted:
+            tl.store(slots.counts + target, tl.sum(count, axis=0), mask=inside)
 
 
 SLOTS_PER_LOAD = tl.constexpr(16)  # because the latency of a load does not depend on its size

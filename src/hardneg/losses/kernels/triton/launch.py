@@ -61,29 +61,39 @@ class Tile:
 def choose_tile(name: str, width: int, bytes_each: int, whole: bool, large: bool) -> Tile:
     """The tile of a kernel: of two dozen, the fastest on an H200 for large problems, a small one for others.
 
-    name: ``"sums"``, ``"symmetric"``, ``"gradient"`` or ``"strip"``
+    name: ``"sums"``, ``"symmetric"``, ``"labelled"``, ``"gradient"`` or ``"strip"``
     """
     if bytes_each == 4:  # float32 products do not use tensor cores; large tiles would spill
-        if width > 128:
-            return Tile(32, 64 if large else 32, 4, 1, None if whole else 64)
-        return Tile(32, 64 if large or name == "sums" else 32, 4, 2)
+        wide = name not in ("symmetric", "labelled") and (large or (name == "sums" and width <= 128))
+        return Tile(32, 64 if wide else 32, 4, 2 if width <= 128 else 1, None if whole else 64)
     if not large:
         return Tile(64, 64, 4, 3 if width <= 128 or not whole else 2, None if whole else 64)
     if not whole:
-        if name == "symmetric":
-            return Tile(128, 128, 4, 3, 64, descriptor=True)
-        return Tile(128, 256, 8, 4, 64, descriptor=True)
+        symmetric = name in ("symmetric", "labelled")
+        return Tile(128, 128, 4, 3, 64, descriptor=True) if symmetric else Tile(128, 256, 8, 4, 64, descriptor=True)
+    if name == "symmetric":
+        return Tile(128, 64, 4, 3, None, descriptor=True)
+    if name == "labelled":  # labels take registers
+        return Tile(64, 64, 4, 3, None, descriptor=True)
     if width <= 128:
         return Tile(64, 128, 4, 2 if name == "gradient" else 3, None, True, None if name == "gradient" else 128)
     return Tile(128, 64, 8, 3, None, descriptor=name != "gradient")
 
 
 def launch_tiled(
-    program: Any, arguments: dict[str, Any], rows: int, parts: int, whole: bool, name: str, halves: int = 1
+    program: Any,
+    arguments: dict[str, Any],
+    rows: int,
+    parts: int,
+    whole: bool,
+    name: str,
+    halves: int = 1,
+    blocks: int | None = None,
 ) -> None:
     """Runs a kernel over ``rows`` outer rows and ``parts`` parts of the inner rows.
 
-    whole: whether a row fits in a tile · halves: 2 if no block may have rows of both halves
+    whole: whether a row fits in a tile · halves: 2 if no block may have rows of both halves · blocks: the number of
+    programs for the outer rows, if not one per tile
     """
     outer, inner = arguments["outer"], arguments["inner"]
     width, large = outer.shape[1], rows * inner.shape[0] >= LARGE_PROBLEM
@@ -104,7 +114,7 @@ def launch_tiled(
         if descriptor:
             given["outer"] = TensorDescriptor.from_tensor(outer, [tile.outer, chunk])
             given["inner"] = TensorDescriptor.from_tensor(inner, [tile.inner, chunk])
-        grid = halves * math.ceil(rows / halves / tile.outer), parts
+        grid = blocks or halves * math.ceil(rows / halves / tile.outer), parts
         try:
             launch(program, grid, given, tile.warps, tile.stages, tile.registers)
             return

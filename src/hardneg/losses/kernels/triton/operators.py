@@ -31,7 +31,7 @@ from hardneg.losses.kernels.interface import (
     first_order,
     saveable,
 )
-from hardneg.losses.kernels.triton import backward, forward, normalize, percentile_bands, score_tile
+from hardneg.losses.kernels.triton import backward, forward, normalize, passes, percentile_bands, score_tile
 from hardneg.losses.kernels.triton.anchor_losses import Kept
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Slots, Totals
@@ -235,9 +235,11 @@ def make_call(
     labels: Tensor | None,
 ) -> tuple[Call, Tensor | None] | None:
     """What `PairedLoss` computes, and the labels of rows (A,) if positives are found by them; None if not supported."""
-    groups = None
+    groups, by_label, numbered = None, None, False
     if labels is not None:
-        groups = labels.repeat(1 if eligibility.own is None else eligibility.own.views)  # (A,)
+        by_label = groups = labels.repeat(1 if eligibility.own is None else eligibility.own.views)  # (A,)
+        if numbered := groups.shape[0] >= passes.MIN_SYMMETRIC_ROWS:
+            by_label, groups = passes.numbered_labels(groups, labels.shape[0])
     if form.labels_exclude:
         own, views = eligibility.own, eligibility.pool_views
         eligibility = Eligibility(eligibility.columns, own, views, anchor_groups=groups, candidate_groups=groups)
@@ -247,7 +249,8 @@ def make_call(
         return None  # the positives are not added to the sum over the negatives
     tensors = [tensor for tensor in (z1, z2, negatives) if tensor is not None]
     smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for tensor in tensors))
-    return Call(eligibility, rule, form, smallest), None if form.positives == "own" else groups
+    call = Call(eligibility, rule, form, smallest, by_label=not numbered)
+    return call, None if form.positives == "own" else by_label
 
 
 def pair_record(call: Call, given: Given, saved: Saved) -> PairRecord:

@@ -40,7 +40,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """What is computed. smallest: see `normalize.UnitVectors`
+    """What is computed. smallest: see `normalize.UnitVectors` · by_label: see `Problem`; else groups were numbered
 
     Candidates are both views of all other instances, or only the other view (A = 2B); for anchors z1 alone (A = B) all
     z2 except their own, or negatives.
@@ -50,6 +50,7 @@ class Call:
     rule: Rule
     form: LossForm
     smallest: float
+    by_label: bool = True
     gathering: Gathering | None = None  # candidates are both views of all processes
 
     @property
@@ -62,7 +63,7 @@ class Call:
         if self.joint(given) and own is not None:
             rows = own.batch * own.views
             eligibility = Eligibility(rows, own=RowLayout(rows, 1, 0, rows, own.device), pool_views=1)
-        return Problem(eligibility, self.rule, by_label=True)
+        return Problem(eligibility, self.rule, by_label=self.by_label)
 
     def joint(self, given: Given) -> bool:
         """Whether positives and negatives are summed together."""
@@ -125,14 +126,15 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
     if call.gathering is not None:
         negatives = call.gathering.candidates(units)
     anchors, candidates, same = call.split(given, units, negatives)
-    problem, joint = call.problem(given), call.joint(given)
+    problem, joint = passes.with_counts(call.problem(given)), call.joint(given)
     block_pass = BlockPass(problem, given.scale, anchors, candidates, self_block=same)
     slots, edges = passes.compute_sums([block_pass])
     memory = units.new_empty(9, anchors.shape[0], dtype=torch.float32)
     positives, level, kept = empty, empty, Kept.of(memory)
     sums = {
         "slots": slots, "numbers": block_pass.numbers, "number": slots.tilted.shape[0], "KIND": problem.kind,
-        "known": float(problem.eligibility.count_per_anchor), "BOUNDED": problem.bounded, "COUNTED": problem.counted,
+        "known": float(problem.eligibility.count_per_anchor), "BOUNDED": problem.bounded,
+        "COUNTED": problem.counted or problem.counts is not None,
     }  # fmt: skip
     if given.labels is None:
         numbers = FormNumbers(form.log_number or 0.0, *(form.prior or (0.0, 0.0)))

@@ -3,7 +3,7 @@
 Rows of up to ``WIDEST`` numbers, with their gradient, fit in the registers of a program. For wider ones the backward
 pass stores ∂L/∂s in strips, each followed by matrix products. If anchors and candidates are the same rows, a strip of
 wide rows begins at the diagonal (or, if the halves are crossed, covers the first half), and each score is used for both
-of its anchors: little more than half of the scores are computed.
+of its anchors: little more than half of the scores are computed. The forward pass does so for many rows of any width.
 """
 
 import math
@@ -20,7 +20,7 @@ from hardneg.losses.kernels.strips import SAFE_EXPONENT
 from hardneg.losses.kernels.triton import backward, forward, percentile_bands, score_tile
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Slots
-from hardneg.losses.kernels.triton.launch import PART_MULTIPLE, launch_tiled, split_inner_rows
+from hardneg.losses.kernels.triton.launch import PART_MULTIPLE, launch_tiled, num_programs, split_inner_rows
 from hardneg.losses.kernels.triton.percentile_bands import Edges, add_product
 from hardneg.losses.kernels.triton.score_tile import Bounds, Mask, Numbers, Sizes, Traits
 
@@ -38,9 +38,9 @@ STRIP_BYTES = 48 << 20
 # Maximum number of rows of a strip at the diagonal: the entries on the other side of it are computed but not used.
 MAX_STRIP_ROWS = 4096
 
-# Anchors of a strip in the forward pass, and the minimum number of strips: with fewer, products take too small a part
-# of the time.
-SYMMETRIC_STRIP, MIN_SYMMETRIC_STRIPS = 4096, 8
+# The minimum number of anchors for which it pays to compute each score once in the forward pass, and how many programs
+# share the blocks of anchors then.
+MIN_SYMMETRIC_ROWS, SYMMETRIC_BLOCKS = 16384, 33
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,26 @@ def number_groups(eligibility: Eligibility, rule: Rule) -> tuple[Eligibility, Te
     # An anchor's own instance is in its group, unless the group is unknown.
     own_views = 0 if eligibility.own is None else eligibility.pool_views
     return renumbered, (eligibility.columns - torch.where(found, last - first, own_views)).float()
+
+
+def numbered_labels(labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Labels (A,) as numbers of 32 bits, which take fewer registers, and the same as groups of rows.
+
+    −1 stays, and less becomes −2. As a group, each unknown instance has its own number.
+    """
+    numbers = torch.where(labels < 0, labels.clamp(min=-2), torch.searchsorted(labels.sort().values, labels)).int()
+    rows = torch.arange(labels.shape[0], dtype=torch.int32, device=labels.device)
+    return numbers, torch.where(numbers == -1, labels.shape[0] + rows % batch, numbers)
+
+
+def with_counts(problem: Problem) -> Problem:
+    """The same problem with counts, if groups of anchors alone determine them; for many rows it is faster."""
+    eligibility, groups = problem.eligibility, problem.eligibility.anchor_groups
+    if groups is None or problem.by_label or problem.rule.is_banded or eligibility.crossed:
+        return problem
+    ordered = groups.sort().values
+    same = torch.searchsorted(ordered, groups, right=True) - torch.searchsorted(ordered, groups)
+    return replace(problem, counts=(eligibility.columns - same).float())
 
 
 @dataclass(frozen=True)
@@ -206,27 +226,34 @@ class BlockPass:
         sizes = Sizes(outer.shape[0], inner.shape[0], outer.shape[1], outer.stride(0), inner.stride(0))
         return {
             "outer": outer, "inner": inner, "numbers": self.numbers, "sizes": sizes, "mask": self.mask(),
-            "bounds": self.bounds, "base": 0, "skip": 0, "T": self.traits,
+            "bounds": self.bounds, "skip": 0, "T": self.traits,
         }  # fmt: skip
 
-    def sums(self, slots: Slots, slot: int, parts: int, span: int, strip: range | None = None) -> None:
-        """Fills the slots of this block.
-
-        strip: add the sums of these anchors over themselves and the rows after them, for both sides of each pair; see
-        `forward.sums`
-        """
+    def sums(self, slots: Slots, slot: int, parts: int, span: int) -> None:
+        """Fills the slots of this block."""
         arguments = self._arguments(self.anchors, self.block)
         arguments |= {
-            "level_": self.problem.level, "slots": slots, "slot": slot, "span": span, "strip_end": 0,
-            "SYMMETRIC": strip is not None, "CROSSED": self.crossed and strip is None,
+            "level_": self.problem.level, "slots": slots, "slot": slot, "base": 0, "span": span,
+            "CROSSED": self.crossed,
         }  # fmt: skip
-        if strip is None:
-            halves = 2 if self.crossed else 1
-            launch_tiled(forward.sums, arguments, self.anchors.shape[0], parts, self.whole, "sums", halves)
-            return
-        skip = self.anchors.shape[0] // 2 if self.crossed else strip.start
-        arguments |= {"base": strip.start, "skip": skip, "strip_end": strip.stop}
-        launch_tiled(forward.sums, arguments, len(strip), parts, self.whole, "symmetric")
+        halves = 2 if self.crossed else 1
+        launch_tiled(forward.sums, arguments, self.anchors.shape[0], parts, self.whole, "sums", halves)
+
+    def symmetric_sums(self) -> Slots:
+        """The sums, where each score is computed once and added for both of its anchors."""
+        problem, rows = self.problem, self.anchors.shape[0]
+        half = rows // 2 if self.crossed else 0
+        parts = max(1, num_programs(self.anchors.device) // (2 * SYMMETRIC_BLOCKS))
+        used = 3 if problem.counted or problem.counts is not None else 2 if problem.kind != NONE else 1
+        found = self.anchors.new_zeros(used, SYMMETRIC_BLOCKS + parts, rows, dtype=torch.float32)
+        slots = Slots(found[0], found[min(1, used - 1)], found[-1], found[0])  # without a maximum
+        arguments = self._arguments(self.anchors, self.block)
+        arguments |= {"slots": slots, "skip": half, "outer_end": half or rows}
+        name = "symmetric" if problem.eligibility.anchor_groups is None else "labelled"
+        launch_tiled(forward.symmetric_sums, arguments, half or rows, parts, self.whole, name, blocks=SYMMETRIC_BLOCKS)
+        if problem.counts is not None:
+            slots.counts[0] = problem.counts
+        return slots
 
     def anchors_gradient(self, coefficients: Coefficients, for_scale: bool) -> tuple[Tensor, Tensor | None]:
         """The gradient of the anchors, also as candidates if ``self_block``; and of the scale if ``for_scale``."""
@@ -271,7 +298,7 @@ class BlockPass:
         arguments = self._arguments(rows, self.block if outer else self.anchors)
         arguments |= {
             "coefficients": coefficients, "OUTER": outer, "INNER": inner, "SCALED": coefficients.factor is not None,
-            "CROSSED": self.crossed and self.whole,
+            "base": 0, "CROSSED": self.crossed and self.whole,
         }  # fmt: skip
         into = rows.new_empty(rows.shape, dtype=torch.float32) if into is None else into
         if not self.whole:
@@ -342,7 +369,7 @@ def compute_sums(passes: Sequence[BlockPass]) -> tuple[Slots, Edges | None]:
         slots = new(1)
         return slots, percentile_bands.edges_and_sums(passes, slots)
     if len(passes) == 1 and uses_symmetry(first):
-        return symmetric_sums(first), None
+        return first.symmetric_sums(), None
     splits = [block_pass.splits() for block_pass in passes]
     slots = new(sum(parts for parts, _ in splits))
     if problem.counts is not None:
@@ -355,38 +382,11 @@ def compute_sums(passes: Sequence[BlockPass]) -> tuple[Slots, Edges | None]:
 
 
 def uses_symmetry(block_pass: BlockPass) -> bool:
-    """Whether each score is computed once for both of its anchors: for wide rows, where products take most time."""
+    """Whether each score is computed once for both of its anchors: for many rows."""
     problem = block_pass.problem
-    if block_pass.whole or not block_pass.self_block or problem.level is not None:
+    if not block_pass.self_block or problem.level is not None or block_pass.anchors.shape[0] < MIN_SYMMETRIC_ROWS:
         return False
-    large = _num_strip_rows(block_pass) >= MIN_SYMMETRIC_STRIPS * SYMMETRIC_STRIP
-    return large and problem.bounded and problem.symmetric and problem.eligibility.excluded is None
-
-
-def _num_strip_rows(block_pass: BlockPass) -> int:
-    """The number of anchors that are covered by strips; the scores of the others are in the columns of these."""
-    rows = block_pass.anchors.shape[0]
-    return rows // 2 if block_pass.crossed else rows
-
-
-def symmetric_sums(block_pass: BlockPass) -> Slots:
-    """The sums in strips; each score is added for both of its anchors."""
-    anchors, num_strip_rows = block_pass.anchors, _num_strip_rows(block_pass)
-    starts = range(0, num_strip_rows, SYMMETRIC_STRIP)
-    strips = [range(base, min(base + SYMMETRIC_STRIP, num_strip_rows)) for base in starts]
-    columns = [num_strip_rows if block_pass.crossed else anchors.shape[0] - strip.start for strip in strips]
-    splits = [
-        split_inner_rows(len(strip), number, anchors.device) for strip, number in zip(strips, columns, strict=True)
-    ]
-    blocks = SYMMETRIC_STRIP // (64 if anchors.is_cuda and anchors.dtype != torch.float32 else 32)  # of smallest tiles
-    number = max(blocks, *(parts for parts, _ in splits))
-    tilted, weight, count = anchors.new_zeros(3, number, anchors.shape[0], dtype=torch.float32).unbind()
-    slots = Slots(tilted, weight, count, tilted)  # without a maximum
-    for strip, (parts, span) in zip(strips, splits, strict=True):
-        block_pass.sums(slots, 0, parts, span, strip=strip)
-    if block_pass.problem.counts is not None:
-        slots.counts[0] = block_pass.problem.counts
-    return slots
+    return problem.bounded and problem.symmetric and problem.eligibility.excluded is None
 
 
 def strips_of(rows: int, columns: int, room: int, diagonal: bool) -> Iterator[tuple[int, int, int]]:
