@@ -16,17 +16,12 @@ import pytest
 from commands import hardneg
 from PIL import Image
 
-from hardneg import cli
 from hardneg.training import recipe
 
 QUICK = ["trainer.epochs=2", "trainer.knn_every=1"]
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARDNEG_RUN", raising=False)
-    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def process(*arguments: str, **more: object) -> subprocess.Popen[str]:
