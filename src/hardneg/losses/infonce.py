@@ -1,6 +1,5 @@
 """The objective: InfoNCE with masked, banded and tilted negatives."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,7 +22,7 @@ from hardneg.losses.kernels import Kernel
 from hardneg.losses.kernels.interface import GuardedLoss
 from hardneg.losses.schedules import Setting, value
 from hardneg.losses.settings import Adjustable, Settings
-from hardneg.losses.sources import BySource, Hardenings, SourceTensors
+from hardneg.losses.sources import BySource, Hardenings, Negatives, SourceTensors, unpacked
 from hardneg.losses.temperature import Learnable
 
 
@@ -105,7 +104,6 @@ class InfoNCE(Adjustable):
     _scheduled = False  # whether a setting is a schedule
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
     _plan: paired.Plan | None = None  # of the last call that took the short path
-    _warned = False
     _seeded_by: torch.Generator | None = None
 
     def __init__(
@@ -141,7 +139,7 @@ class InfoNCE(Adjustable):
         z2: Tensor | None = None,
         *,
         labels: Tensor | None = None,
-        negatives: SourceTensors | None = None,
+        negatives: Negatives | None = None,
         exclude: SourceTensors | None = None,
         negative_labels: SourceTensors | None = None,
         negative_mask: SourceTensors | None = None,
@@ -168,8 +166,10 @@ class InfoNCE(Adjustable):
 
         scale: number or tensor (), replaces 1/temperature in this call; differentiable
 
-        ``negatives`` may be a mapping of tensors by the caller's own names of sources, and ``exclude``,
-        ``negative_labels``, ``negative_mask``, ``negative_ids`` then are mappings with some of its names.
+        ``negatives`` may be a `Queue` or a `MemoryBank`, which stands for its keys or rows. The labels of a queue are
+        used if the loss is supervised, its ids if ``ids`` are given, unless the call has others. ``negatives`` may also
+        be a mapping by the caller's own names of sources, and ``exclude``, ``negative_labels``, ``negative_mask``,
+        ``negative_ids`` then are mappings with some of its names.
 
         Examples:
             >>> import torch, hardneg as hn
@@ -178,6 +178,14 @@ class InfoNCE(Adjustable):
             >>> loss(z1, z2, negatives={"mined": mined, "queue": queue}, ids=torch.tensor([7, 7, 8, 9])).shape
             torch.Size([])
         """
+        if negatives is not None and not isinstance(negatives, Tensor):
+            negatives, negative_labels, negative_ids = unpacked(
+                negatives,
+                negative_labels,
+                negative_ids,
+                with_labels=self.supervision != "none",
+                with_ids=ids is not None,
+            )
         call = Call(
             z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask, ids, negative_ids,
             not_negatives, scale,
@@ -186,7 +194,10 @@ class InfoNCE(Adjustable):
             found = self._compiled_loss(call)
             if found is not None:
                 return found
-        return self._loss(call)
+        loss = self._loss(call)
+        if self.in_batch is not None and is_eager():
+            self._give_hints(self.gather, labels if negatives is None else None)
+        return loss
 
     def from_scores(self, positive: Tensor, candidates: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss from scores that are computed elsewhere, such as those of a cross-encoder; by the reference kernel.
@@ -368,7 +379,7 @@ class InfoNCE(Adjustable):
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
         self.__dict__["_last"] = lambda: Diagnostics(records(), scale)
         debiased = self._settings.prior is not None and scale.device.type == "cpu"
-        if debiased and not self._warned and not torch.compiler.is_compiling():
+        if debiased and "floored" not in self._warned and not torch.compiler.is_compiling():
             floored = anchors = 0
             for record in records():
                 floored += int(record.floored.sum())
@@ -376,12 +387,12 @@ class InfoNCE(Adjustable):
             self._warn_if_floored(floored, anchors, stacklevel=7)
 
     def _warn_if_floored(self, floored: float, anchors: float, stacklevel: int) -> None:
-        if floored > anchors / 2 and not self._warned:
-            self._warned = True
-            prior = value(self.class_prior, self.progress)
-            warnings.warn(
-                f"{floored:.0f} of {anchors:.0f} anchors are floored: debiasing with class_prior={prior:g} removes "
-                "all of their negatives, which then get no gradient. Lower class_prior (0 turns debiasing off) or "
-                "raise the temperature; diagnostics()['floored'] counts them.",
-                stacklevel=stacklevel,  # the line that called the loss
-            )
+        if floored <= anchors / 2:
+            return
+        prior = value(self.class_prior, self.progress)
+        message = (
+            f"{floored:.0f} of {anchors:.0f} anchors are floored: debiasing with class_prior={prior:g} removes "
+            "all of their negatives, which then get no gradient. Lower class_prior (0 turns debiasing off) or "
+            "raise the temperature; diagnostics()['floored'] counts them."
+        )
+        self._warn_once("floored", message, stacklevel)  # the line that called the loss
