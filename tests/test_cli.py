@@ -16,12 +16,17 @@ import pytest
 from commands import hardneg
 from PIL import Image
 
+from hardneg import cli
 from hardneg.training import recipe
 
 QUICK = ["trainer.epochs=2", "trainer.knn_every=1"]
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HARDNEG_RUN", raising=False)
+    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
 
 
 def process(*arguments: str, **more: object) -> subprocess.Popen[str]:
