@@ -33,7 +33,8 @@ class Queue(checks.Fixed, MemoryModule, Memory):
         >>> queue.keys.shape, queue.labels.tolist(), queue.ids.tolist()
         (torch.Size([2, 2]), [-1, -1], [7, 8])
         >>> queries, keys, ids = torch.randn(3, 2), torch.randn(3, 2), torch.tensor([8, 9, 10])
-        >>> hn.moco()(queries, keys, negatives=queue, ids=ids).shape  # without the keys of the same instance
+        >>> others = ~queue.same_instance(ids)
+        >>> hn.moco()(queries, keys, negatives=queue, negative_mask=others).shape
         torch.Size([])
     """
 
