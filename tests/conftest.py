@@ -2,8 +2,10 @@
 
 import os
 import subprocess
+import warnings
 import zlib
 from collections.abc import Generator
+from pathlib import Path
 
 import children
 import psutil
@@ -28,6 +30,15 @@ def _same_numbers(request: pytest.FixtureRequest) -> None:
     """The global generator begins where the name of the test says, whatever ran before in this process."""
     if not FRESH:
         torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new working directory for commands; what they change of this process is undone after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HARDNEG_RUN", raising=False)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    return tmp_path
 
 
 @pytest.hookimpl(wrapper=True)

@@ -49,7 +49,7 @@ LIGHTNING = {"methods", "training"}
 # Tests of more than one module, by folder.
 CROSS_CUTTING = {
     ".": {"children", "evidence", "fused_benchmark", "layout", "locale", "package", "torchrun", "translations", "trust",
-          "unpack_data", "without_float64"},
+          "tutorials", "unpack_data", "without_float64"},
     "insight": {"page"},
     "losses": {"accelerator_values", "degenerate", "errors", "imports", "limits", "numbers", "padded_positives",
                "second_derivatives"},

@@ -38,11 +38,8 @@ def small(width=4):
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARDNEG_RUN", raising=False)
+def _path(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
 
 
 class Bomb:

@@ -115,9 +115,9 @@ def test_presets_take_converted_numbers(make: Callable[[Any], torch.nn.Module], 
 
 
 @pytest.mark.parametrize("temperature", [torch.nn.Parameter(torch.tensor(0.2)), torch.tensor(0.2, requires_grad=True)])
-@pytest.mark.parametrize("make", [hn.InfoNCE, hn.simclr, hn.hcl, hn.LocalAggregation])
+@pytest.mark.parametrize("make", [hn.InfoNCE, hn.simclr, hn.hcl, hn.clip, hn.hscl_threshold, hn.LocalAggregation])
 def test_a_temperature_with_a_gradient_is_refused_and_learnable_named(make: Any, temperature: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"temperature requires a gradient: pass hn\.Learnable"):
+    with pytest.raises(ValueError, match=r"temperature requires a gradient: pass hn\.Learnable\(0\.2\)"):
         make(temperature=temperature)
     loss = hn.simclr()
     with pytest.raises(ValueError, match=r"temperature requires a gradient: pass hn\.Learnable"):
@@ -127,9 +127,13 @@ def test_a_temperature_with_a_gradient_is_refused_and_learnable_named(make: Any,
 
 
 def test_a_parameter_as_initial_value_of_a_learnable_temperature_raises() -> None:
-    for make in (hn.Learnable, hn.clip):
-        with pytest.raises(ValueError, match=r"initial requires a gradient: pass hn\.Learnable\(0\.2\)"):
-            make(torch.nn.Parameter(torch.tensor(0.2)))
+    with pytest.raises(ValueError, match=r"initial requires a gradient: pass hn\.Learnable\(0\.2\)"):
+        hn.Learnable(torch.nn.Parameter(torch.tensor(0.2)))  # type: ignore[arg-type]
+
+
+def test_a_parameter_of_several_numbers_as_temperature_names_learnable() -> None:
+    with pytest.raises(ValueError, match=r"temperature requires a gradient: pass hn\.Learnable\(0\.07\)"):
+        hn.simclr(torch.nn.Parameter(torch.full((3,), 0.2)))  # type: ignore[arg-type]
 
 
 def test_clip_takes_a_learnable_temperature_as_it_is() -> None:

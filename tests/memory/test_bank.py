@@ -154,8 +154,15 @@ def test_updating_between_loss_and_backward_raises(backend: str, dtype: torch.dt
     z = torch.randn(2, 4, requires_grad=True)
     loss = hn.instance_discrimination(backend=backend)(z, bank[idx], negatives=bank.rows, exclude=idx)
     bank.update(idx, z)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation .* bank.update\(\) after backward"):
         loss.backward()
+
+
+def test_a_bank_as_negatives_is_its_rows() -> None:
+    bank, idx, z = MemoryBank(20, 4), torch.tensor([3, 9]), torch.randn(2, 4)
+    loss = hn.instance_discrimination(reduction="none")
+    expected = loss(z, bank[idx], negatives=bank.rows, exclude=idx)
+    assert torch.equal(loss(z, bank[idx], negatives=bank, exclude=idx), expected)
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])

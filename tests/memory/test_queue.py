@@ -201,7 +201,7 @@ def test_enqueueing_between_loss_and_backward_raises(backend: str, dtype: torch.
     z = torch.randn(3, 4, requires_grad=True)
     loss = hn.moco(backend=backend)(z, torch.randn(3, 4), negatives=queue.keys)
     queue.enqueue(torch.randn(1, 4))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation .* call queue.enqueue\(\) and .* after"):
         loss.backward()
 
 
@@ -213,6 +213,53 @@ def test_enqueueing_after_backward_raises_no_error(backend: str) -> None:
         hn.moco(backend=backend)(z, torch.randn(3, 4), negatives=queue.keys).backward()
         queue.enqueue(torch.randn(3, 4))
     assert len(queue) == 8
+
+
+@pytest.mark.parametrize("preset", [hn.moco, hn.simclr, hn.ring_nce])
+def test_a_queue_as_negatives_is_its_keys(preset: Any) -> None:
+    queue, loss = Queue(12, 4), preset(reduction="none")
+    queue.enqueue(torch.randn(9, 4), labels=torch.arange(9), ids=torch.arange(9))
+    z1, z2 = torch.randn(2, 5, 4)
+    expected = loss(z1, z2, negatives=queue.keys)
+    assert torch.equal(loss(z1, z2, negatives=queue), expected)
+    assert torch.equal(loss(z1, z2, negatives={"past": queue}), loss(z1, z2, negatives={"past": queue.keys}))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_labels_and_ids_of_a_queue_are_used_where_the_call_has_them(by_name: bool) -> None:
+    queue, loss = Queue(12, 4), hn.supcon(reduction="none")
+    queue.enqueue(torch.randn(9, 4), labels=torch.arange(9) % 4, ids=torch.arange(9))
+    z, labels, ids = torch.randn(5, 4), torch.arange(5) % 3, torch.arange(5)
+
+    def given(tensor: Any) -> Any:
+        return {"past": tensor} if by_name else tensor
+
+    keys, stored = given(queue.keys), {"negative_labels": given(queue.labels)}
+    expected = loss(z, labels=labels, negatives=keys, **stored)
+    assert torch.equal(loss(z, labels=labels, negatives=given(queue)), expected)
+    with_ids = loss(z, labels=labels, negatives=keys, **stored, ids=ids, negative_ids=given(queue.ids))
+    assert torch.equal(loss(z, labels=labels, negatives=given(queue), ids=ids), with_ids)
+    assert not torch.equal(with_ids, expected)
+    unknown = given(torch.full((9,), -1))
+    expected = loss(z, labels=labels, negatives=keys, negative_labels=unknown)
+    assert torch.equal(loss(z, labels=labels, negatives=given(queue), negative_labels=unknown), expected)
+
+
+def test_a_queue_is_taken_beside_tensors_and_banks_under_their_names() -> None:
+    queue, bank, mined = Queue(12, 4), hn.MemoryBank(7, 4), torch.randn(5, 2, 4)
+    queue.enqueue(torch.randn(9, 4))
+    z1, z2 = torch.randn(2, 5, 4)
+    loss = hn.InfoNCE(hardening={"queue": hn.Exponential(1.0), "bank": hn.Ring(0.2, 0.9)})
+    expected = loss(z1, z2, negatives={"mined": mined, "queue": queue.keys, "bank": bank.rows})
+    assert torch.equal(loss(z1, z2, negatives={"mined": mined, "queue": queue, "bank": bank}), expected)
+
+
+def test_a_compiled_loss_takes_a_queue_without_a_graph_break() -> None:
+    queue, loss = Queue(12, 4), hn.moco()
+    queue.enqueue(torch.randn(9, 4))
+    z1, z2 = torch.randn(2, 5, 4)
+    compiled = torch.compile(lambda a, b: loss(a, b, negatives=queue), fullgraph=True, backend="eager")
+    assert_close(compiled(z1, z2), loss(z1, z2, negatives=queue.keys))
 
 
 KEYS = torch.eye(2)

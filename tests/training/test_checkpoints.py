@@ -14,17 +14,12 @@ import pytest
 import torch
 from test_cli import hardneg, tree
 
-from hardneg import cli
 from hardneg.training import recipe, run
 
 SHORT = ["trainer.epochs=3", "trainer.knn_every=0"]  # five steps each
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARDNEG_RUN", raising=False)
-    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 class Interrupt(L.Callback):

@@ -17,18 +17,13 @@ import torch
 from PIL import Image
 from test_cli import hardneg, tree
 
-from hardneg import cli
 from hardneg.training import compare, recipe, run, run_folder
 
 SHORT = ["trainer.epochs=3", "trainer.knn_every=0"]  # five steps each
 QUICK = ["train", "digits-simclr", *SHORT, "--no-evaluate", "--run", "here/run"]
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARDNEG_RUN", raising=False)
-    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:

@@ -9,7 +9,7 @@ import torch
 from test_cli import hardneg
 from torch import Tensor, nn
 
-from hardneg import checks, cli, demo
+from hardneg import checks, demo
 from hardneg.training import recipe, run
 from hardneg.training.callbacks import loss_watch
 from hardneg.training.callbacks.loss_watch import DivergedError, LossWatch
@@ -17,11 +17,7 @@ from hardneg.training.callbacks.loss_watch import DivergedError, LossWatch
 SHORT = ["trainer.epochs=3", "trainer.knn_every=0"]  # five steps each
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARDNEG_RUN", raising=False)
-    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 class Spoiled(nn.Module):

@@ -18,13 +18,10 @@ NOTE = "not converged after 3 iterations"
 
 
 @pytest.fixture
-def _three_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _three_steps(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> None:
     from hardneg.evaluation import metrics
 
     monkeypatch.setattr(metrics, "linear_probe", partial(linear_probe, steps=3))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARDNEG_RUN", raising=False)
-    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
 
 
 def hardneg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -1,8 +1,7 @@
 """The objective: InfoNCE with masked, banded and tilted negatives."""
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,17 +10,19 @@ import torch
 from torch import Tensor
 
 from hardneg import checks, distributed
-from hardneg.losses import combine, infonce_settings, kernels, paired, sources
+from hardneg.losses import combine, infonce_settings, kernels, paired
 from hardneg.losses import settings as options
+from hardneg.losses.call import Call
 from hardneg.losses.diagnostics import CallRecord, Diagnostics, pair_record
+from hardneg.losses.execution import choose_kernel, computing_on, is_eager
 from hardneg.losses.given_scores import score_set
 from hardneg.losses.hardening import Hardening, Uniform
-from hardneg.losses.inputs import check_call, prepare
+from hardneg.losses.inputs import prepare
 from hardneg.losses.kernels import Kernel
 from hardneg.losses.kernels.interface import GuardedLoss
 from hardneg.losses.schedules import Setting, value
 from hardneg.losses.settings import Adjustable, Settings
-from hardneg.losses.sources import BySource, Hardenings, SourceTensors
+from hardneg.losses.sources import BySource, Hardenings, Negatives, SourceTensors, unpacked
 from hardneg.losses.temperature import Learnable
 
 
@@ -103,7 +104,6 @@ class InfoNCE(Adjustable):
     _scheduled = False  # whether a setting is a schedule
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
     _plan: paired.Plan | None = None  # of the last call that took the short path
-    _warned = False
     _seeded_by: torch.Generator | None = None
 
     def __init__(
@@ -139,7 +139,7 @@ class InfoNCE(Adjustable):
         z2: Tensor | None = None,
         *,
         labels: Tensor | None = None,
-        negatives: SourceTensors | None = None,
+        negatives: Negatives | None = None,
         exclude: SourceTensors | None = None,
         negative_labels: SourceTensors | None = None,
         negative_mask: SourceTensors | None = None,
@@ -166,8 +166,10 @@ class InfoNCE(Adjustable):
 
         scale: number or tensor (), replaces 1/temperature in this call; differentiable
 
-        ``negatives`` may be a mapping of tensors by the caller's own names of sources, and ``exclude``,
-        ``negative_labels``, ``negative_mask``, ``negative_ids`` then are mappings with some of its names.
+        ``negatives`` may be a `Queue` or a `MemoryBank`, which stands for its keys or rows. The labels of a queue are
+        used if the loss is supervised, its ids if ``ids`` are given, unless the call has others. ``negatives`` may also
+        be a mapping by the caller's own names of sources, and ``exclude``, ``negative_labels``, ``negative_mask``,
+        ``negative_ids`` then are mappings with some of its names.
 
         Examples:
             >>> import torch, hardneg as hn
@@ -176,38 +178,25 @@ class InfoNCE(Adjustable):
             >>> loss(z1, z2, negatives={"mined": mined, "queue": queue}, ids=torch.tensor([7, 7, 8, 9])).shape
             torch.Size([])
         """
-        compiling = torch.compiler.is_compiling()
-        given = (negatives, exclude, negative_labels, negative_mask, negative_ids)
-        others = (ids, not_negatives, scale)
-        if compiling:
-            found = self._compiled_loss(z1, z2, labels, given, positive_mask, others)
+        if negatives is not None and not isinstance(negatives, Tensor):
+            negatives, negative_labels, negative_ids = unpacked(
+                negatives,
+                negative_labels,
+                negative_ids,
+                with_labels=self.supervision != "none",
+                with_ids=ids is not None,
+            )
+        call = Call(
+            z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask, ids, negative_ids,
+            not_negatives, scale,
+        )  # fmt: skip
+        if torch.compiler.is_compiling():
+            found = self._compiled_loss(call)
             if found is not None:
                 return found
-        if self._adaptive:
-            self.set_progress(self.progress)
-        settings, device = self._settings, z1.device if isinstance(z1, Tensor) else torch.device("cpu")
-        with _computing_on(device):
-            plan = self._pair_plan(settings, device, z1, z2, labels, given, positive_mask, others)
-            if plan is not None:
-                # A plan is for tensors only, not for mappings of them by source.
-                short = plan.compute_loss(z1, z2, labels, negatives, exclude, negative_mask)  # type: ignore[arg-type]
-                if short is not None:
-                    loss, pairs, inverse = short
-                    self._keep_records(lambda: [pair_record(pairs())], inverse)
-                    return loss
-            kernel = self._kernel(device)
-            key = None if settings.num_negatives is None else self._next_key()
-            names, by_name = sources.by_name(given)
-            # As `prepare` takes them: the first source's tensors before those of others.
-            tensors: tuple[Any, ...] = (z1, z2, labels, *by_name[:4], positive_mask, ids, not_negatives, *by_name[4:])
-            inputs = prepare(*tensors, names=names, normalize=settings.normalize, kernel=kernel)
-            settings, inverse, validity = combine.with_scale(settings, scale, inputs.views)
-            inputs = replace(inputs, validity=checks.jointly(inputs.validity, validity))
-            loss, records = combine.compute_loss(settings, inputs, inverse, kernel, key)
-        self._keep_records(lambda: records, inverse.detach())
-        if loss.requires_grad and not compiling and not torch._C._are_functorch_transforms_active():
-            plain = None if kernel is kernels.REFERENCE else partial(combine.plain_loss, settings, key, names=names)
-            loss = GuardedLoss.apply(loss, plain, inverse, *tensors)  # type: ignore[no-untyped-call]
+        loss = self._loss(call)
+        if self.in_batch is not None and is_eager():
+            self._give_hints(self.gather, labels if negatives is None else None)
         return loss
 
     def from_scores(self, positive: Tensor, candidates: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -229,12 +218,12 @@ class InfoNCE(Adjustable):
         settings = self._settings
         candidate_set, settings, validity = score_set(settings, positive, candidates, mask)
         key = None if settings.num_negatives is None else self._next_key()
-        with _computing_on(positive.device):
+        with computing_on(positive.device):
             settings, inverse, _ = combine.with_scale(settings, None, candidate_set.anchors)
             sets, kernel = [[candidate_set]], kernels.REFERENCE
             loss, records = combine.loss_of_sets(settings, sets, inverse, kernel, key, validity=validity)
         self._keep_records(lambda: records, inverse.detach())
-        if loss.requires_grad and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        if loss.requires_grad and is_eager():
             loss = GuardedLoss.apply(loss, None, inverse, positive, candidates, mask)  # type: ignore[no-untyped-call]
         return loss
 
@@ -291,52 +280,58 @@ class InfoNCE(Adjustable):
         # Schedules become plain numbers here, checked, and outside of any compiled graph.
         self._settings = infonce_settings.resolve({name: getattr(self, name) for name in self.SETTINGS}, progress)
 
-    def _pair_plan(
-        self,
-        settings: Settings,
-        device: torch.device,
-        z1: Tensor,
-        z2: Tensor | None,
-        labels: Tensor | None,
-        given: Sequence[SourceTensors | None],
-        positive_mask: Tensor | None,
-        others: Sequence[float | Tensor | None],
-    ) -> paired.Plan | None:
-        """The plan of the short path, None if this call takes the general one; raises if arguments do not fit.
+    def _loss(self, call: Call) -> Tensor:
+        """The loss of a call in eager mode, or by operations that `torch.compile` compiles."""
+        if self._adaptive:
+            self.set_progress(self.progress)
+        z1, z2, labels = call.z1, call.z2, call.labels
+        settings, device = self._settings, z1.device if isinstance(z1, Tensor) else torch.device("cpu")
+        with computing_on(device):
+            plan = self._pair_plan(settings, device, call)
+            if plan is not None:
+                # A plan is for tensors only, not for mappings of them by source.
+                short = plan.compute_loss(z1, z2, labels, call.negatives, call.exclude, call.negative_mask)  # type: ignore[arg-type]
+                if short is not None:
+                    loss, pairs, inverse = short
+                    self._keep_records(lambda: [pair_record(pairs())], inverse)
+                    return loss
+            kernel = self._kernel(device)
+            key = None if settings.num_negatives is None else self._next_key()
+            names, given = call.by_source()
+            # As `prepare` takes them: the first source's tensors before those of others.
+            tensors: tuple[Any, ...] = (z1, z2, labels, *given[:4], call.positive_mask, call.ids, call.not_negatives,
+                                        *given[4:])  # fmt: skip
+            inputs = prepare(*tensors, names=names, normalize=settings.normalize, kernel=kernel)
+            settings, inverse, validity = combine.with_scale(settings, call.scale, inputs.views)
+            inputs = replace(inputs, validity=checks.jointly(inputs.validity, validity))
+            loss, records = combine.compute_loss(settings, inputs, inverse, kernel, key)
+        self._keep_records(lambda: records, inverse.detach())
+        if loss.requires_grad and is_eager():
+            plain = None if kernel is kernels.REFERENCE else partial(combine.plain_loss, settings, key, names=names)
+            loss = GuardedLoss.apply(loss, plain, inverse, *tensors)  # type: ignore[no-untyped-call]
+        return loss
 
-        given: the arguments of `forward` that `PER_SOURCE` names · others: its further arguments
-        """
-        negatives, exclude, negative_labels, negative_mask, negative_ids = given
-        eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-        short = eager and _has_short_form(negative_labels, negative_ids, positive_mask, others)
-        repeatable = short and exclude is None and negative_mask is None
+    def _pair_plan(self, settings: Settings, device: torch.device, call: Call) -> paired.Plan | None:
+        """The plan of the short path, None if this call takes the general one; raises if arguments do not fit."""
+        short = call.has_short_form and is_eager()
+        repeatable = short and call.exclude is None and call.negative_mask is None
         plan = self._plan
-        if repeatable and plan is not None and plan.fits(settings, z1, z2, labels, negatives):
+        if repeatable and plan is not None and plan.fits(settings, call.z1, call.z2, call.labels, call.negatives):
             return plan
-        names, by_name = sources.by_name(given)
-        check_call(settings, z2, labels, names, by_name, positive_mask)
+        call.check(settings)
         plan = None
-        if short and not isinstance(negatives, Mapping):
-            rows, excluded, _, allowed, _ = by_name
-            plan = paired.plan(settings, self._kernel(device), z1, z2, labels, rows, excluded, allowed)
+        if short:
+            _, (negatives, exclude, _, negative_mask, _) = call.by_source()
+            kernel = self._kernel(device)
+            plan = paired.plan(settings, kernel, call.z1, call.z2, call.labels, negatives, exclude, negative_mask)
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
         kept = repeatable and not settings.gather and paired.is_constant(settings)
         self.__dict__["_plan"] = plan if kept else None
         return plan
 
-    def _compiled_loss(
-        self,
-        z1: Tensor,
-        z2: Tensor | None,
-        labels: Tensor | None,
-        given: Sequence[SourceTensors | None],
-        positive_mask: Tensor | None,
-        others: Sequence[float | Tensor | None],
-    ) -> Tensor | None:
-        """The loss inside `torch.compile` by the fused kernel; None if the reference kernel is compiled instead.
-
-        given, others: as in `_pair_plan`
-        """
+    def _compiled_loss(self, call: Call) -> Tensor | None:
+        """The loss inside `torch.compile` by the fused kernel; None if the reference kernel is compiled instead."""
+        z1, z2 = call.z1, call.z2
         if not kernels.HAS_TRITON or (self.backend != "fused" and z1.device.type != "cuda"):
             return None
         from hardneg.losses import compiled
@@ -344,41 +339,23 @@ class InfoNCE(Adjustable):
         settings, keyed = self._settings, self._key
         if not compiled.is_fused(self.backend, z1.device.type):
             return None
-        negatives, exclude, negative_labels, negative_mask, negative_ids = given
-        ids, not_negatives, scale = others
-        short = _has_short_form(negative_labels, negative_ids, positive_mask, others)
-        if keyed is not None and short and not isinstance(negatives, Mapping):
+        if keyed is not None and call.has_short_form:
             key, _ = keyed
-            names, by_name = sources.by_name(given)
-            rows, excluded, _, allowed, _ = by_name
-            if paired.suits_call(settings, z1, z2, rows):
-                check_call(settings, z2, labels, names, by_name, positive_mask)
+            _, (negatives, exclude, _, negative_mask, _) = call.by_source()
+            if paired.suits_call(settings, z1, z2, negatives):
+                call.check(settings)
                 inverse = combine.inverse_temperature(settings, z1, torch.float32)
-                tensors = (z1, z2, rows, inverse, labels, excluded, allowed)
+                tensors = (z1, z2, negatives, inverse, call.labels, exclude, negative_mask)
                 loss, saved = compiled.loss(*tensors, key)
                 seen = [None if x is None else x.detach() for x in tensors]
                 self._keep_records(lambda: [pair_record(compiled.record(saved, *seen, key))], inverse.detach())
                 return loss
         if self.backend == "auto":
             return None
-        return compiled.uncompiled(  # type: ignore[no-any-return]
-            self.forward, z1, z2, labels=labels, negatives=negatives, exclude=exclude, negative_labels=negative_labels,
-            negative_mask=negative_mask, positive_mask=positive_mask, ids=ids, negative_ids=negative_ids,
-            not_negatives=not_negatives, scale=scale,
-        )  # fmt: skip
+        return compiled.uncompiled(self.forward, **call._asdict())  # type: ignore[no-any-return]
 
     def _kernel(self, device: torch.device) -> Kernel:
-        """The kernel for tensors on this device; see the argument ``backend``."""
-        backend = self.backend
-        if backend == "auto":
-            if self._settings.has_general_weights:
-                return kernels.REFERENCE
-            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-                return kernels.REFERENCE
-            backend = "fused" if kernels.runs_fused(device) else "tiled"
-        if backend == "fused":
-            return kernels.fused(device)
-        return kernels.TILED if backend == "tiled" else kernels.REFERENCE
+        return choose_kernel(self.backend, self._settings, device)
 
     def _next_key(self) -> Tensor:
         """The key of this call's draws, (2,)."""
@@ -402,47 +379,20 @@ class InfoNCE(Adjustable):
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
         self.__dict__["_last"] = lambda: Diagnostics(records(), scale)
         debiased = self._settings.prior is not None and scale.device.type == "cpu"
-        if debiased and not self._warned and not torch.compiler.is_compiling():
+        if debiased and "floored" not in self._warned and not torch.compiler.is_compiling():
             floored = anchors = 0
             for record in records():
                 floored += int(record.floored.sum())
                 anchors += int(record.valid.sum())
-            self._warn_if_floored(floored, anchors, stacklevel=6)
+            self._warn_if_floored(floored, anchors, stacklevel=7)
 
     def _warn_if_floored(self, floored: float, anchors: float, stacklevel: int) -> None:
-        if floored > anchors / 2 and not self._warned:
-            self._warned = True
-            prior = value(self.class_prior, self.progress)
-            warnings.warn(
-                f"{floored:.0f} of {anchors:.0f} anchors are floored: debiasing with class_prior={prior:g} removes "
-                "all of their negatives, which then get no gradient. Lower class_prior (0 turns debiasing off) or "
-                "raise the temperature; diagnostics()['floored'] counts them.",
-                stacklevel=stacklevel,  # the line that called the loss
-            )
-
-
-def _has_short_form(
-    negative_labels: object, negative_ids: object, positive_mask: object, others: Sequence[object]
-) -> bool:
-    """True if a call has none of the arguments that the short path does not take."""
-    first = negative_labels is None and negative_ids is None and positive_mask is None
-    return first and all(argument is None for argument in others)
-
-
-def _computing_on(device: torch.device) -> AbstractContextManager[Any]:
-    """A context without autocast, in which ``device`` is the current device if it is a GPU.
-
-    Triton launches its programs on the current GPU, not on the GPU of the tensors.
-    """
-    compiling = torch.compiler.is_compiling()
-    autocast = compiling or torch.is_autocast_enabled(device.type)
-    other_gpu = device.type == "cuda" and not compiling and device.index != torch.cuda.current_device()
-    if not autocast and not other_gpu:
-        return nullcontext()  # a tenth of the time of turning autocast off
-    if not other_gpu:
-        return torch.autocast(device.type, enabled=False)
-    stack = ExitStack()
-    stack.enter_context(torch.cuda.device(device))
-    if autocast:
-        stack.enter_context(torch.autocast(device.type, enabled=False))
-    return stack
+        if floored <= anchors / 2:
+            return
+        prior = value(self.class_prior, self.progress)
+        message = (
+            f"{floored:.0f} of {anchors:.0f} anchors are floored: debiasing with class_prior={prior:g} removes "
+            "all of their negatives, which then get no gradient. Lower class_prior (0 turns debiasing off) or "
+            "raise the temperature; diagnostics()['floored'] counts them."
+        )
+        self._warn_once("floored", message, stacklevel)  # the line that called the loss

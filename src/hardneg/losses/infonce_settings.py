@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
 from hardneg import checks, distributed
 from hardneg.losses import settings as options
@@ -14,7 +13,7 @@ from hardneg.losses.hardening import Hardening
 from hardneg.losses.schedules import Adaptive, Schedule
 from hardneg.losses.settings import Settings, SourceHardening
 from hardneg.losses.sources import BATCH, BySource
-from hardneg.losses.temperature import Learnable
+from hardneg.losses.temperature import Learnable, check_no_gradient
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "debias": get_args(options.Debias),
@@ -38,8 +37,7 @@ def check(given: dict[str, Any]) -> dict[str, Any]:
     """The settings with numbers as Python numbers; raises unless each is in its range and fits the others."""
     given = dict(given)
     temperature, hardening = given["temperature"], given["hardening"]
-    if isinstance(temperature, Tensor) and temperature.requires_grad:
-        raise ValueError("temperature requires a gradient: pass hn.Learnable(0.07) for a temperature that is trained")
+    check_no_gradient("temperature", temperature)
     if not isinstance(temperature, Learnable):
         given["temperature"] = checks.number("temperature", temperature, above=0, below=math.inf)
     given["class_prior"] = checks.number("class_prior", given["class_prior"], at_least=0, below=1)

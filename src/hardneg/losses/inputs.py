@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
+from hardneg.losses.execution import is_eager
 from hardneg.losses.kernels import Kernel, Units
 from hardneg.losses.kernels.interface import safe_lengths
-from hardneg.losses.settings import Settings
-from hardneg.losses.sources import GIVEN, PER_SOURCE, argument, check_sources
+from hardneg.losses.sources import GIVEN, PER_SOURCE, argument
 
 
 @dataclass(frozen=True)
@@ -55,52 +55,6 @@ class Inputs:
     similarity: Tensor | None = None
     precision: torch.dtype | None = None
     validity: Tensor | None = None
-
-
-def check_call(
-    settings: Settings,
-    z2: Tensor | None,
-    labels: Tensor | None,
-    names: Sequence[str],
-    given: Sequence[Tensor | None],
-    positive_mask: Tensor | None,
-) -> None:
-    """Raise where the arguments of a call do not fit the settings. names, given: as `sources.by_name` returns them."""
-    width = len(PER_SOURCE)
-    negatives, negative_labels = given[0], given[PER_SOURCE.index("negative_labels") :: width]
-    if settings.by_source is not None and negatives is not None:
-        check_sources(settings.by_source, names)
-    supervision, in_batch = settings.supervision, settings.in_batch
-    if isinstance(z2, Tensor) and not z2.is_floating_point():
-        raise ValueError(
-            f"z2 must hold the embeddings of the other view, got dtype {z2.dtype}: pass labels by keyword, labels="
-        )
-    if labels is not None and supervision == "none":
-        raise ValueError("labels were given, but supervision='none' ignores them: set supervision or leave them out")
-    if labels is None and supervision != "none":
-        raise ValueError(f"supervision={supervision!r} needs labels: pass labels=, with −1 where unknown")
-    if negatives is None and in_batch is None:
-        raise ValueError("in_batch=None takes no negatives from the batch: pass negatives=")
-    if supervision == "none" and any(tensor is not None for tensor in negative_labels):
-        raise ValueError(
-            "negative_labels were given, but supervision='none' ignores them: set supervision or leave them out"
-        )
-    if negatives is not None and supervision in ("negatives", "full"):
-        for name, found in zip(names, negative_labels, strict=True):
-            if found is None:
-                needed = argument("negative_labels", name)
-                raise ValueError(f"supervision={supervision!r} with negatives needs {needed}, with −1 where unknown")
-    if z2 is None and supervision not in ("positives", "full"):
-        raise ValueError(f"one view needs positives from labels, but supervision={supervision!r}: pass z2 or set it")
-    if z2 is None and in_batch == "other":
-        raise ValueError("in_batch='other' needs a second view: pass z2, or set in_batch='both'")
-    if settings.symmetric and isinstance(z2, Tensor) and z2.dim() == 3:
-        raise ValueError(f"symmetric=True needs z2 of shape (B, d), got {tuple(z2.shape)}")
-    if positive_mask is not None and (in_batch is not None or supervision in ("positives", "full")):
-        raise ValueError(
-            "positive_mask is for given positives and given negatives: set in_batch=None and take no positives "
-            f"from labels, got in_batch={in_batch!r}, supervision={supervision!r}"
-        )
 
 
 def check_views(z1: Tensor, z2: Tensor | None) -> list[tuple[str, Tensor]]:
@@ -330,8 +284,7 @@ def _smallest_length(named: list[tuple[str, Tensor]]) -> float:
 def _checked_vectors(named: list[tuple[str, Tensor]], vectors: Tensor, normalize: bool) -> tuple[Tensor, Tensor | None]:
     """The vectors, of unit length if ``normalize``, and their validity. named: the tensors they come from."""
     smallest = _smallest_length(named)
-    eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    if normalize and not checks.on_accelerator(vectors.device) and vectors.numel() > 0 and eager:
+    if normalize and not checks.on_accelerator(vectors.device) and vectors.numel() > 0 and is_eager():
         lengths = safe_lengths(vectors.detach(), smallest)
         if lengths is not None:
             unit: Tensor = _Divide.apply(vectors, lengths)  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hardneg import checks, distributed
 from hardneg.losses import node_graph
+from hardneg.losses.execution import is_eager
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, GuardedLoss
 from hardneg.losses.node_graph import NodeGraphScores, Weighting
 from hardneg.losses.schedules import Setting, value
@@ -101,6 +102,8 @@ class JSD(Adjustable):
         """
         given = (batch, labels, counts)
         batch, labels, counts, validity = self._checked(nodes, graphs, batch, labels, counts)
+        if not self.published and is_eager():
+            self._give_hints(self.gather, labels)
         with torch.autocast(nodes.device.type, enabled=False):  # float32 arithmetic inside, always
             dtype = torch.promote_types(torch.float32, torch.promote_types(nodes.dtype, graphs.dtype))
             nodes, graphs = nodes.to(dtype), graphs.to(dtype)

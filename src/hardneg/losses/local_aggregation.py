@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from hardneg import checks
 from hardneg.losses.inputs import normalized
 from hardneg.losses.kernels.interface import gradients
+from hardneg.losses.kernels.saved_tensors import unchanged
 from hardneg.losses.schedules import Setting, value
 from hardneg.losses.settings import REDUCTION, Adjustable, Reduction, check_no_adaptive
-from hardneg.losses.temperature import Learnable
+from hardneg.losses.temperature import Learnable, check_no_gradient
 from hardneg.matmul import largest_columns, row_blocks
 
 Form = Literal["paper", "published"]
@@ -98,8 +99,7 @@ class LocalAggregation(Adjustable):
 
     def _configure(self, given: dict[str, Any]) -> None:
         given, temperature = dict(given), given["temperature"]
-        if isinstance(temperature, Tensor) and temperature.requires_grad:
-            raise ValueError("temperature requires a gradient: pass hn.Learnable(0.07) for one that is trained")
+        check_no_gradient("temperature", temperature)
         if not isinstance(temperature, Learnable):
             given["temperature"] = checks.number("temperature", temperature, above=0, below=math.inf)
             check_no_adaptive("temperature", temperature)
@@ -259,7 +259,7 @@ class _AttachGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        derivative, unit, scale, rows = ctx.saved_tensors  # unpacking compares the versions
+        derivative, unit, scale, rows = unchanged(ctx)
         if torch.is_grad_enabled():  # a graph of the gradient is requested
             plain = partial(ctx.sets.losses, rows.detach())
             return None, None, None, *gradients(plain, (unit, scale), ctx.needs_input_grad[3:5], grad), None

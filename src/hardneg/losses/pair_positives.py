@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hardneg.losses.columns import LabelledRows
+from hardneg.losses.execution import is_eager
 from hardneg.losses.kernels import LogSums, Rule
 from hardneg.losses.kernels.identities import equal_range, expand
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, first_order
@@ -74,7 +75,7 @@ def pair_positives(anchors: Tensor, parts: Sequence[LabelledRows], scale: Tensor
     """The pairs of all parts; None if there are too many, or if the device or build has no product of single pairs."""
     if anchors.device.type != "cpu" or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return None
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if not is_eager():
         return None
     index, scores, most = [], [], MOST_PAIRS
     for part in parts:

@@ -13,7 +13,7 @@ from hardneg.losses.hardening import Exponential, Hardening, Ring, Threshold
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.losses.schedules import Adaptive, Linear, RingAnneal, Setting, Steps
-from hardneg.losses.temperature import Learnable
+from hardneg.losses.temperature import Learnable, check_no_gradient
 
 Temperature = Setting | Learnable
 
@@ -54,6 +54,7 @@ def hscl(beta: Setting = 1.0, temperature: Temperature = 0.5, **options: Any) ->
 
 def hscl_threshold(start: float = -0.3, end: float = 0.0, temperature: Setting = 0.5, **options: Any) -> InfoNCE:
     """H-SCL(τ) (Jiang et al. 2022, eq. 3 and 4): negatives above a cosine that moves from ``start`` to ``end``."""
+    check_no_gradient("temperature", temperature)
     checks.number("temperature", temperature, above=0)
     threshold = Threshold(cosine=Linear(start, end))
     return scl(**{"temperature": temperature, **options, "hardening": _with(threshold, options)})
@@ -86,6 +87,7 @@ def clip(temperature: float | Learnable = 0.07, **options: Any) -> InfoNCE:
         >>> hn.clip(temperature=hn.Learnable(0.07, minimum=0.02)).temperature
         Learnable(0.07, minimum=0.02)
     """
+    check_no_gradient("temperature", temperature)
     learnable = temperature if isinstance(temperature, Learnable) else Learnable(temperature)
     return InfoNCE(**{"temperature": learnable, "in_batch": "other", "symmetric": True, **options})
 

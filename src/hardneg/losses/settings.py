@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,8 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from hardneg.distributed import Gather
+from hardneg.distributed import Gather, gathers
+from hardneg.losses import hints
 from hardneg.losses.debiasing import Prior
 from hardneg.losses.hardening import Hardening
 from hardneg.losses.schedules import Adaptive, Schedule, Setting
@@ -105,6 +107,7 @@ class Adjustable(LenientState, ABC):
     SETTINGS: ClassVar[tuple[str, ...]]
     progress: float = 0.0  # fraction of training done
     _adaptive: tuple[Adaptive, ...] = ()  # the adaptive schedules among the settings, each once, in a fixed order
+    _warned: tuple[str, ...] = ()  # the kinds of warnings given so far
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -145,6 +148,22 @@ class Adjustable(LenientState, ABC):
     def accuracy_schedules(self) -> tuple[Adaptive, ...]:
         """The adaptive schedules that observe a validation accuracy."""
         return tuple(schedule for schedule in self._adaptive if schedule.better == "higher")
+
+    def _warn_once(self, kind: str, message: str | None, stacklevel: int) -> None:
+        """Give a warning, unless the message is None or this loss has given one of this kind."""
+        if message is not None and kind not in self._warned:
+            self.__dict__["_warned"] = (*self._warned, kind)
+            warnings.warn(message, stacklevel=stacklevel + 1)
+
+    def _give_hints(self, gather: Gather, labels: Tensor | None) -> None:
+        """Warn of a call that is valid, but rarely meant, called by ``forward``.
+
+        labels: (B,), if they are used and the batch has the only negatives
+        """
+        if gather is False and "gather" not in self._warned:
+            self._warn_once("gather", hints.local_negatives(), stacklevel=5)
+        if labels is not None and "single class" not in self._warned and not gathers(gather):
+            self._warn_once("single class", hints.single_class(labels), stacklevel=5)
 
     def get_extra_state(self) -> Tensor:
         """Progress and the state of adaptive schedules as one tensor, which every checkpoint format can hold."""

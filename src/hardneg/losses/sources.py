@@ -1,5 +1,6 @@
 """Sources of candidates: the batch, and what a call gives, under the names that the caller chose."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
@@ -10,7 +11,17 @@ BATCH, GIVEN = "batch", "given"
 # The arguments of a call that may be mappings by source, in the order in which `by_name` returns their tensors.
 PER_SOURCE = ("negatives", "exclude", "negative_labels", "negative_mask", "negative_ids")
 
+
+class Memory(ABC):
+    """Stored candidates that a call may take as ``negatives``, such as `hardneg.Queue`."""
+
+    @abstractmethod
+    def candidates(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The rows, (N, d), and their labels and ids, (N,) each; None for what is not stored."""
+
+
 SourceTensors = Tensor | Mapping[str, Tensor]  # of the source "given", or of each source by name
+Negatives = Tensor | Memory | Mapping[str, Tensor | Memory]
 Hardenings = Hardening | tuple[Hardening, ...]
 
 
@@ -84,6 +95,45 @@ def by_name(arguments: Sequence[SourceTensors | None]) -> tuple[tuple[str, ...],
                 raise ValueError(f"{key} names the source {name!r}, but negatives has {', '.join(map(repr, names))}")
             found[name, key] = tensor
     return names, [found.get((name, key)) for name in names for key in PER_SOURCE]
+
+
+def unpacked(
+    negatives: Negatives,
+    labels: SourceTensors | None,
+    ids: SourceTensors | None,
+    *,
+    with_labels: bool,
+    with_ids: bool,
+) -> tuple[SourceTensors, SourceTensors | None, SourceTensors | None]:
+    """Negatives, their labels and ids, with each memory replaced by its rows.
+
+    with_labels, with_ids: whether the call uses them; those of a memory are then taken where none are given
+    """
+    if isinstance(negatives, Memory):
+        rows, own_labels, own_ids = negatives.candidates()
+        return (
+            rows,
+            own_labels if with_labels and labels is None else labels,
+            own_ids if with_ids and ids is None else ids,
+        )
+    if not isinstance(negatives, Mapping):
+        return negatives, labels, ids
+    tables: dict[str, Tensor] = {}
+    for name, part in negatives.items():
+        if not isinstance(part, Memory):
+            tables[name] = part
+            continue
+        tables[name], own_labels, own_ids = part.candidates()
+        labels = _with_source(labels, name, own_labels) if with_labels else labels
+        ids = _with_source(ids, name, own_ids) if with_ids else ids
+    return tables, labels, ids
+
+
+def _with_source(given: SourceTensors | None, name: str, own: Tensor | None) -> SourceTensors | None:
+    """The tensors by source, with those of a memory unless this source has others."""
+    if own is None or isinstance(given, Tensor):  # a tensor does not fit a mapping: `by_name` raises
+        return given
+    return {name: own, **(given or {})}
 
 
 def check_sources(hardening: Mapping[str, object], names: Sequence[str]) -> None:

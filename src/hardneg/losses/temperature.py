@@ -27,9 +27,7 @@ class Learnable(LenientState):
         for name, given in (("initial", initial), ("minimum", minimum)):
             if isinstance(given, Schedule):
                 raise ValueError(f"{name} must be a number: a learnable temperature takes no schedule, got {given!r}")
-            if isinstance(given, Tensor) and given.requires_grad:
-                number = float(given.detach())
-                raise ValueError(f"{name} requires a gradient: pass hn.Learnable({number:.4g}), which trains its own")
+            check_no_gradient(name, given)
         self.minimum = checks.number("minimum", minimum, above=0, below=float("inf"))
         initial = checks.number("initial", initial, at_least=self.minimum, below=float("inf"))
         self.log_value = nn.Parameter(torch.tensor(math.log(initial)))
@@ -45,3 +43,13 @@ class Learnable(LenientState):
 
     def extra_repr(self) -> str:
         return f"{float(self.log_value.detach().exp()):.4g}, minimum={self.minimum:g}"
+
+
+def check_no_gradient(name: str, given: object) -> None:
+    """Raise if a temperature is a tensor that requires a gradient, such as a parameter: it would not be trained."""
+    if isinstance(given, Tensor) and given.requires_grad:
+        number = float(given.detach()) if given.numel() == 1 else 0.07
+        raise ValueError(
+            f"{name} requires a gradient: pass hn.Learnable({number:.4g}), which has a parameter of its own, and "
+            "loss.parameters() to the optimizer"
+        )

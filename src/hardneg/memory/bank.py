@@ -10,16 +10,17 @@ from hardneg import checks, distributed
 from hardneg.checks import TensorLike, as_tensor, whole
 from hardneg.losses.inputs import normalized
 from hardneg.losses.schedules import Schedule
+from hardneg.losses.sources import Memory
 from hardneg.matmul import row_blocks
 from hardneg.memory.module import MemoryModule, checked_dtype, size_mismatch
 from hardneg.randomness import generator
 
 
-class MemoryBank(checks.Fixed, MemoryModule):
+class MemoryBank(checks.Fixed, MemoryModule, Memory):
     """One unit vector per instance, an average of its embeddings: row = normalize(m·row + (1−m)·z).
 
-    Look up the positives and call the loss, run backward, then update. An update between loss and backward makes
-    autograd raise an error, because rows are overwritten in place. Lookup and update cost O(batch).
+    Look up the positives and call the loss, run backward, then update. After an update between loss and backward, the
+    backward pass raises an error, because rows are overwritten in place. Lookup and update cost O(batch).
 
     An instance that occurs several times in a batch is updated once, with its last occurrence (of the last process
     that has it, with ``gather``), on every device. A row that would become zero is not changed.
@@ -40,7 +41,7 @@ class MemoryBank(checks.Fixed, MemoryModule):
         >>> import hardneg as hn
         >>> bank = MemoryBank(size=100, dim=16)
         >>> idx, z = torch.tensor([3, 14, 15]), torch.randn(3, 16)
-        >>> loss = hn.instance_discrimination()(z, bank[idx], negatives=bank.rows, exclude=idx)
+        >>> loss = hn.instance_discrimination()(z, bank[idx], negatives=bank, exclude=idx)
         >>> bank.update(idx, z)
     """
 
@@ -68,6 +69,10 @@ class MemoryBank(checks.Fixed, MemoryModule):
         for block in row_blocks(self.size, self.dim, 1 << 16):
             drawn = torch.randn(self.rows[block].shape, generator=generator("cpu", seed, block.start))
             self.rows[block] = normalized(drawn.to(torch.promote_types(torch.float32, dtype)))
+
+    def candidates(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The rows, which ``negatives=bank`` passes to a loss."""
+        return self.rows, None, None
 
     def __len__(self) -> int:
         return self.size

@@ -8,14 +8,15 @@ from torch import Tensor
 from hardneg import checks, distributed
 from hardneg.checks import TensorLike, as_tensor, whole
 from hardneg.losses.inputs import normalized
+from hardneg.losses.sources import Memory
 from hardneg.memory.module import MemoryModule, checked_dtype, size_mismatch
 
 
-class Queue(checks.Fixed, MemoryModule):
+class Queue(checks.Fixed, MemoryModule, Memory):
     """The last ``size`` keys (K of MoCo), each with a label and an instance id.
 
-    Enqueue after the backward pass. Before the loss, a positive would become its own negative; between loss and
-    backward, autograd raises an error, because keys are overwritten in place.
+    Losses take it as ``negatives``. Enqueue after the backward pass: before the loss, a positive would become its own
+    negative; between loss and backward, the backward pass raises an error, because keys are overwritten in place.
 
     Under DDP pass ``gather=True``. An averaged copy of a model (EMA, SWA) keeps the queue it was copied with.
 
@@ -33,7 +34,7 @@ class Queue(checks.Fixed, MemoryModule):
         (torch.Size([2, 2]), [-1, -1], [7, 8])
         >>> queries, keys, ids = torch.randn(3, 2), torch.randn(3, 2), torch.tensor([8, 9, 10])
         >>> others = ~queue.same_instance(ids)
-        >>> hn.moco()(queries, keys, negatives=queue.keys, negative_mask=others).shape
+        >>> hn.moco()(queries, keys, negatives=queue, negative_mask=others).shape
         torch.Size([])
     """
 
@@ -62,6 +63,10 @@ class Queue(checks.Fixed, MemoryModule):
     def ids(self) -> Tensor:
         """The instance ids of the keys, (F,), −1 = unknown; a view."""
         return self.id_store[: self._filled]
+
+    def candidates(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Keys, labels and ids, which ``negatives=queue`` passes to a loss."""
+        return self.keys, self.labels, self.ids
 
     def __len__(self) -> int:
         return self._filled

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hardneg import distributed
 from hardneg.losses.kernels.identities import Identities
+from hardneg.losses.kernels.saved_tensors import unchanged
 from hardneg.matmul import where_precise
 
 Bound = float | Tensor | None  # a score for all anchors, one per anchor (A,), or no bound
@@ -355,7 +356,7 @@ class GuardedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors  # unpacking compares the versions
+        inputs = unchanged(ctx)
         if ctx.plain is None or not torch.is_grad_enabled():
             return (grad, None, *(None for _ in inputs))
         return (None, None, *gradients(ctx.plain, inputs, ctx.needs_input_grad[2:], grad))

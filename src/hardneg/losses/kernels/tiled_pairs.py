@@ -23,6 +23,7 @@ from hardneg.losses.kernels.interface import (
     saveable,
 )
 from hardneg.losses.kernels.pair_scores import Groups, PairScores, Strip, UnitVectors, of_strip
+from hardneg.losses.kernels.saved_tensors import unchanged
 
 
 def pair_loss(
@@ -93,7 +94,7 @@ class _PairedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors[:4]
+        inputs = unchanged(ctx)[:4]
         if torch.is_grad_enabled():  # create_graph=True
             return *gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None
         if torch.is_autocast_enabled("cpu"):

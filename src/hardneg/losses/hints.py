@@ -1,0 +1,30 @@
+"""Warnings about calls that are valid, but rarely what is meant. A loss gives each of them once."""
+
+import torch
+from torch import Tensor
+
+from hardneg import distributed
+
+
+def local_negatives() -> str | None:
+    """A warning for a loss with ``gather=False`` if there are several processes and gradients are computed."""
+    processes = distributed.world_size()
+    if processes == 1 or not torch.is_grad_enabled():
+        return None
+    return (
+        f"gather=False with {processes} processes: each takes negatives from its own batch only. Set gather=True for "
+        "those of all processes. If this is meant: warnings.filterwarnings('ignore', 'gather=False')"
+    )
+
+
+def single_class(labels: Tensor) -> str | None:
+    """A warning if all labels (B,) of a batch on the CPU are the same; elsewhere reading them would synchronize."""
+    if labels.device.type != "cpu" or len(labels) < 2:
+        return None
+    lowest, highest = (int(label) for label in torch.aminmax(labels))
+    if lowest != highest or lowest == -1:
+        return None
+    return (
+        f"all {len(labels)} labels are {lowest}, so the batch has no negatives of another class: shuffle the data, or "
+        "draw each batch from several classes"
+    )

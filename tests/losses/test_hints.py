@@ -1,0 +1,118 @@
+"""Warnings about calls that are valid but rarely meant: once for each loss, at the line of the call, without a cost."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import hardneg as hn
+
+GRAPHS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+Loss = Callable[..., Tensor]
+
+
+def views() -> tuple[Tensor, Tensor]:
+    return torch.randn(8, 4, requires_grad=True), torch.randn(8, 4)
+
+
+def nodes() -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(8, 4, requires_grad=True), torch.randn(4, 4), GRAPHS
+
+
+def warnings_of(call: Callable[[], object]) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    return found
+
+
+@pytest.fixture
+def _three_processes() -> Iterator[None]:
+    """A group of three processes, of which only this one exists."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=3)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_three_processes")
+@pytest.mark.parametrize(("loss", "inputs"), [(hn.simclr(), views), (hn.simclr(backend="reference"), views),
+                                              (hn.JSD(), nodes)])  # fmt: skip
+def test_a_loss_that_does_not_gather_warns_once_in_several_processes(loss: Loss, inputs: Callable[[], Any]) -> None:
+    loss = copy.deepcopy(loss)
+    (found,) = warnings_of(lambda: loss(*inputs()))
+    assert str(found.message).startswith("gather=False with 3 processes: each takes negatives from its own batch only")
+    assert found.filename == __file__
+    assert warnings_of(lambda: loss(*inputs())) == []
+
+
+@pytest.mark.usefixtures("_three_processes")
+def test_the_warning_gives_the_filter_that_hides_it() -> None:
+    (found,) = warnings_of(lambda: hn.simclr()(*views()))
+    line = str(found.message).rpartition(": ")[2]
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        exec(line, {"warnings": warnings})
+        hn.simclr()(*views())
+    assert others == []
+
+
+@pytest.mark.usefixtures("_three_processes")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: hn.moco()(*views(), negatives=torch.randn(16, 4)),  # the queue gathers
+        lambda: torch.no_grad()(hn.simclr())(*views()),  # an evaluation in one of the processes
+        lambda: torch.compile(hn.simclr(), fullgraph=True, backend="eager")(*views()),
+        lambda: torch.func.grad(lambda z: hn.simclr()(z, z.flip(0)))(torch.randn(8, 4)),
+    ],
+    ids=["queue", "evaluation", "compiled", "transformed"],
+)
+def test_no_warning_where_other_processes_would_not_help_or_the_call_is_traced(call: Callable[[], object]) -> None:
+    assert warnings_of(call) == []
+
+
+def test_a_single_process_gets_no_warning() -> None:
+    assert warnings_of(lambda: hn.simclr()(*views())) == []
+
+
+SUPERVISED: dict[str, Callable[[Tensor], object]] = {
+    "short path": lambda labels: hn.scl()(*views(), labels=labels),
+    "reference": lambda labels: hn.supcon(backend="reference")(*views(), labels=labels),
+    "one view": lambda labels: hn.supcon()(views()[0], labels=labels),
+    "negatives": lambda labels: hn.simclr(supervision="negatives")(*views(), labels=labels),
+    "graphs": lambda labels: hn.JSD(supervision="full")(*nodes(), labels=labels[:4]),
+}
+
+
+@pytest.mark.parametrize("name", SUPERVISED)
+def test_a_supervised_batch_of_a_single_class_warns(name: str) -> None:
+    (found,) = warnings_of(lambda: SUPERVISED[name](torch.full((8,), 3)))
+    assert "labels are 3, so the batch has no negatives of another class" in str(found.message)
+    assert found.filename == __file__
+
+
+@pytest.mark.parametrize("name", SUPERVISED)
+@pytest.mark.parametrize("labels", [torch.arange(8) % 2, torch.full((8,), -1), torch.tensor([3, -1] * 4)],
+                         ids=["two classes", "unknown", "some unknown"])  # fmt: skip
+def test_batches_with_possible_negatives_do_not_warn(name: str, labels: Tensor) -> None:
+    assert warnings_of(lambda: SUPERVISED[name](labels)) == []
+
+
+def test_the_single_class_is_reported_once_and_not_where_a_queue_has_others() -> None:
+    labels, loss = torch.full((8,), 3), hn.scl()
+    assert len(warnings_of(lambda: [loss(*views(), labels=labels) for _ in range(3)])) == 1
+    queue = hn.Queue(16, 4)
+    queue.enqueue(torch.randn(16, 4), labels=torch.arange(16) % 4)
+    assert warnings_of(lambda: hn.scl()(*views(), labels=labels, negatives=queue)) == []
+
+
+def test_labels_on_an_accelerator_are_not_read() -> None:
+    from hardneg.losses import hints
+
+    assert hints.single_class(torch.full((8,), 3, device="meta")) is None  # has no values
