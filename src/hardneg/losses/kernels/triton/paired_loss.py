@@ -20,6 +20,7 @@ from torch import Tensor
 from hardneg import distributed
 from hardneg.losses.kernels import interface
 from hardneg.losses.kernels.interface import Eligibility, Gathering, LossForm, RowLayout, Rule
+from hardneg.losses.kernels.saved_tensors import unchanged
 from hardneg.losses.kernels.triton import forward, normalize, passes, percentile_bands
 from hardneg.losses.kernels.triton.anchor_losses import FormNumbers, Kept, finish_by, finish_labels, finish_pairs
 from hardneg.losses.kernels.triton.backward import Coefficients
@@ -280,7 +281,7 @@ class PairedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
+        tensors = unchanged(ctx)
         given, needed = Given(*tensors[:5]), ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # create_graph=True
             return *interface.gradients(ctx.plain, given[:4], needed, grad), None, None, None, None, None
