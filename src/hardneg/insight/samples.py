@@ -163,8 +163,8 @@ def summarize(samples: EncodedSamples, seed: int = 0) -> EmbeddingSummary:
     histograms = hardest_share = all_share = None
     if labels is not None:
         histograms = cosine_histograms(features, labels)
-        if (known := int((labels >= 0).sum())) > 1:
-            hardest_share = hardest_false_share(features, labels, min(HARDEST, known - 1))
+        if int((labels >= 0).sum()) > HARDEST:
+            hardest_share = hardest_false_share(features, labels, HARDEST)
             all_share = hardest_false_share(features, labels)
     return EmbeddingSummary(
         seed,

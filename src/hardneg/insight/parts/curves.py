@@ -23,8 +23,8 @@ _QUANTITIES: dict[str, tuple[str, str, str]] = {
         "effective sample size of the weights q: 1/Σq²",
     ),
     "support": ("Candidates in the support", "per anchor", "negatives left by masks and bands"),
-    "positive_score": ("Score of positives", "cosine / t", "mean over positives; t: temperature"),
-    "negative_score": ("Score of negatives", "cosine / t", "mean over the support; t: temperature"),
+    "positive_score": ("Score of positives", "score", "mean over positives; cosine / temperature, or dot product"),
+    "negative_score": ("Score of negatives", "score", "mean over the support; cosine / temperature, or dot product"),
     "floored": ("Floored anchors", "per batch", "debiased estimate at its floor: no gradient from negatives"),
     "without_candidates": ("Anchors without negatives", "per batch", "they contribute nothing"),
     "without_positives": ("Anchors without positives", "per batch", "they contribute nothing"),
@@ -53,20 +53,19 @@ def curves(contents: Contents) -> Part:
     ]
     if not figures:
         return Part("curves", "Training curves", hint, '<p class="note">The runs have no metrics yet.</p>')
-    legend = (
-        ""
-        if len(contents.groups) == 1
-        else "".join(
-            f'<li><button type="button" aria-pressed="false" data-name="{escape(group.name)}">{svg.swatch(number)}'
-            f"{isolated(group.name)}</button></li>"
-            for number, group in enumerate(contents.groups)
-        )
-    )
-    body = (
-        f'<ul class="legend" aria-label="Rows: press one to show it alone">{legend}</ul>'
-        f'{_diverged(contents.groups)}<div class="charts">{"".join(figures)}</div>'
-    )
+    body = f'{_legend(contents.groups)}{_diverged(contents.groups)}<div class="charts">{"".join(figures)}</div>'
     return Part("curves", "Training curves", hint, body)
+
+
+def _legend(groups: Sequence[Group]) -> str:
+    if len(groups) == 1:
+        return ""
+    entries = "".join(
+        f'<li><button type="button" aria-pressed="false" data-name="{escape(group.name)}">{svg.swatch(number)}'
+        f"{isolated(group.name)}</button></li>"
+        for number, group in enumerate(groups)
+    )
+    return f'<ul class="legend" aria-label="Rows: press one to show it alone">{entries}</ul>'
 
 
 def _quantities(groups: Sequence[Group]) -> list[tuple[str, Read]]:
@@ -98,13 +97,17 @@ def _quantities(groups: Sequence[Group]) -> list[tuple[str, Read]]:
 
 
 def _figure(groups: Sequence[Group], key: str, read: Read) -> str | None:
-    """The chart of one quantity; None if it is constant or, except for the loss, has one value per run."""
+    """The chart of one quantity; None if it is constant, equal in all rows, or has one value per run."""
     title, unit, meaning = _QUANTITIES.get(key, (key.replace("_", " "), "value", "reported by the objective"))
     lines = [_series(group, number, read, 100.0 if key in _FRACTIONS else 1.0) for number, group in enumerate(groups)]
     lines = [line for line in lines if line.x]
     values = {y for line in lines for y in (*line.y, *line.low, *line.high)}
     longest = max((len(line.x) for line in lines), default=0)
-    if not values or (len(values) == 1 and key not in ("loss", "knn")) or (longest == 1 and key != "loss"):
+    if not values or (longest == 1 and key != "loss"):
+        return None
+    # Rows that draw the same batches have the same values, in which only noise would be seen.
+    equal = len(lines) > 1 and all((line.x, line.y) == (lines[0].x, lines[0].y) for line in lines)
+    if key not in ("loss", "knn") and (len(values) == 1 or equal):
         return None
     ends = ", ".join(f"{line.name} {line.y[-1]:.4g}" for line in lines)
     text = f"{title} ({unit}) by epoch. Last values: {ends}."

@@ -13,10 +13,8 @@ def gallery(contents: Contents) -> Part:
         "pushes them away, too (false negatives)."
     )
     summaries = contents.available_summaries
-    if summaries and all(summary.hardest_same_share is None for summary in summaries.values()):
-        hint = (
-            f"The {unit} with the highest cosine similarity to an anchor, hardest first. Their classes are not known."
-        )
+    if summaries and all(each.anchor.label is None for summary in summaries.values() for each in summary.gallery):
+        hint = f"The {unit} with the highest cosine similarity to an anchor, hardest first; their classes are unknown."
     anchors: dict[str, list[tuple[str, Neighbors]]] = {}
     for name, summary in summaries.items():
         for neighbors in summary.gallery:

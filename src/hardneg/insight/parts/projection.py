@@ -22,7 +22,8 @@ def projection(contents: Contents) -> Part:
     body = (
         f'<ul class="legend">{legend}</ul><div class="charts">{figures}</div>'
         '<p class="small">First two principal components of the normalized features, of one seed of each row. '
-        "The axes of different charts are not comparable.</p>"
+        + "The axes of different charts are not comparable." * (len(summaries) > 1)
+        + "</p>"
     )
     return Part(_KEY, _TITLE, hint, body)
 
