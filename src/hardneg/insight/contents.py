@@ -92,13 +92,13 @@ def isolated(text: str) -> str:
 
 
 def breakable(name: str) -> str:
-    """As `isolated`, with line breaks allowed after dots, commas, slashes and equal signs.
+    """As `isolated`, with line breaks allowed after dots, commas, slashes and equal signs, but not inside a number.
 
     Examples:
-        >>> breakable("objective.preset=<b>")
-        '<bdi>objective.<wbr>preset=<wbr>&lt;b&gt;</bdi>'
+        >>> breakable("objective.beta=<b>"), breakable("beta 0.5")
+        ('<bdi>objective.<wbr>beta=<wbr>&lt;b&gt;</bdi>', '<bdi>beta 0.5</bdi>')
     """
-    return f"<bdi>{'<wbr>'.join(map(escape, re.split(r'(?<=[.,=/])(?=.)', name)))}</bdi>"
+    return f"<bdi>{'<wbr>'.join(map(escape, re.split(r'(?<=[.,=/])(?=[^0-9])', name)))}</bdi>"
 
 
 def visible(text: str) -> str:
