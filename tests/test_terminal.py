@@ -114,6 +114,17 @@ def test_a_table_fits_its_terminal_and_drops_metrics_rather_than_names(
     assert "temperature 0.2 beats simclr in every metric." in " ".join(" ".join(lines).split())
 
 
+def test_a_heading_has_no_empty_lines_and_single_seeds_no_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {name: {metric: values[:1] for metric, values in row.items()} for name, row in FIVE.items()}
+    lines = printed(monkeypatch, 80, one)
+    assert [line.split() for line in lines[:2]] == [
+        ["linear", "1", "label/", "5", "labels/"],
+        ["loss", "kNN", "%", "1-NN", "%", "probe", "%", "class", "%", "class", "%"],
+    ]
+    assert "±" not in "".join(lines)
+    assert "significant" not in "".join(lines)
+
+
 def test_long_names_fold_and_leave_one_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"simclr": FIVE["simclr"], "w" * 200: FIVE["simclr"], "好" * 60: FIVE["simclr"]}
     lines = printed(monkeypatch, 60, rows)

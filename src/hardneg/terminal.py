@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
 MARK = "*"  # marks a number that has a note
 _NAME_WIDTH = 32  # columns that the names of a table take at the cost of metrics
+_HEADING_WIDTH = 9  # of the lines of a metric's heading, if its cells are narrower
 _ONE_LINE = 18  # names up to this width are not broken
 
 
@@ -120,12 +121,9 @@ def show_table(
     ]
     _print_table(heading, labels, heads, cells)
     out.print()
-    _paragraph(" ".join(verdict(rows, metrics, baseline)))
-    differences = (
-        f"; below, the difference from {baseline} ± its standard error: ▲ better, ▼ worse, ≈ not significant at the "
-        "0.05 level; bold: significantly better than every other row"
-    )
-    _paragraph("mean ± std over seeds" + differences * (len(named) > 1), style="dim")
+    for sentence in verdict(rows, metrics, baseline):
+        _paragraph(sentence)
+    _paragraph(_legend(baseline, len(named) > 1, any(len(v) > 1 for row in rows.values() for v in row.values())), "dim")
     for name, entries in summary.items():
         for metric, entry in entries.items():
             if entry["notes"]:
@@ -159,8 +157,8 @@ def _print_table(heading: str, labels: Sequence[str], heads: Mapping[str, str], 
 
 def _heading(title: str, cells: Sequence[str]) -> str:
     """The heading of a metric, on several lines if it is wider than the cells below."""
-    lines, width = [""], _width(cells)
-    for word in re.findall(r"[^\s/]*(?: %$|/)?\s*", printable(title)):  # breaks after spaces and slashes
+    lines, width = [""], max(_width(cells), _HEADING_WIDTH)
+    for word in re.findall(r"(?:[^\s/]+(?: %$)?/?|/)\s*", printable(title)):  # breaks after spaces and slashes
         if lines[-1] and cell_len((lines[-1] + word).rstrip()) > width:
             lines.append("")
         lines[-1] += word
@@ -170,6 +168,17 @@ def _heading(title: str, cells: Sequence[str]) -> str:
 def _width(cells: Sequence[str]) -> int:
     """The width of the widest line of these cells, which are markup of rich."""
     return max((cell_len(line) for text in cells for line in Text.from_markup(text).plain.split("\n")), default=0)
+
+
+def _legend(baseline: str, several_rows: bool, several_seeds: bool) -> str:
+    """How to read a table."""
+    if not several_seeds:
+        return f"below, the difference from {baseline}" if several_rows else ""
+    differences = (
+        f"; below, the difference from {baseline} ± its standard error: ▲ better, ▼ worse, ≈ not significant at the "
+        "0.05 level; bold: significantly better than every other row"
+    )
+    return "mean ± std over seeds" + differences * several_rows
 
 
 def _paragraph(text: str, style: str | None = None) -> None:

@@ -122,6 +122,13 @@ def test_a_single_run_has_no_verdict_and_no_baseline(tmp_path: Path) -> None:
     assert "1 run " in page.text
 
 
+def test_a_comparison_of_single_seeds_has_no_test(tmp_path: Path) -> None:
+    page, _ = write(tmp_path, make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=1, epochs=2))
+    assert "Each row has one seed, so that no difference can be told from noise" in page.text
+    assert "Below each value, its difference from simclr." in page.text
+    assert "significant" not in page.text
+
+
 def test_the_first_column_is_named_after_what_was_compared(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(t), epochs=2, overrides=[f"objective.temperature={t}"]) for t in (0.1, 0.2)]
     page, text = write(tmp_path, runs)

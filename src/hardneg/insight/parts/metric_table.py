@@ -65,10 +65,10 @@ def metric_table(contents: Contents) -> Part:
         + _unfinished(contents)
         + scrollable(table, "Table of metrics")
         + _note_lines(notes, metrics)
-        + _legend(contents, metrics)
+        + _legend(contents, rows, metrics)
         + _dots(contents, rows, metrics)
     )
-    found = " ".join(verdict(rows, metrics, contents.baseline, isolated))
+    found = "<br>".join(verdict(rows, metrics, contents.baseline, isolated))
     hint = f'<span class="verdict">{found}</span>' if found else "Metrics of the trained encoder, with frozen weights."
     return Part(_KEY, title, hint, body)
 
@@ -127,16 +127,24 @@ def _cell(
     return f'<td class="number" data-value="{mean:.9g}">{text}</td>'
 
 
-def _legend(contents: Contents, metrics: Mapping[str, MetricFormat]) -> str:
-    spread = "Mean ± standard deviation over seeds. " * any(len(group.runs) > 1 for group in contents.groups)
-    lower = "↓ in a heading: lower is better." * any(m.better == "lower" for m in metrics.values())
-    differences = (
-        f"Below it, the difference from <em>{isolated(contents.baseline)}</em> ± its standard error: ▲ significantly "
-        "better, ▼ significantly worse, ≈ not significant (Welch’s t-test at the 0.05 level, seeds taken as "
-        "independent; a row with one value borrows the standard deviation of the other row). Bold: significantly "
-        "better than every other row. " * contents.is_comparison
-    )
-    return f'<p class="small">{spread}{differences}{lower}</p>'
+def _legend(contents: Contents, rows: Rows, metrics: Mapping[str, MetricFormat]) -> str:
+    """How to read the table."""
+    sentences = []
+    several = any(len(values) > 1 for row in rows.values() for values in row.values())
+    base = f"<em>{isolated(contents.baseline)}</em>"
+    if several:
+        sentences.append("Mean ± standard deviation over seeds.")
+    if several and contents.is_comparison:
+        sentences.append(
+            f"Below it, the difference from {base} ± its standard error: ▲ significantly better, ▼ significantly "
+            "worse, ≈ not significant (Welch’s t-test at the 0.05 level, seeds taken as independent; a row with one value "
+            "borrows the standard deviation of the other row). Bold: significantly better than every other row."
+        )
+    elif contents.is_comparison:
+        sentences.append(f"Below each value, its difference from {base}.")
+    if any(shown.better == "lower" for shown in metrics.values()):
+        sentences.append("↓ in a heading: lower is better.")
+    return f'<p class="small">{" ".join(sentences)}</p>' if sentences else ""
 
 
 def _dots(contents: Contents, rows: Rows, metrics: Mapping[str, MetricFormat]) -> str:
