@@ -148,7 +148,9 @@ def compare(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from 0 on.")] = 3,
     run: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs/compare"),
-    baseline: Annotated[str | None, typer.Option(help="The row to compare with [default: the first].")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="The row to compare with, by its name or as typed [default: the first].")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train recipes × settings × seeds and print mean ± std, with the difference to a baseline."""

@@ -88,8 +88,18 @@ def test_the_rows_of_a_comparison_are_stored_for_its_report(tmp_path: Path) -> N
     assert read_rows(tmp_path / "other", runs) is None
 
 
-@pytest.mark.parametrize("content", ["{}", '{"heading": 1, "baseline": "a", "names": {"a": "a"}}', "[", "[]",
-                                     '{"heading": "x", "baseline": "a", "names": {"a": ["a"]}}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "[",
+        "[]",
+        '{"heading": 1, "baseline": "a", "names": {"a": "a"}}',
+        '{"heading": "x", "baseline": "a", "names": 5}',
+        '{"heading": "x", "baseline": "a", "names": {"a": ["a"]}}',
+        '{"heading": "x", "baseline": "a", "names": {"a": "a", "b": "a"}}',
+    ],
+)
 def test_a_broken_file_of_rows_is_an_error_that_names_it(tmp_path: Path, content: str) -> None:
     (tmp_path / run_folder.COMPARISON).write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=r"comparison\.json.*remove it"):

@@ -224,10 +224,13 @@ def read_rows(root: Path, runs: Sequence[Path]) -> Rows | None:
         return None
     content = run_folder.read_json(file)
     heading, baseline, names = (content.get(key) for key in ("heading", "baseline", "names"))
-    named = isinstance(names, dict) and all(isinstance(name, str) for name in names.values())
-    if not named or not isinstance(heading, str) or not isinstance(baseline, str):
-        raise ValueError(f"{file}: must hold heading, baseline and names: run hardneg compare again, or remove it")
-    rows = Rows(heading, baseline, dict(names or {}))
+    names = names if isinstance(names, dict) else {}
+    distinct = len({name for name in names.values() if isinstance(name, str)}) == len(names) > 0
+    if not distinct or not isinstance(heading, str) or not isinstance(baseline, str):
+        raise ValueError(
+            f"{file}: must hold heading, baseline and different names: run hardneg compare again, or remove it"
+        )
+    rows = Rows(heading, baseline, names)
     # Other runs may differ in other settings, which these names do not show.
     return rows if all(run.parent.name in rows.names for run in runs) else None
 

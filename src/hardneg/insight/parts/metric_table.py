@@ -137,8 +137,8 @@ def _legend(contents: Contents, rows: Rows, metrics: Mapping[str, MetricFormat])
     if several and contents.is_comparison:
         sentences.append(
             f"Below it, the difference from {base} ± its standard error: ▲ significantly better, ▼ significantly "
-            "worse, ≈ not significant (Welch’s t-test at the 0.05 level, seeds taken as independent; a row with one value "
-            "borrows the standard deviation of the other row). Bold: significantly better than every other row."
+            "worse, ≈ not significant (Welch’s t-test at the 0.05 level, seeds taken as independent; a row with one "
+            "value borrows the standard deviation of the other row). Bold: significantly better than every other row."
         )
     elif contents.is_comparison:
         sentences.append(f"Below each value, its difference from {base}.")
