@@ -209,7 +209,7 @@ def demo(
         note(f"{finished} of {len(runs)} runs are already in {run} and are not repeated; remove it to start again")
     failed = _carry_out(runs, quiet=as_json)
     untrained, notes = shown.untrained_rows(list(range(seeds)))
-    comparing.write_rows(run, comparing.rows(cells, "SimCLR"))
+    comparing.write_rows(run, comparing.rows(cells))
     comparing.write_failures(run, failed)
     begun = [planned for planned in runs if (planned.folder / "recipe.yaml").exists()]
     if not begun:
