@@ -148,7 +148,7 @@ def test_a_comparison_marks_diverged_runs_in_table_json_and_report(
     assert code == 0, err
     page = (tmp_path / "here" / "report.html").read_text(encoding="utf-8")
     note = page.partition('<p class="note">Failed: ')[2].partition("</p>")[0]
-    assert "optimizer.lr=1e30, seed 0" in note
+    assert "lr 1e+30, seed 0" in note
     assert "training diverged at step 2" in note
 
     grid[grid.index("optimizer.lr=1e-3,1e30")] = "optimizer.lr=1e-3"
