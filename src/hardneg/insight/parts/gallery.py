@@ -68,8 +68,8 @@ def _side(title: str, attributes: str, shown: list[Thumbnail]) -> str:
 def _thumbnail(shown: Thumbnail) -> str:
     label = _label(shown)
     return (
-        f'<figure><img src="{shown.uri}" alt="{visible(label)}, cosine {shown.cosine:.2f}">'
-        f"<figcaption>{shown.cosine:.2f} · {isolated(label)}</figcaption></figure>"
+        f'<figure><img src="{shown.uri}" alt="{visible(label)}, cosine {shown.cosine:.3f}">'
+        f"<figcaption>{shown.cosine:.3f} · {isolated(label)}</figcaption></figure>"
     )
 
 
