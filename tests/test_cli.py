@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import hardneg
+from insight.folders import make_run
 from PIL import Image
 
 from hardneg import cli
-from hardneg.training import recipe
+from hardneg.training import compare, recipe
 
 QUICK = ["trainer.epochs=2", "trainer.knn_every=1"]
 
@@ -379,14 +381,36 @@ def test_checkpoints_are_written_without_the_temporary_folder(tmp_path: Path) ->
     assert (tmp_path / "run" / "encoder.safetensors").stat().st_mode & 0o044  # readable for others, too
 
 
+def test_the_report_of_a_comparison_has_its_names_its_order_and_its_baseline(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cells = compare.grid(["digits-simclr"], [], ["objective.preset=simclr,debiased,hcl"])
+    for cell in cells:
+        make_run(cell.folder(tmp_path / "runs", 0), cell.settings.objective["preset"], epochs=1)
+
+    def shown(*more: str) -> tuple[list[str], str]:
+        code, _, err = hardneg(capsys, "report", "runs", *more)
+        assert code == 0, err
+        text = Path("runs", "report.html").read_text(encoding="utf-8")
+        rows = re.findall(r'<th scope="row" data-value="([^"]+)">.*?</th>', text)
+        return rows, re.findall(r'data-value="([^"]+)">[^"]*<span class="tag">baseline', text)[0]
+
+    assert shown() == (["debiased", "hcl", "simclr"], "debiased")  # in the order of the folders
+    compare.write_rows(tmp_path / "runs", compare.rows(cells, "hcl"))
+    assert shown() == (["simclr", "debiased", "hcl"], "hcl")
+    assert shown("--baseline", "simclr")[1] == "simclr"
+    shutil.rmtree(tmp_path / "runs" / "objective.preset=hcl")  # a baseline whose runs all failed
+    assert shown() == (["simclr", "debiased"], "simclr")
+
+
 def test_a_comparison_continues_after_a_failed_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     grid = ["compare", "digits-simclr", "trainer.epochs=1", "--over", "optimizer.lr=1e-3,1e30,1e-2", "--seeds", "1"]
     code, out, err = hardneg(capsys, *grid, "--json")
     assert code == 1
     table = json.loads(out)
-    assert list(table["rows"]) == ["optimizer.lr=1e-3", "optimizer.lr=1e-2"]
-    assert list(table["failed"]) == ["optimizer.lr=1e30, seed 0"]
-    assert "failed: optimizer.lr=1e30, seed 0" in err
+    assert list(table["rows"]) == ["lr 0.001", "lr 0.01"]
+    assert list(table["failed"]) == ["lr 1e+30, seed 0"]
+    assert "failed: lr 1e+30, seed 0" in err
 
 
 def test_a_comparison_of_data_without_labels_is_refused_before_it_trains(
@@ -508,8 +532,8 @@ def test_an_interrupted_comparison_resumes_without_repeating_runs(
     assert code == 0, err
     assert {file: file.stat().st_mtime_ns for file in first.iterdir()} == before
     table = json.loads(out)
-    assert table["baseline"] == "objective.preset=simclr"
-    row = table["rows"]["objective.preset=hcl"]["few_5"]
+    assert table["baseline"] == "simclr"
+    row = table["rows"]["hcl"]["few_5"]
     assert row["runs"] == 2
     figures = [
         [json.loads((tmp_path / "runs/grid" / cell / seed / "evaluation.json").read_text())["few_5"]
@@ -525,7 +549,7 @@ def test_an_interrupted_comparison_resumes_without_repeating_runs(
     # With another seed only the new runs are trained; another recipe in the same folder is refused.
     code, out, err = hardneg(capsys, *COMPARE[:5], "3", *COMPARE[6:])
     assert code == 0, err
-    assert json.loads(out)["rows"]["objective.preset=simclr"]["few_5"]["runs"] == 3
+    assert json.loads(out)["rows"]["simclr"]["few_5"]["runs"] == 3
     assert {file: file.stat().st_mtime_ns for file in first.iterdir()} == before
     code, _, err = hardneg(capsys, *COMPARE, "optimizer.lr=0.5")
     assert code == 2

@@ -2,11 +2,13 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from hardneg import terminal
@@ -42,8 +44,8 @@ def test_every_function_prints_untrusted_names_escaped(monkeypatch: pytest.Monke
         terminal.fail(BAD)
     terminal.show_table({BAD: {"knn": [0.5, 0.6]}, "b": {"knn": [0.5]}}, {}, "b", False, {})
     assert_harmless(file.getvalue())
-    assert file.getvalue().count("[bold]x[/bold][/nothing]") == 4
-    assert file.getvalue().count("\\u202egnp.exe") == 4
+    assert file.getvalue().count("[bold]x[/bold][/nothing]") == 5
+    assert file.getvalue().count("\\u202egnp.exe") == 5
 
 
 ROWS = {
@@ -76,6 +78,69 @@ def test_a_table_marks_better_and_worse_by_the_direction_of_the_metric(monkeypat
     assert len(bold) == 1
     assert "\x1b[1m−2.1±0.1" in bold[0]  # the lowest is the best
     assert "91.0" in differences("base")  # the baseline has no line of differences: the next row follows
+
+
+FIVE = {
+    name: {metric: [0.9 + gain, 0.91 + gain, 0.92 + gain] for metric in ("knn", "nearest", "linear", "few_1", "few_5")}
+    for name, gain in (("simclr", 0.0), ("hcl (beta 1, tau_plus 0.1)", 0.001), ("temperature 0.2", 0.05))
+}
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, width: int, rows: dict[str, dict[str, list[float]]]) -> list[str]:
+    file = io.StringIO()
+    for name in ("out", "err"):
+        console = Console(file=file, width=width, force_terminal=True, no_color=True, color_system=None)
+        monkeypatch.setattr(terminal, name, console)
+    terminal.show_table(rows, {}, "simclr", False, {}, heading="loss")
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("width", "metrics"), [(60, 3), (80, 5), (120, 5)])
+def test_a_table_fits_its_terminal_and_drops_metrics_rather_than_names(
+    monkeypatch: pytest.MonkeyPatch, width: int, metrics: int
+) -> None:
+    lines = printed(monkeypatch, width, FIVE)
+    assert max(map(len, lines)) <= width
+    rule = next(number for number, line in enumerate(lines) if line.startswith("───"))
+    assert lines[rule - 1].startswith("loss ")
+    assert lines[rule + 1].split() == ["simclr", *["91.0±1.0"] * metrics]
+    names = " ".join(line[: len(lines[rule]) - 12 * metrics].strip() for line in lines[rule + 1 : rule + 6])
+    assert " ".join(names.split()) == "simclr hcl (beta 1, tau_plus 0.1) temperature 0.2"
+    # All cells of a column end at the same place.
+    ends = {tuple(m.end() for m in re.finditer(r"±\d\.\d", line)) for line in lines[rule + 1 : rule + 6]}
+    assert len({end for end in ends if end}) == 1
+    left_out = [line for line in lines if "more metric" in line]
+    assert left_out == ([] if metrics == 5 else ["note: 2 more metrics in a wider terminal, or with --json"])
+    assert "temperature 0.2 beats simclr in every metric." in " ".join(" ".join(lines).split())
+
+
+def test_a_heading_has_no_empty_lines_and_single_seeds_no_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {name: {metric: values[:1] for metric, values in row.items()} for name, row in FIVE.items()}
+    lines = printed(monkeypatch, 80, one)
+    assert [line.split() for line in lines[:2]] == [
+        ["linear", "1", "label/", "5", "labels/"],
+        ["loss", "kNN", "%", "1-NN", "%", "probe", "%", "class", "%", "class", "%"],
+    ]
+    assert "±" not in "".join(lines)
+    assert "significant" not in "".join(lines)
+
+
+def test_long_names_fold_and_leave_one_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"simclr": FIVE["simclr"], "w" * 200: FIVE["simclr"], "好" * 60: FIVE["simclr"]}
+    lines = printed(monkeypatch, 60, rows)
+    assert max(map(cell_len, lines)) <= 60
+    table = "".join(lines[: next(number for number, line in enumerate(lines) if "more metric" in line)])
+    assert table.count("w") == 200
+    assert table.count("好") == 60
+    assert table.count("91.0±1.0") in (3, 6)
+
+
+def test_a_file_gets_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(terminal, "out", Console(file=file, width=60))
+    terminal.show_table(FIVE, {}, "simclr", False, {})
+    rows = [line for line in file.getvalue().splitlines() if "91.0±1.0" in line]
+    assert rows[0].count("91.0±1.0") == 5
 
 
 def test_json_describes_the_metrics_and_the_significance(capsys: pytest.CaptureFixture[str]) -> None:

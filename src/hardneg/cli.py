@@ -148,7 +148,9 @@ def compare(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from 0 on.")] = 3,
     run: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs/compare"),
-    baseline: Annotated[str | None, typer.Option(help="The row to compare with [default: the first].")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="The row to compare with, by its name or as typed [default: the first].")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train recipes × settings × seeds and print mean ± std, with the difference to a baseline."""
@@ -158,17 +160,23 @@ def compare(
     _import_from_here()
     names = [entry for entry in recipes if "=" not in entry]
     cells = comparing.grid(names, [entry for entry in recipes if "=" in entry], over or [])
-    rows = [row.name for row in cells]
-    if baseline is not None and baseline not in rows:
-        raise ValueError(f"baseline={baseline!r} is not a row of this comparison: choose one of {', '.join(rows)}")
+    rows = comparing.rows(cells, baseline, "recipe" if len(names) > 1 else None)
     runs = comparing.plan(cells, run, range(seeds))
     comparing.check_data(runs)
     failed = _carry_out(runs, quiet=as_json)
     more = {"run": str(run), "failed": failed}
-    formats = comparing.formats(runs)
+    comparing.write_rows(run, rows)
     comparing.write_failures(run, failed)
-    counts = Counter(name.rpartition(", seed ")[0] for name in failed)
-    show_table(comparing.results(runs), comparing.notes(runs), baseline or rows[0], as_json, more, formats, counts)
+    show_table(
+        comparing.results(runs),
+        comparing.notes(runs),
+        rows.baseline,
+        as_json,
+        more,
+        comparing.formats(runs),
+        Counter(name.rpartition(", seed ")[0] for name in failed),
+        rows.heading,
+    )
     if not as_json:
         trusted = " --trust" * any(needs_trust(planned.settings) for planned in cells)
         say(f"next: hardneg report {shlex.quote(str(run))}{trusted}", style="dim")
@@ -201,6 +209,7 @@ def demo(
         note(f"{finished} of {len(runs)} runs are already in {run} and are not repeated; remove it to start again")
     failed = _carry_out(runs, quiet=as_json)
     untrained, notes = shown.untrained_rows(list(range(seeds)))
+    comparing.write_rows(run, comparing.rows(cells))
     comparing.write_failures(run, failed)
     begun = [planned for planned in runs if (planned.folder / "recipe.yaml").exists()]
     if not begun:
@@ -273,7 +282,15 @@ def report(
     failed: dict[str, str] = {}
     for entry in runs:
         failed |= comparing.read_failures(entry)
-    page = write_report(folders, to or runs[0] / "report.html", baseline=baseline, trust=trust, failed=failed)
+    names = heading = None
+    if len(runs) == 1 and (rows := comparing.read_rows(runs[0], folders)) is not None:
+        folders.sort(key=lambda folder: [*rows.names].index(folder.parent.name))
+        names, heading = [rows.names[folder.parent.name] for folder in folders], rows.heading
+        if baseline is None and rows.baseline in names:  # unless all of its runs failed
+            baseline = rows.baseline
+    page = write_report(
+        folders, to or runs[0] / "report.html", names, baseline, trust=trust, failed=failed, heading=heading
+    )
     print_json({"report": str(page)}) if as_json else say(str(page))
 
 

@@ -107,6 +107,7 @@ class Modality(ABC):
     """A kind of data. Subclasses are registered in ``MODALITIES``; there is one instance of each."""
 
     name: ClassVar[str]
+    unit: ClassVar[str] = "samples"  # what a report calls its samples
     Data: ClassVar[type[DataSection]]
     Views: ClassVar[type[ViewsSection]]
     Encoder: ClassVar[type[EncoderSection]]

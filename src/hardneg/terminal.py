@@ -1,6 +1,7 @@
 """Output of the commands: results on stdout, notes and errors on stderr, tables of comparisons."""
 
 import json
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,9 +9,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from hardneg.printable import printable
 
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 # A pipe or a file has no width.
 out, err = Console(width=None if sys.stdout.isatty() else 160), Console(stderr=True)
 MARK = "*"  # marks a number that has a note
+_NAME_WIDTH = 32  # columns that the names of a table take at the cost of metrics
+_HEADING_WIDTH = 9  # of the lines of a metric's heading, if its cells are narrower
+_ONE_LINE = 18  # names up to this width are not broken
 
 
 def say(message: str, style: str | None = None) -> None:
@@ -61,16 +67,20 @@ def show_table(
     more: Mapping[str, Any],
     formats: Mapping[str, "MetricFormat"] | None = None,
     failed: Mapping[str, int] | None = None,
+    heading: str = "method",
 ) -> None:
     """Print a comparison: mean ± std of each metric, and the difference to the baseline ± its standard error.
 
     rows: values by row and metric · notes: by row and metric; a number with a note is marked · baseline: a row ·
     more: further entries of the JSON · formats: of metrics that are not registered · failed: number of failed runs by
-    row, for the table
+    row, for the table · heading: of the column of names
+
+    A narrow terminal shows fewer metrics, with a note; names are never cut.
     """
     # Imported here: both import torch, which commands that print no table do not need.
     from hardneg.evaluation.metrics import columns
     from hardneg.insight.significance import difference, significant_best
+    from hardneg.insight.verdict import verdict
 
     metrics = columns(rows, formats)
     best = {
@@ -98,28 +108,83 @@ def show_table(
         described = {metric: asdict(shown) for metric, shown in metrics.items()}
         print_json({**more, "baseline": baseline, "metrics": described, "rows": summary})
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method", overflow="fold")
-    for shown in metrics.values():
-        table.add_column(cell(shown.heading + shown.unit), justify="right", no_wrap=True)
     failed = failed or {}
-    for name, entries in {**summary, **{name: summary.get(name, {}) for name in failed}}.items():
-        cells = [
-            _cell(entries[metric], shown, name == baseline) if metric in entries else "–"
-            for metric, shown in metrics.items()
-        ]
-        lost = failed.get(name, 0)
-        table.add_row(cell(name) + (f"\n[red]{lost} failed run{'s' * (lost > 1)}[/]" if lost else ""), *cells)
-    out.print(table)
-    say(
-        f"mean ± std over seeds; below, the difference to {baseline} ± its standard error: ▲ better, ▼ worse, ≈ not "
-        "significant at 95 %; bold: significantly better than every other row",
-        style="dim",
-    )
+    named = {**summary, **{name: summary.get(name, {}) for name in failed}}
+    cells = {
+        metric: [_cell(row[metric], shown, name == baseline) if metric in row else "–" for name, row in named.items()]
+        for metric, shown in metrics.items()
+    }
+    heads = {metric: _heading(shown.heading + shown.unit, cells[metric]) for metric, shown in metrics.items()}
+    labels = [
+        cell(name) + (f"\n[red]{lost} failed run{'s' * (lost > 1)}[/]" if (lost := failed.get(name, 0)) else "")
+        for name in named
+    ]
+    _print_table(heading, labels, heads, cells)
+    out.print()
+    for sentence in verdict(rows, metrics, baseline):
+        _paragraph(sentence)
+    _paragraph(_legend(baseline, len(named) > 1, any(len(v) > 1 for row in rows.values() for v in row.values())), "dim")
     for name, entries in summary.items():
         for metric, entry in entries.items():
             if entry["notes"]:
                 say(f"{MARK} {metrics[metric].title} of {name}: {'; '.join(entry['notes'])}")
+
+
+def _print_table(heading: str, labels: Sequence[str], heads: Mapping[str, str], cells: Mapping[str, list[str]]) -> None:
+    """Print a table of rows with two lines; in a terminal that is too narrow, without its last metrics."""
+    names = [Text.from_markup(label).plain for label in labels]
+    words = [cell_len(word) for name in names for word in name.split()]
+    # A short name takes one line, a long one the two lines of its row; a word longer than the bound is folded.
+    lines = (cell_len(name) if cell_len(name) <= _ONE_LINE else cell_len(name) // 2 + 2 for name in names)
+    needed = min(max([cell_len(heading), *words, *lines]), _NAME_WIDTH)
+    widths = {metric: _width([head, *cells[metric]]) + 2 for metric, head in heads.items()}
+    kept = [*heads]
+    while out.is_terminal and len(kept) > 1 and needed + sum(widths[metric] for metric in kept) > out.width:
+        kept.pop()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
+    table.add_column(cell(heading), overflow="fold", min_width=needed)
+    for metric in kept:
+        table.add_column(heads[metric], justify="right", no_wrap=True)
+    for row, label in enumerate(labels):
+        table.add_row(label, *(cells[metric][row] for metric in kept))
+    # A file has no width: all columns are printed.
+    whole = sum(widths.values()) + max(map(cell_len, names), default=0)
+    out.print(table, width=None if out.is_terminal else max(out.width, whole), crop=False)
+    if len(kept) < len(heads):
+        left = len(heads) - len(kept)
+        note(f"{left} more metric{'s' * (left > 1)} in a wider terminal, or with --json")
+
+
+def _heading(title: str, cells: Sequence[str]) -> str:
+    """The heading of a metric, on several lines if it is wider than the cells below."""
+    lines, width = [""], max(_width(cells), _HEADING_WIDTH)
+    for word in re.findall(r"(?:[^\s/]+(?: %$)?/?|/)\s*", printable(title)):  # breaks after spaces and slashes
+        if lines[-1] and cell_len((lines[-1] + word).rstrip()) > width:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(escape(line.rstrip()) for line in lines)
+
+
+def _width(cells: Sequence[str]) -> int:
+    """The width of the widest line of these cells, which are markup of rich."""
+    return max((cell_len(line) for text in cells for line in Text.from_markup(text).plain.split("\n")), default=0)
+
+
+def _legend(baseline: str, several_rows: bool, several_seeds: bool) -> str:
+    """How to read a table."""
+    if not several_seeds:
+        return f"below, the difference from {baseline}" if several_rows else ""
+    differences = (
+        f"; below, the difference from {baseline} ± its standard error: ▲ better, ▼ worse, ≈ not significant at the "
+        "0.05 level; bold: significantly better than every other row"
+    )
+    return "mean ± std over seeds" + differences * several_rows
+
+
+def _paragraph(text: str, style: str | None = None) -> None:
+    """Print a result, broken between words."""
+    if text:
+        out.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=not out.is_terminal)
 
 
 def _one_line(message: str) -> str:

@@ -78,13 +78,13 @@ def test_the_page_is_valid_and_loads_nothing(tmp_path: Path) -> None:
     keys = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(keys) == len({*keys})
     assert {"comparison", "curves", "histograms", "projection", "gallery", "time", "provenance"} <= {*keys}
-    assert len(page.all("img")) == 6 * (1 + 2 * 8)
+    assert len(page.all("img")) == 6 * (1 + 2 * 9)
     assert all(image["alt"] and (image["src"] or "").startswith("data:image/png;base64,") for image in page.all("img"))
     assert all(plot["aria-label"] for plot in page.all("svg") if "plot" in (plot["class"] or ""))
     assert all((link["href"] or "")[0] == "#" for link in page.all("a"))
     assert not re.search(r"@import|url\(|src=\"(?!data:)|<link(?! rel=\"icon\" href=\"data:,\")", text)
     # A screen reader reads the last values of each chart.
-    assert "Loss (nats) by epoch. Last values: objective.preset=simclr 4." in text
+    assert "Loss (nats) by epoch. Last values: simclr 4." in text
 
 
 def test_the_table_shows_mean_std_and_difference(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_table_shows_mean_std_and_difference(tmp_path: Path) -> None:
     error = 100 * (2 * statistics.variance(values["hcl"]) / 3) ** 0.5
     assert row(text, "hard", 0) == f"95.0 ± 1.0 ▲ +4.0 ± {error:.1f}"
     assert "<strong>95.0</strong>" in text
-    assert "Significantly better than all other rows: hard in kNN." in page.text
+    assert "hard beats plain in kNN." in page.text
 
 
 def test_the_best_row_is_not_bold_without_significance(tmp_path: Path) -> None:
@@ -109,9 +109,49 @@ def test_the_best_row_is_not_bold_without_significance(tmp_path: Path) -> None:
         for seed in range(3)
     ]
     page, text = write(tmp_path, runs)
-    assert "≈ +0.1" in row(text, "objective.preset=hcl", 0)
+    assert "≈ +0.1" in row(text, "hcl", 0)
     assert "<strong>" not in text[text.index("<table") : text.index("</table>")]
-    assert "No row is significantly better than all others in any metric." in page.text
+    assert "hcl does not differ from simclr by more than the noise between seeds." in page.text
+
+
+def test_a_single_run_has_no_verdict_and_no_baseline(tmp_path: Path) -> None:
+    page, _ = write(tmp_path, [make_run(tmp_path / "run", epochs=3)])
+    assert "Evaluation" in page.text
+    for word in ("Comparison", "baseline", "significant", "differ", "Mean ±", "Values of all seeds"):
+        assert word not in page.text[: page.text.index("Training curves Hover")], word
+    assert "1 run " in page.text
+
+
+def test_a_comparison_of_single_seeds_has_no_test(tmp_path: Path) -> None:
+    page, _ = write(tmp_path, make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=1, epochs=2))
+    assert "Each row has one seed, so that no difference can be told from noise" in page.text
+    assert "Below each value, its difference from simclr." in page.text
+    assert "significant" not in page.text
+
+
+def test_the_first_column_is_named_after_what_was_compared(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(t), epochs=2, overrides=[f"objective.temperature={t}"]) for t in (0.1, 0.2)]
+    page, text = write(tmp_path, runs)
+    assert text.count("temperature</bdi>") == 3  # in the tables of metrics, of false negatives and of times
+    assert ">method<" not in text
+    page, _ = write(tmp_path, runs, heading="<b>mine")
+    assert page.text.count("<b>mine") == 3
+    page, text = write(tmp_path, runs, extra_rows={"raw pixels": {"knn": [0.5]}})
+    assert text.count("method</bdi>") == 3
+
+
+def test_a_quantity_that_is_equal_in_all_rows_is_not_drawn(tmp_path: Path) -> None:
+    runs = make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=1, epochs=4)
+    for number, run in enumerate(runs):
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            line["batches"] = {"false_negatives": 0.1 + 0.01 * line["epoch"], "mean_cosine": line["epoch"] + number}
+        (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    page, _ = write(tmp_path, runs)
+    assert "Cosine of batch pairs" in page.text
+    assert "pairs of a batch with the same class" not in page.text
+    page, _ = write(tmp_path, runs[:1])
+    assert "pairs of a batch with the same class" in page.text
 
 
 def test_rows_without_runs_are_shown_and_can_be_the_baseline(tmp_path: Path) -> None:
@@ -119,8 +159,8 @@ def test_rows_without_runs_are_shown_and_can_be_the_baseline(tmp_path: Path) -> 
     extra = {"raw pixels": {"knn": [0.98], "silhouette": [-0.25]}}
     page, text = write(tmp_path, runs, extra_rows=extra, baseline="raw pixels")
     assert row(text, "raw pixels", 0) == "98.0"
-    assert "▼ −" in row(text, "objective.preset=simclr", 0)
-    assert row(text, "objective.preset=simclr", 5) == "–"
+    assert "▼ −" in row(text, "simclr", 0)
+    assert row(text, "simclr", 5) == "–"
     assert row(text, "raw pixels", 5) == "−0.25"  # not a fraction, so not a percentage
     assert "given as values: raw pixels" in page.text
 
@@ -144,7 +184,7 @@ def test_lower_is_better_for_a_metric_that_a_run_folder_describes_so(tmp_path: P
     assert row(text, "high", 0) == "0.6 ± 0.1 ▼ +1.7 ± 0.0816"
     assert "<strong>−2.1</strong>" in text
     assert '<span class="change better">▲ −1' in text
-    assert "Significantly better than all other rows: low in spread of z." in page.text
+    assert "low beats base in spread of z. high is worse than base in spread of z." in page.text
     assert "spread of z ↓" in page.text
     assert "↓ in a heading: lower is better." in page.text
 
@@ -165,8 +205,8 @@ def test_a_run_without_its_data_is_compared_by_its_metrics(tmp_path: Path) -> No
     page, text = write(tmp_path, runs, load_samples=half)
     reason = "cannot be read (FileNotFoundError: encoder.safetensors is gone)"
     assert page.text.count(reason) == 2  # in the histograms and in the gallery
-    assert len(page.all("img")) == 6 * 9
-    assert row(text, "objective.preset=hcl", 0)
+    assert len(page.all("img")) == 6 * 10
+    assert row(text, "hcl", 0)
     page, _ = write(tmp_path, runs, load_samples=broken_samples)
     assert page.text.count(reason) == 4
     assert not page.all("img")
@@ -195,27 +235,27 @@ def test_samples_without_labels_have_a_gallery_and_no_histogram(tmp_path: Path) 
         tmp_path, [run], load_samples=lambda folder: digits_samples()(folder)._replace(labels=None, classes=())
     )
     assert "its samples have no labels" in page.text
-    assert len(page.all("img")) == 6 * 9
-    assert "same class as the anchor" not in str(page.elements)
+    assert len(page.all("img")) == 6 * (1 + 6)
+    assert "their classes are unknown" in page.text
+    assert "false" not in {attributes.get("class") for attributes in page.all("div")}
 
 
-def test_only_false_negatives_are_marked(tmp_path: Path) -> None:
+def test_a_sample_without_a_label_is_neither_a_true_nor_a_false_negative() -> None:
     features = torch.tensor([[1.0, 0.0], [0.99, 0.1], [0.9, 0.4], [0.0, 1.0]])
     images = torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 3, 8, 8).contiguous()
     samples = EncodedSamples(images, torch.tensor([0, 1, 0, -1]), ["cat", "dog"], features)
-    (anchor, negatives), *_ = summarize(samples).gallery
-    assert anchor.label == "cat"
-    others = {negative.label: negative.same_class for negative in negatives}
-    assert others == {"cat": True, "dog": False, None: False}
-    assert [n.cosine for n in negatives] == sorted((n.cosine for n in negatives), reverse=True)
+    first, *_ = summarize(samples).gallery
+    assert first.anchor.label == "cat"
+    assert [negative.label for negative in first.negatives] == ["dog"]
+    assert [negative.label for negative in first.same_class] == ["cat"]
 
 
 def test_anchors_are_the_same_for_every_encoder_and_of_different_classes() -> None:
     samples = digits_samples()(Path("a/b"))
     one = summarize(samples)
     other = summarize(samples._replace(features=torch.randn(300, 4, generator=torch.Generator().manual_seed(0))))
-    assert [anchor for anchor, _ in one.gallery] == [anchor for anchor, _ in other.gallery]
-    assert len({anchor.label for anchor, _ in one.gallery}) == 6
+    assert [each.anchor for each in one.gallery] == [each.anchor for each in other.gallery]
+    assert len({each.anchor.label for each in one.gallery}) == 6
 
 
 def test_untrusted_names_are_escaped(tmp_path: Path) -> None:
@@ -264,7 +304,7 @@ def test_a_loss_that_is_not_finite_has_a_note(tmp_path: Path) -> None:
     lines[2]["loss"] = float("nan")
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     page, text = write(tmp_path, [run])
-    assert "The loss is not finite: objective.preset=simclr, seed 0: from epoch 3" in page.text
+    assert "The loss is not finite: simclr, seed 0: from epoch 3" in page.text
     assert "nan" not in text[text.index('id="curves"') : text.index('id="histograms"')]
 
 

@@ -20,7 +20,7 @@ def test_runs_that_differ_only_in_seed_form_a_group(tmp_path: Path) -> None:
         make_run(tmp_path / "b", "hcl", seed=0),
         make_run(tmp_path / "c", "simclr", seed=0),
     ]
-    assert names(runs) == [("objective.preset=simclr", [0, 1]), ("objective.preset=hcl", [0])]
+    assert names(runs) == [("simclr", [0, 1]), ("hcl", [0])]
 
 
 def test_a_group_is_named_by_the_settings_that_differ(tmp_path: Path) -> None:
@@ -29,8 +29,17 @@ def test_a_group_is_named_by_the_settings_that_differ(tmp_path: Path) -> None:
         make_run(tmp_path / "b", "hcl", overrides=["objective.beta=2.0", "optimizer.lr=0.01"]),
         make_run(tmp_path / "c", "hcl", overrides=["optimizer.lr=0.01"]),
     ]
-    assert [name for name, _ in names(runs)] == ["objective.beta=0.5", "objective.beta=2.0", "default"]
-    assert names(runs[:1]) == [("objective.preset=hcl", [0])]
+    assert [name for name, _ in names(runs)] == ["beta 0.5", "beta 2", "default"]
+    assert names(runs[:1]) == [("hcl", [0])]
+
+
+def test_groups_that_differ_in_many_settings_are_named_by_their_folders(tmp_path: Path) -> None:
+    many = [f"optimizer={{name: sgd, lr: {0.1}, weight_decay: 0.1, momentum: 0.5, clip: 1.0}}"]
+    row = tmp_path / "row"
+    runs = [make_run(tmp_path / "first"), make_run(row / "seed-0", overrides=many)]
+    assert [name for name, _ in names(runs)] == ["first", "row"]
+    alike = [make_run(tmp_path / "x" / "run"), make_run(tmp_path / "y" / "run", overrides=many)]
+    assert len({name for name, _ in names(alike)}) == 2
 
 
 def test_the_description_of_a_recipe_does_not_separate_groups(tmp_path: Path) -> None:

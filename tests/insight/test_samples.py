@@ -2,6 +2,8 @@
 
 import base64
 import io
+import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,7 +42,8 @@ def decoded(uri: str) -> np.ndarray:
 def test_samples_of_a_trained_run_are_encoded_with_its_encoder(tmp_path: Path) -> None:
     brief = ["trainer.epochs=1", "trainer.accelerator=cpu", "trainer.knn_every=0", "trainer.channels_last=false"]
     trained = run.train(recipe.load({"data": {"source": "digits"}}, brief), tmp_path / "run")
-    drawn, labels, classes, features = load_test_samples(tmp_path / "run")
+    drawn, labels, classes, features, unit = load_test_samples(tmp_path / "run")
+    assert unit == "images"
     images = stacked(drawn)
     assert images.shape == (500, 1, 8, 8)
     assert labels is not None
@@ -48,8 +51,11 @@ def test_samples_of_a_trained_run_are_encoded_with_its_encoder(tmp_path: Path) -
     expected = extract(trained.encoder.cpu(), images, prepare=saved_run.load_run(tmp_path / "run").prepare)
     torch.testing.assert_close(features, expected)
     page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<img") == 6 * 9
+    assert page.count("<img") == 6 * (1 + 6 + 3)
     assert "cannot be read" not in page
+    assert "500 images" in page
+    trained_on = json.loads((tmp_path / "run" / "environment.json").read_text())["started"][:10]
+    assert f"<dt>trained</dt><dd><bdi>{trained_on}</bdi></dd>" in page
 
 
 def test_without_labels_samples_are_from_the_training_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,7 +96,7 @@ def test_a_streamed_set_shows_no_image_twice(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(modality, "load_split", lambda *given, **more: streamed)
     fake_runs(monkeypatch, str(tmp_path))
     with pytest.warns(UserWarning, match="cannot be read: image 4"):
-        drawn, labels, _, _ = load_test_samples(tmp_path)
+        drawn, labels, *_ = load_test_samples(tmp_path)
     images = stacked(drawn)
     assert images[:, 0, 0, 0].sort().values.tolist() == [index for index in range(200) if index != 4]
     assert labels is not None
@@ -118,10 +124,33 @@ def test_large_images_are_reduced_and_other_channels_averaged() -> None:
 
 
 def test_a_single_image_is_an_error() -> None:
-    with pytest.raises(ValueError, match="at least 2 images, got 1"):
+    with pytest.raises(ValueError, match="at least 2 samples, got 1"):
         samples.summarize(
             samples.EncodedSamples(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), None, (), torch.ones(1, 4))
         )
+
+
+def test_the_gallery_shows_the_hardest_of_other_classes_and_of_the_same_class() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(60, 5, generator=generator, dtype=torch.float64)
+    labels = torch.arange(60) % 4 - 1  # −1 is unknown
+    images = torch.arange(60, dtype=torch.uint8)[:, None, None, None].expand(60, 1, 4, 4).contiguous()
+    shown = samples.summarize(samples.EncodedSamples(images, labels, ["a", "b", "c"], features)).gallery
+    assert len(shown) == 3
+    for each in shown:
+        anchor = int(decoded(each.anchor.uri)[0, 0])
+        own = int(labels[anchor])
+        cosine = {
+            row: float(features[row] @ features[anchor] / features[row].norm() / features[anchor].norm())
+            for row in range(60)
+            if row != anchor and labels[row] >= 0
+        }
+        ranked = sorted(cosine, key=lambda row: -cosine[row])
+        others, same = [row for row in ranked if labels[row] != own][:6], [r for r in ranked if labels[r] == own][:3]
+        for found, expected in ((each.negatives, others), (each.same_class, same)):
+            assert [int(decoded(one.uri)[0, 0]) for one in found] == expected
+            assert [one.cosine for one in found] == pytest.approx([cosine[row] for row in expected])
+            assert [one.label for one in found] == ["abc"[int(labels[row])] for row in expected]
 
 
 def test_too_few_labels_give_no_shares_and_none_give_no_histograms() -> None:
@@ -174,8 +203,12 @@ def test_a_run_on_graphs_is_shown_with_drawings_of_its_graphs(tmp_path: Path, mo
     )
     run.train(settings, tmp_path / "run")
     page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<img") == 2 * 9
+    assert page.count("<img") == 2 * (1 + 6 + 3)
     assert "cannot be read" not in page
+    # Its text speaks of graphs.
+    text = re.sub(r"<(style|script)>.*?</\1>|<details>.*?</details>|<[^>]+>", " ", page, flags=re.DOTALL)
+    assert "12 graphs" in text
+    assert not re.search(r"\b(images?|samples?)\b", text)
     triangle, ring = (modalities.get("graphs").thumbnail(made, index) for index in (0, 11))
     assert triangle.shape == ring.shape == (3, 56, 56)
     assert not torch.equal(triangle, ring)

@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from itertools import pairwise
+from importlib import resources
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -37,8 +38,8 @@ def test_all_elements_are_inside_the_chart(points: list[tuple[float, float]]) ->
     points = sorted(dict(points).items())
     xs, ys = zip(*points, strict=True)
     drawing, _ = parsed(svg.line_chart([svg.Series("a", 0, xs, ys, ys, ys)], "epoch", "nats", "words"))
-    for path in drawing.iter("path"):
-        for x, y in re.findall(r"([-\d.]+),([-\d.]+)", path.attrib["d"]):
+    for path in drawing.iter("path"):  # marks are moved to their place
+        for x, y in re.findall(r"([-\d.]+)[, ]([-\d.]+)", path.attrib.get("transform", path.attrib["d"])):
             assert 0 <= float(x) <= svg.WIDTH
             assert 0 <= float(y) <= svg.HEIGHT
     for text in drawing.iter("text"):
@@ -53,7 +54,7 @@ def test_a_line_passes_through_its_points() -> None:
     left, top, right, bottom = reading["box"]  # type: ignore[misc]
     (path,) = (p for p in drawing.iter("path") if "line" in p.attrib["class"])
     assert path.attrib["d"] == f"M{left:.1f},{bottom:.1f}L{right:.1f},{top:.1f}"
-    assert reading["series"] == [{"name": "a", "style": "s0 d0", "y": [0.0, 100.0]}]
+    assert reading["series"] == [{"name": "a", "style": "s0", "y": [0.0, 100.0]}]
 
 
 @pytest.mark.parametrize("epochs", [2, 3, 15, 60, 400])
@@ -72,8 +73,54 @@ def test_tooltip_values_of_lines_with_different_epochs() -> None:
     assert [line["y"] for line in reading["series"]] == [[1, 2, 3], [None, 5, None]]  # type: ignore[union-attr]
 
 
-def test_24_series_have_different_styles() -> None:
-    assert len({svg.style_classes(number) for number in range(24)}) == 24
+def test_112_series_have_different_marks_or_colors_and_16_different_colors() -> None:
+    marks = [svg.mark(number, 0, 0, 1) for number in range(112)]
+    assert len({*marks}) == 112
+    assert len({svg.style_classes(number) for number in range(16)}) == 16
+
+
+@pytest.mark.parametrize(("scheme", "background"), [(0, "#ffffff"), (1, "#1b1d21")])
+def test_all_colors_differ_from_each_other_and_from_the_background(scheme: int, background: str) -> None:
+    from colorsys import rgb_to_yiq
+
+    style = resources.files("hardneg.insight").joinpath("page", "page.css").read_text(encoding="utf-8")
+    assert f"--card: {background}" in style
+    colors = [re.findall(rf"--c{number}: (#\w{{6}});", style)[scheme] for number in range(svg.COLORS)]
+
+    def parts(color: str) -> list[float]:
+        return [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+
+    def luminance(color: str) -> float:
+        linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts(color))
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for color in colors:
+        low, high = sorted((luminance(color), luminance(background)))
+        assert (high + 0.05) / (low + 0.05) >= 3, color
+    for one, other in combinations(colors, 2):
+        assert math.dist(rgb_to_yiq(*parts(one)), rgb_to_yiq(*parts(other))) > 0.1, (one, other)
+
+
+@given(numbers, numbers, st.sampled_from([None, 5.0]))
+def test_an_axis_covers_its_values_and_does_not_magnify_noise(one: float, other: float, least: float | None) -> None:
+    low, high = min(one, other), max(one, other)
+    first, last = svg.widened(low, high, least)
+    room = 1e-6 * max(abs(low), abs(high), 1.0)
+    assert first <= low + room
+    assert last >= high - room
+    assert last - first >= (least or 0.1 * max(abs(low), abs(high))) - room
+    assert low < 0 or first >= 0 or least is not None
+    if least is not None and low >= 0 and high <= 100:
+        assert -room <= first
+        assert last <= 100 + room
+
+
+def test_values_of_a_percentage_that_differ_by_noise_are_close_in_the_chart() -> None:
+    drawing, _ = parsed(svg.dot_chart([("a", 0, [91.0, 91.1])], "%", "words", 5.0))
+    one, other = (
+        float(re.findall(r"translate\(([\d.]+)", path.attrib["transform"])[0]) for path in drawing.iter("path")
+    )
+    assert 0 < other - one < svg.WIDTH / 20
 
 
 def test_names_are_escaped_in_svg_and_json() -> None:

@@ -128,23 +128,23 @@ def test_a_comparison_marks_diverged_runs_in_table_json_and_report(
     grid = ["compare", "digits-simclr", "trainer.epochs=1", *rates]
     code, out, err = hardneg(capsys, *grid)
     assert code == 1, err
-    assert "failed: optimizer.lr=1e30, seed 0: training diverged at step 2, in epoch 1" in err
+    assert "failed: lr 1e+30, seed 0: training diverged at step 2, in epoch 1" in err
     lines = out.splitlines()
-    (row,) = [number for number, line in enumerate(lines) if line.strip().startswith("optimizer.lr=1e30")]
+    (row,) = [number for number, line in enumerate(lines) if line.strip().startswith("lr 1e+30")]
     assert "1 failed run" in lines[row + 1]
     assert not (tmp_path / "here" / "optimizer.lr=1e30").exists()
 
     code, out, _ = hardneg(capsys, *grid, "--json")
     assert code == 1
     table = json.loads(out)
-    assert table["failed"]["optimizer.lr=1e30, seed 0"].startswith("training diverged at step 2")
-    assert list(table["rows"]) == ["optimizer.lr=1e-3"]
+    assert table["failed"]["lr 1e+30, seed 0"].startswith("training diverged at step 2")
+    assert list(table["rows"]) == ["lr 0.001"]
 
     code, _, err = hardneg(capsys, "report", "here")
     assert code == 0, err
     page = (tmp_path / "here" / "report.html").read_text(encoding="utf-8")
     note = page.partition('<p class="note">Failed: ')[2].partition("</p>")[0]
-    assert "optimizer.lr=1e30, seed 0" in note
+    assert "lr 1e+30, seed 0" in note
     assert "training diverged at step 2" in note
 
     grid[grid.index("optimizer.lr=1e-3,1e30")] = "optimizer.lr=1e-3"

@@ -48,7 +48,7 @@ class GraphEncoder(EncoderSection):
 class Graphs(Modality):
     """Graphs in a `GraphSet`."""
 
-    name = "graphs"
+    name = unit = "graphs"
     Data, Views, Encoder, TrainerOptions = GraphData, GraphViewsSection, GraphEncoder, Section
     has_test_set = False
 

@@ -71,7 +71,7 @@ class ImageTrainerOptions(Section):
 class Images(Modality):
     """Images (C, H, W) uint8, in memory or decoded on demand."""
 
-    name = "images"
+    name = unit = "images"
     Data, Views, Encoder, TrainerOptions = ImageData, ImageViewsSection, ImageEncoder, ImageTrainerOptions
     has_test_set = True
 

@@ -23,6 +23,7 @@ class Contents:
         summaries: by group, a summary of its embeddings, or the reason why there is none.
         extra_notes: notes by name and metric on rows without runs.
         failed: errors by name of runs that failed.
+        heading: of the columns of names: what was compared.
     """
 
     groups: Sequence[Group]
@@ -31,6 +32,18 @@ class Contents:
     summaries: Mapping[str, EmbeddingSummary | str] = field(default_factory=dict)
     extra_notes: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+    heading: str = "method"
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether there is more than one row."""
+        return len(self.groups) + len(self.extra_rows) > 1
+
+    @property
+    def unit(self) -> str:
+        """What the samples are: "images", "graphs", or "samples" if that is not known or differs."""
+        units = {summary.unit for summary in self.available_summaries.values()}
+        return units.pop() if len(units) == 1 else "samples"
 
     @property
     def formats(self) -> dict[str, MetricFormat]:
@@ -79,13 +92,13 @@ def isolated(text: str) -> str:
 
 
 def breakable(name: str) -> str:
-    """As `isolated`, with line breaks allowed after dots, commas, slashes and equal signs.
+    """As `isolated`, with line breaks allowed after dots, commas, slashes and equal signs, but not inside a number.
 
     Examples:
-        >>> breakable("objective.preset=<b>")
-        '<bdi>objective.<wbr>preset=<wbr>&lt;b&gt;</bdi>'
+        >>> breakable("objective.beta=<b>"), breakable("beta 0.5")
+        ('<bdi>objective.<wbr>beta=<wbr>&lt;b&gt;</bdi>', '<bdi>beta 0.5</bdi>')
     """
-    return f"<bdi>{'<wbr>'.join(map(escape, re.split(r'(?<=[.,=/])(?=.)', name)))}</bdi>"
+    return f"<bdi>{'<wbr>'.join(map(escape, re.split(r'(?<=[.,=/])(?=[^0-9])', name)))}</bdi>"
 
 
 def visible(text: str) -> str:

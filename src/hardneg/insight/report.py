@@ -16,8 +16,10 @@ from hardneg import checks
 from hardneg.evaluation.metrics import is_number
 from hardneg.insight import samples
 from hardneg.insight.contents import Contents, breakable, visible
+from hardneg.insight.header import facts
 from hardneg.insight.parts import PARTS
 from hardneg.insight.runs import group_runs, read_run
+from hardneg.training import row_names
 
 
 def write_report(
@@ -31,6 +33,7 @@ def write_report(
     *,
     trust: bool = False,
     failed: Mapping[str, str] | None = None,
+    heading: str | None = None,
 ) -> Path:
     """Write one self-contained HTML page that compares runs; returns its path.
 
@@ -41,7 +44,8 @@ def write_report(
     ``{"raw pixels": {"linear": ["not converged after 500 iterations"]}}`` · load_samples: returns the images and
     features of a run folder (default: its encoder on its test set); a run whose data or weights are missing is compared
     without them · trust: allow encoders that the folders name as ``module:callable``; without it such a run is compared
-    without images and features · failed: the errors of runs that failed, by name, which the page lists
+    without images and features · failed: the errors of runs that failed, by name, which the page lists · heading: of
+    the column of names (default: the settings in which the runs differ)
 
     Examples:
         >>> import tempfile; folder = Path(tempfile.mkdtemp())
@@ -70,7 +74,9 @@ def write_report(
     for name, summary in summaries.items():
         if isinstance(summary, str):
             warnings.warn(f"parts of the report are empty: {name}: {summary}", stacklevel=2)
-    contents = Contents(groups, baseline or groups[0].name, extra, summaries, extra_notes or {}, failed or {})
+    if heading is None:
+        heading = "method" if extra else row_names.heading([group.runs[0].settings for group in groups])
+    contents = Contents(groups, baseline or groups[0].name, extra, summaries, extra_notes or {}, failed or {}, heading)
     to.parent.mkdir(parents=True, exist_ok=True)
     # The name cannot be guessed, so that no link can be placed there in advance.
     fresh = to.with_name(f".{secrets.token_hex(8)}-{to.name}")
@@ -87,15 +93,16 @@ def page(contents: Contents) -> str:
     """The page as HTML."""
     parts = [part(contents) for part in PARTS]
     sources = dict.fromkeys(run.source for group in contents.groups for run in group.runs)
-    runs = _counted(sum(len(group.runs) for group in contents.groups), "run")
-    groups = _counted(len(contents.groups), "group")
+    number, groups = sum(len(group.runs) for group in contents.groups), len(contents.groups)
+    rows = f" in {_counted(groups, 'row')}; the runs of a row differ only in their seed" if number > groups else ""
     script = _asset("page.js")
     # The content security policy allows this script only, and no requests.
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
         title=visible(f"hardneg: {', '.join(sources)}"),
         sources=", ".join(map(breakable, sources)),
-        counts=f"{runs} in {groups}; runs of a group differ only in their seed",
+        counts=_counted(number, "run") + rows,
+        facts=facts(contents),
         navigation="".join(f'<li><a href="#{part.key}">{escape(part.title)}</a></li>' for part in parts),
         parts="".join(part.html() for part in parts),
         style=_asset("page.css"),

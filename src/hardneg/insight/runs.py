@@ -4,7 +4,7 @@ The recipe is read as plain YAML, so that runs of older versions with other keys
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,7 @@ from typing import Any
 from hardneg.evaluation.metrics import is_number
 from hardneg.evaluation.results import EvaluationResult, notes_of_seeds
 from hardneg.extras import required
-from hardneg.training import run_folder
-
-# Keys in which the runs of a group may differ.
-_IGNORED = ("seed", "about")
+from hardneg.training import row_names, run_folder
 
 
 @dataclass(frozen=True)
@@ -38,16 +35,19 @@ class Run:
         return int(self.recipe.get("seed", 0))
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The recipe by dotted key, without the seed."""
+        return row_names.flat(self.recipe)
+
+    @property
     def source(self) -> str:
         """The source of its data."""
-        data = self.recipe.get("data")
-        return str(data.get("source", "digits")) if isinstance(data, Mapping) else "digits"
+        return str(self.settings.get("data.source", "digits"))
 
     @property
     def epochs(self) -> tuple[int, int | None]:
         """Number of finished epochs, and of epochs in the recipe."""
-        trainer = self.recipe.get("trainer")
-        planned = trainer.get("epochs") if isinstance(trainer, Mapping) else None
+        planned = self.settings.get("trainer.epochs")
         done = self.metrics[-1].get("epoch") if self.metrics else 0
         return (int(done) if isinstance(done, int | float) and is_number(done) else 0), planned
 
@@ -93,7 +93,7 @@ def read_run(folder: str | Path) -> Run:
 def group_runs(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Group]:
     """Group runs that differ only in their seed; groups keep the order of the runs.
 
-    names: one per run, or one per group; default: the settings in which the recipes differ, as ``objective.preset=hcl``
+    names: one per run, or one per group; default: the settings in which the recipes differ, as "hcl" or "beta 0.5"
     """
     keys = [_identity(run) for run in runs]
     order = list(dict.fromkeys(keys))
@@ -125,37 +125,16 @@ def group_runs(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[
 
 
 def _derived(runs: Sequence[Run]) -> list[str]:
-    """Name each run by the settings in which they differ."""
-    flat = [_flat(run.recipe) for run in runs]
-    if len(runs) == 1:
-        preset = flat[0].get("objective.preset")
-        return [f"objective.preset={preset}" if preset else runs[0].folder.name]
-    keys = list(dict.fromkeys(key for settings in flat for key in settings))
-    missing = object()
-    differing = [
-        key for key in keys if any(settings.get(key, missing) != flat[0].get(key, missing) for settings in flat)
-    ]
-    return [
-        ", ".join(f"{key}={settings[key]}" for key in differing if key in settings) or "default" for settings in flat
-    ]
+    """Name each run by the settings in which they differ, or by its folder."""
+    if len(runs) == 1 and (preset := runs[0].settings.get("objective.preset")):
+        return [str(preset)]
+    # The folder of a comparison has one folder per row, and in it one per seed.
+    folders = [run.folder.parent if run.folder.name.startswith("seed-") else run.folder for run in runs]
+    return row_names.row_names([run.settings for run in runs], [folder.name or str(folder) for folder in folders])
 
 
 def _identity(run: Run) -> str:
-    return json.dumps(_flat(run.recipe), sort_keys=True, default=str)
-
-
-def _flat(tree: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """The values of a recipe by dotted key."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        path = f"{parent}{key}"
-        if path in _IGNORED:
-            continue
-        if isinstance(value, Mapping) and value:
-            leaves.update(_flat(value, f"{path}."))
-        else:
-            leaves[path] = value
-    return leaves
+    return json.dumps(run.settings, sort_keys=True, default=str)
 
 
 def _mapping(file: Path) -> dict[str, Any]:

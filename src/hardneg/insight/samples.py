@@ -25,7 +25,8 @@ from hardneg.losses.inputs import normalized
 from hardneg.modality import Modality
 from hardneg.randomness import generator
 
-ANCHORS, NEGATIVES = 6, 8  # anchors in the gallery, and negatives of each
+ANCHORS, NEGATIVES, SAME_CLASS = 6, 6, 3  # anchors in the gallery, and their neighbors of other and of their own class
+HARDEST = 8  # most similar samples, of which the share of false negatives is given
 POINTS = 400  # samples in the 2-D projection
 _LOSSLESS = 40  # pixels: images up to this side are stored unchanged
 _THUMBNAIL = 56  # pixels: the longer side of larger images
@@ -39,12 +40,13 @@ class Images(Protocol):
 
 
 class EncodedSamples(NamedTuple):
-    """Images (n, C, H, W) uint8, labels (n,) or None, the name of each class, and features (n, d)."""
+    """Images (n, C, H, W) uint8, labels (n,) or None, the name of each class, features (n, d), and what a sample is."""
 
     images: Images
     labels: Tensor | None
     classes: Sequence[str]
     features: Tensor
+    unit: str = "samples"
 
 
 LoadSamples = Callable[[Path], EncodedSamples]
@@ -52,16 +54,27 @@ LoadSamples = Callable[[Path], EncodedSamples]
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """An image of the gallery.
+    """An image of the gallery: its data URI, the name of its class (None if unknown), and its cosine with the anchor.
 
-    uri: the image as a data URI · label: name of its class, None if unknown · cosine: with the anchor · same_class:
-    whether it is a negative of the anchor's class
+    The cosine of an anchor is 1.
     """
 
     uri: str
     label: str | None
     cosine: float = 1.0
-    same_class: bool = False
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """An anchor of the gallery and the samples with the highest cosines, in this order.
+
+    negatives: of other classes; all samples if the anchor's class is not known · same_class: of the anchor's class,
+    which are false negatives of a loss without labels
+    """
+
+    anchor: Thumbnail
+    negatives: list[Thumbnail]
+    same_class: list[Thumbnail]
 
 
 class Projection(NamedTuple):
@@ -81,19 +94,21 @@ class Projection(NamedTuple):
 class EmbeddingSummary:
     """The results of one run's embeddings that the report shows.
 
-    seed: of the run · samples: number of samples · histograms: of cosines · hardest_same_share: share of the hardest
-    negatives with the anchor's label · all_same_share: the same share among all other samples · gallery: anchors, each
-    with its hardest negatives · projection: to two dimensions
+    seed: of the run · samples: number of samples · unit: what they are, as "images" · histograms: of
+    cosines · hardest_same_share: share of same-class samples among the `HARDEST` most similar ones of each
+    sample · all_same_share: the same share among all other samples · gallery: some anchors with their
+    neighbors · projection: to two dimensions
 
     The histograms and both shares are None if there are no or too few labels.
     """
 
     seed: int
     samples: int
+    unit: str
     histograms: Histograms | None
     hardest_same_share: float | None
     all_same_share: float | None
-    gallery: list[tuple[Thumbnail, list[Thumbnail]]]
+    gallery: list[Neighbors]
     projection: Projection
 
 
@@ -111,7 +126,7 @@ def load_test_samples(folder: Path, trust: bool = False) -> EncodedSamples:
     rows = torch.randperm(len(samples), generator=generator("cpu", len(samples)))[:MAX_SAMPLES].sort().values  # (n,)
     part = kind.sample(samples, rows)
     features = kind.embed(run.encoder, part, run.views).cpu()
-    return EncodedSamples(Thumbnails(kind, part), part.labels, part.classes, features)
+    return EncodedSamples(Thumbnails(kind, part), part.labels, part.classes, features, kind.unit)
 
 
 class Thumbnails:
@@ -136,38 +151,55 @@ def summarize_group(group: Group, load_samples: LoadSamples = load_test_samples)
             return summarize(load_samples(run.folder), run.seed)
         except Exception as error:
             reasons.append(f"{type(error).__name__}: {error}")
-    return f"the images or weights of this run cannot be read ({reasons[0]})" if reasons else "the group has no runs"
+    return f"the data or weights of this run cannot be read ({reasons[0]})" if reasons else "the group has no runs"
 
 
 def summarize(samples: EncodedSamples, seed: int = 0) -> EmbeddingSummary:
     """Compute histograms, hardest negatives and the 2-D projection of encoded samples; seed: of the run."""
-    images, given_labels, classes, features = samples
+    features, given_labels = samples.features, samples.labels
     labels = None if given_labels is None or not bool((given_labels >= 0).any()) else given_labels
-    k = min(NEGATIVES, len(features) - 1)
-    if k < 1:
-        raise ValueError(f"the test set must hold at least 2 images, got {len(features)}")
-    anchors = _choose_anchors(labels, len(features))  # (A,)
-    hardest = hardest_negatives(features, anchors, k)
-
-    def thumbnail(row: int, anchor: int, cosine: float) -> Thumbnail:
-        label = None if labels is None or labels[row] < 0 else int(labels[row])
-        name = None if label is None else str(classes[label]) if label < len(classes) else str(label)
-        same_class = labels is not None and label is not None and label == int(labels[anchor]) and row != anchor
-        return Thumbnail(data_uri(images[row]), name, cosine, same_class)
-
-    gallery = [
-        (thumbnail(anchor, anchor, 1.0), [thumbnail(row, anchor, cos) for row, cos in zip(rows, cosines, strict=True)])
-        for anchor, rows, cosines in zip(
-            anchors.tolist(), hardest.indices.tolist(), hardest.cosines.tolist(), strict=True
-        )
-    ]
+    if len(features) < 2:
+        raise ValueError(f"the test set must hold at least 2 {samples.unit}, got {len(features)}")
     histograms = hardest_share = all_share = None
     if labels is not None:
         histograms = cosine_histograms(features, labels)
-        if int((labels >= 0).sum()) > k:
-            hardest_share, all_share = hardest_false_share(features, labels, k), hardest_false_share(features, labels)
-    projection = _project(features, labels, classes)
-    return EmbeddingSummary(seed, len(features), histograms, hardest_share, all_share, gallery, projection)
+        if int((labels >= 0).sum()) > HARDEST:
+            hardest_share = hardest_false_share(features, labels, HARDEST)
+            all_share = hardest_false_share(features, labels)
+    return EmbeddingSummary(
+        seed,
+        len(features),
+        samples.unit,
+        histograms,
+        hardest_share,
+        all_share,
+        _gallery(samples, labels),
+        _project(features, labels, samples.classes),
+    )
+
+
+def _gallery(samples: EncodedSamples, labels: Tensor | None) -> list[Neighbors]:
+    """Some anchors, each with its most similar samples of other classes and of its own."""
+    anchors = _choose_anchors(labels, len(samples.features))  # (A,)
+    ranked = hardest_negatives(samples.features, anchors, len(samples.features) - 1)  # (A, n − 1)
+    known = torch.full((len(samples.features),), -1) if labels is None else labels.cpu()  # (n,)
+
+    def thumbnail(row: int, cosine: float) -> Thumbnail:
+        label = int(known[row])
+        name = samples.classes[label] if 0 <= label < len(samples.classes) else label
+        return Thumbnail(data_uri(samples.images[row]), None if label < 0 else str(name), cosine)
+
+    gallery = []
+    for anchor, rows, cosines in zip(anchors.tolist(), ranked.indices.cpu(), ranked.cosines.cpu(), strict=True):
+        own, others = known[anchor], known[rows]
+        # A sample without a label may be of the anchor's class: it is shown only if no class is known.
+        different = (others != own) & (others >= 0) if own >= 0 else torch.ones_like(rows, dtype=torch.bool)
+        shown = [
+            [thumbnail(row, cosine) for row, cosine in zip(rows[part].tolist(), cosines[part].tolist(), strict=True)]
+            for part in (different.nonzero()[:NEGATIVES, 0], (~different & (others == own)).nonzero()[:SAME_CLASS, 0])
+        ]
+        gallery.append(Neighbors(thumbnail(anchor, 1.0), shown[0], shown[1]))
+    return gallery
 
 
 def _project(features: Tensor, labels: Tensor | None, classes: Sequence[str]) -> Projection:

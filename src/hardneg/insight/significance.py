@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 class Difference(NamedTuple):
     """The difference of two means.
 
-    error: its standard error, None if neither side has a spread · significant: at 95 %, two-sided
+    error: its standard error, None if neither side has a spread · significant: at the 0.05 level, two-sided
     """
 
     mean: float

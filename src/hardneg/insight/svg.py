@@ -16,12 +16,23 @@ from hardneg.printable import printable
 WIDTH, HEIGHT = 340, 208  # in user units: the width of a phone, so that its text is not scaled there
 _TOP, _RIGHT, _BOTTOM = 20, 12, 34
 _CHARACTER = 6.2  # width of a digit in user units
-STYLES, DASHES = 8, 3  # colors and dash patterns of the style sheet: 24 distinct series
+COLORS = 16  # of the style sheet
+_SHAPES = (  # of marks, of a size of about 1 around the origin; with the colors, 112 distinct series
+    "M1,0A1,1 0 1 1 -1,0A1,1 0 1 1 1,0Z",  # circle
+    "M-.9,-.9H.9V.9H-.9Z",  # square
+    "M0,-1.2L1.15,.8H-1.15Z",  # triangle
+    "M0,-1.35L1.05,0L0,1.35L-1.05,0Z",  # diamond
+    "M0,1.2L1.15,-.8H-1.15Z",  # triangle, downwards
+    "M-.4,-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",  # plus
+    "M0,-1.2L1.14,-.37L.7,.97H-.7L-1.14,-.37Z",  # pentagon
+)
+_LEAST_SPAN = 0.1  # of the largest number on an axis: a range below would magnify noise
+_MARKS = 8  # on a line
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line. style: number of its color and dash, or a CSS class · low, high: a band around it, or empty."""
+    """A line. style: number of its color and marks, or a CSS class · low, high: a band around it, or empty."""
 
     name: str
     style: int | str
@@ -32,7 +43,7 @@ class Series:
 
     @property
     def classes(self) -> str:
-        """The CSS classes of its color and dash."""
+        """The CSS class of its color."""
         return style_classes(self.style)
 
 
@@ -55,14 +66,42 @@ class Axes:
 
 
 def style_classes(style: int | str) -> str:
-    """The CSS classes of the n-th series: colors repeat after 8, with another dash up to 24."""
-    return style if isinstance(style, str) else f"s{style % STYLES} d{style % DASHES}"
+    """The CSS class of the n-th series: colors repeat after 16, with another shape of marks."""
+    return style if isinstance(style, str) else f"s{style % COLORS}"
+
+
+def mark(style: int | str, x: float, y: float, size: float, kind: str = "dot", title: str = "") -> str:
+    """The mark of the n-th series at a point in user units, with a tooltip."""
+    shape = _SHAPES[style % len(_SHAPES) if isinstance(style, int) else 0]
+    shown = f"<title>{escape(printable(title))}</title>" if title else ""
+    return (
+        f'<path class="{kind} {style_classes(style)}" d="{shape}" '
+        f'transform="translate({x:.1f} {y:.1f}) scale({size:g})">{shown}</path>'
+    )
 
 
 def swatch(style: int | str) -> str:
-    """A short line for a legend."""
-    line = '<line x1="1" y1="6" x2="27" y2="6"/>'
+    """A short line with its mark, for a legend."""
+    line = '<line x1="1" y1="6" x2="27" y2="6"/>' + mark(style, 14, 6, 4)
     return f'<svg class="swatch {style_classes(style)}" viewBox="0 0 28 12" aria-hidden="true">{line}</svg>'
+
+
+def widened(low: float, high: float, least: float | None = None) -> tuple[float, float]:
+    """A range around this one that does not magnify noise; it does not cross 0 or, with ``least``, 100.
+
+    least: the least length, of percentages; by default a tenth of the largest number
+
+    Examples:
+        >>> widened(90.0, 90.4, 5.0), widened(99.0, 99.4, 5.0), widened(0.01, 0.02)
+        ((87.7, 92.7), (95.0, 100.0), (0.01, 0.02))
+    """
+    room = max((_LEAST_SPAN * max(abs(low), abs(high)) if least is None else least) - (high - low), 0.0) / 2
+    first, last = low - room, high + room
+    if low >= 0 > first:
+        first, last = 0.0, last - first
+    if least is not None and high <= 100 < last:
+        first, last = first - (last - 100), 100.0
+    return first, last
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
@@ -102,11 +141,13 @@ def tick_text(value: float, step: float) -> str:
     return f"{value:.{decimals}f}" if decimals <= 4 else f"{value:g}"
 
 
-def line_chart(series: Sequence[Series], x_label: str, y_label: str, description: str) -> str:
-    """Lines with their bands, and their values for the tooltip."""
+def line_chart(
+    series: Sequence[Series], x_label: str, y_label: str, description: str, least: float | None = None
+) -> str:
+    """Lines with their bands, and their values for the tooltip. least: as for `widened`."""
     points = [(x, y) for line in series for x, y in zip(line.x, line.y, strict=True)]
     extremes = [y for _, y in points] + [y for line in series for y in (*line.low, *line.high)]
-    y_ticks = ticks(min(extremes), max(extremes))
+    y_ticks = ticks(*widened(min(extremes), max(extremes), least))
     ends = min(x for x, _ in points), max(x for x, _ in points)
     x_ticks = ticks(*ends) if ends[0] == ends[1] else [t for t in ticks(*ends, 5) if ends[0] <= t <= ends[1]]
     whole = [tick for tick in x_ticks if tick == round(tick)]
@@ -117,7 +158,7 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str, description
         x_ticks = [ends[0]]
     drawn = [_frame(axes, x_ticks, y_ticks, x_label, y_label)]
     drawn += [_band(line, axes) for line in series if line.low]
-    drawn += [_line(line, axes) for line in series]
+    drawn += [_line(line, axes, number / len(series)) for number, line in enumerate(series)]
     return _chart("".join(drawn), axes, series, x_label, y_label, description)
 
 
@@ -152,35 +193,28 @@ def histogram_chart(
 def scatter_chart(
     points: Sequence[tuple[float, float]], styles: Sequence[int], x_label: str, y_label: str, description: str
 ) -> str:
-    """A mark at each point in its style; colors repeat after 8, with another shape."""
+    """A mark at each point in its style, −1 for an unknown class."""
     columns = [[point[axis] for point in points] for axis in (0, 1)]
     x_ticks, y_ticks = (ticks(min(column), max(column)) for column in columns)
     axes = Axes(_margin(y_ticks), (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
-    marks = [_mark(style, axes.user_x(x), axes.user_y(y), 2.2) for (x, y), style in zip(points, styles, strict=True)]
+    marks = [
+        mark(style if style >= 0 else "unknown", axes.user_x(x), axes.user_y(y), 2.4, "mark")
+        for (x, y), style in zip(points, styles, strict=True)
+    ]
     return _svg(_frame(axes, x_ticks, y_ticks, x_label, y_label) + "".join(marks), HEIGHT, description)
 
 
 def mark_sign(style: int) -> str:
     """A mark of a scatter chart, for legends."""
-    return f'<svg class="sign" viewBox="0 0 12 12" aria-hidden="true">{_mark(style, 6, 6, 4)}</svg>'
+    return f'<svg class="sign" viewBox="0 0 12 12" aria-hidden="true">{mark(style, 6, 6, 4, "mark")}</svg>'
 
 
-def _mark(style: int, x: float, y: float, size: float) -> str:
-    if style < 0:  # unknown class
-        return f'<circle class="mark unknown" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>'
-    if style // STYLES % 2 == 0:
-        return f'<circle class="mark s{style % STYLES}" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>'
-    side = 1.8 * size
-    return (
-        f'<rect class="mark s{style % STYLES}" x="{x - side / 2:.1f}" y="{y - side / 2:.1f}" '
-        f'width="{side:.1f}" height="{side:.1f}"/>'
-    )
-
-
-def dot_chart(rows: Sequence[tuple[str, int | str, Sequence[float]]], x_label: str, description: str) -> str:
-    """A row for each name, with a dot for each of its values and a bar at their mean."""
+def dot_chart(
+    rows: Sequence[tuple[str, int | str, Sequence[float]]], x_label: str, description: str, least: float | None = None
+) -> str:
+    """A row for each name, with a mark for each of its values and a bar at their mean. least: as for `widened`."""
     values = [value for _, _, given in rows for value in given]
-    marks = ticks(min(values), max(values))
+    marks = ticks(*widened(min(values), max(values), least))
     height = _TOP / 2 + 34 * len(rows) + _BOTTOM
     axes = Axes(10, (marks[0], marks[-1]), (0, 1), height)
     foot = height - _BOTTOM
@@ -194,11 +228,7 @@ def dot_chart(rows: Sequence[tuple[str, int | str, Sequence[float]]], x_label: s
         drawn.append(f'<text class="name" x="10" y="{y - 10:.1f}">{escape(_short(printable(name)))}</text>')
         drawn.append(f'<line class="axis faint" x1="10" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         for value in given:
-            shown = f"<title>{escape(printable(name))}: {value:.4g} {escape(x_label)}</title>"
-            drawn.append(
-                f'<circle class="dot {style_classes(style)}" cx="{axes.user_x(value):.1f}" cy="{y:.1f}" r="4">'
-                f"{shown}</circle>"
-            )
+            drawn.append(mark(style, axes.user_x(value), y, 4, title=f"{name}: {value:.4g} {x_label}"))
         if len(given) > 1:
             x = axes.user_x(sum(given) / len(given))
             drawn.append(f'<line class="bar" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 8:.1f}" y2="{y + 8:.1f}"/>')
@@ -258,13 +288,13 @@ def _x_axis(axes: Axes, marks: Sequence[float], label: str) -> str:
     return "".join(drawn)
 
 
-def _line(line: Series, axes: Axes) -> str:
+def _line(line: Series, axes: Axes, offset: float) -> str:
+    """The line with a few of its points marked; offset: in [0, 1), so that marks of other lines do not cover them."""
     points = [(axes.user_x(x), axes.user_y(y)) for x, y in zip(line.x, line.y, strict=True)]
-    path = _path(points)
-    drawn = f'<path class="line {line.classes}" d="{path}"/>'
-    if len(points) <= 12:  # few points: mark each one
-        drawn += "".join(f'<circle class="dot {line.classes}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in points)
-    return f'<g data-name="{escape(line.name)}">{drawn}</g>'
+    step = max(1.0, len(points) / _MARKS)
+    chosen = sorted({int((number + offset) * step) for number in range(math.ceil(len(points) / step))})
+    marks = "".join(mark(line.style, *points[index], 2.8) for index in chosen if index < len(points))
+    return f'<g data-name="{escape(line.name)}"><path class="line {line.classes}" d="{_path(points)}"/>{marks}</g>'
 
 
 def _band(line: Series, axes: Axes) -> str:

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import lightning as L
@@ -11,20 +11,39 @@ import lightning as L
 from hardneg.division import Division
 from hardneg.evaluation import EvaluationResult, MetricFormat
 from hardneg.evaluation.results import merged_formats, notes_of_seeds
-from hardneg.training import build, evaluate, recipe, run, run_folder
+from hardneg.training import build, evaluate, recipe, row_names, run, run_folder
 from hardneg.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of a comparison: its name, and its recipe without the seed."""
+    """One row of a comparison.
+
+    name: as shown · settings: its recipe without the seed · typed: its recipe and overrides as the user typed them, for
+    its folder, which does not depend on the other rows; by default the name
+    """
 
     name: str
     settings: Recipe
+    typed: str = ""
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the folder of its runs."""
+        return re.sub(r"[^\w.=+-]+", "_", self.typed or self.name)
 
     def folder(self, root: Path, seed: int) -> Path:
         """The folder of the run with this seed."""
-        return root / re.sub(r"[^\w.=+-]+", "_", self.name) / f"seed-{seed}"
+        return root / self.folder_name / f"seed-{seed}"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How a comparison is shown. heading: of the column of names · baseline: a name · names: by name of the folder."""
+
+    heading: str
+    baseline: str
+    names: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,7 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
 
     Examples:
         >>> [cell.name for cell in grid(["digits-simclr"], over=["objective.preset=simclr,hcl", "trainer.epochs=5,9"])]
-        ['objective.preset=simclr trainer.epochs=5', 'objective.preset=simclr trainer.epochs=9', ...]
+        ['simclr (epochs 5)', 'simclr (epochs 9)', 'hcl (epochs 5)', 'hcl (epochs 9)']
     """
     for entry in (*overrides, *over):
         if entry.partition("=")[0] == "seed":
@@ -68,8 +87,8 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
     cells = []
     for source in recipes:
         for chosen in itertools.product(*dimensions):
-            name = " ".join([Path(source).stem] * (len(recipes) > 1 or not chosen) + list(chosen))
-            cells.append(Cell(name, recipe.load(recipe.find(source), [*overrides, *chosen])))
+            typed = " ".join([Path(source).stem] * (len(recipes) > 1 or not chosen) + list(chosen))
+            cells.append(Cell(typed, recipe.load(recipe.find(source), [*overrides, *chosen]), typed))
     if not cells:
         raise ValueError("there is nothing to compare: name at least one recipe")
     for cell in cells:
@@ -86,7 +105,38 @@ def grid(recipes: Sequence[str], overrides: Sequence[str] = (), over: Sequence[s
     for one, other in itertools.combinations(cells, 2):
         if one.settings.model_copy(update={"about": ""}) == other.settings.model_copy(update={"about": ""}):
             raise ValueError(f"{one.name!r} and {other.name!r} are the same recipe: leave one out")
-    return cells
+    return _named(cells, [Path(source).stem for source in recipes])
+
+
+def _named(cells: Sequence[Cell], recipes: Sequence[str]) -> list[Cell]:
+    """Name the cells, those of the first recipe first, by their recipe if there are several and by what differs."""
+    named, number = [], len(cells) // len(recipes)
+    for start, source in zip(range(0, len(cells), number), recipes, strict=True):
+        part = cells[start : start + number]
+        settings = [row_names.flat(recipe.tree_of(cell.settings)) for cell in part]
+        names = row_names.row_names(settings, [cell.typed for cell in part])
+        if len(recipes) > 1:
+            names = [source] if number == 1 else [f"{source}, {name}" for name in names]
+        named += [replace(cell, name=name) for cell, name in zip(part, names, strict=True)]
+    return named
+
+
+def rows(cells: Sequence[Cell], baseline: str | None = None, heading: str | None = None) -> Rows:
+    """How a comparison of these cells is shown.
+
+    baseline: a name, or what the user typed for it; by default the first · heading: of the column of names; by default
+    what the cells differ in
+
+    Examples:
+        >>> rows(grid(["digits-simclr"], over=["objective.temperature=0.1,0.2"]), "objective.temperature=0.2")
+        Rows(heading='temperature', baseline='temperature 0.2', names={...})
+    """
+    found = [cell.name for cell in cells if baseline in (None, cell.name, cell.typed)]
+    if not found:
+        names = ", ".join(repr(cell.name) for cell in cells)
+        raise ValueError(f"baseline={baseline!r} is not a row of this comparison: choose one of {names}")
+    heading = heading or row_names.heading([row_names.flat(recipe.tree_of(cell.settings)) for cell in cells])
+    return Rows(heading, found[0], {cell.folder_name: cell.name for cell in cells})
 
 
 def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[Run]:
@@ -159,6 +209,30 @@ def read_failures(root: Path) -> dict[str, str]:
     if not file.exists():
         return {}
     return {name: error for name, error in run_folder.read_json(file).items() if isinstance(error, str)}
+
+
+def write_rows(root: Path, shown: Rows) -> None:
+    """Write the names, heading and baseline of a comparison to its folder, for its report."""
+    if root.is_dir():
+        run_folder.write_json(root / run_folder.COMPARISON, asdict(shown))
+
+
+def read_rows(root: Path, runs: Sequence[Path]) -> Rows | None:
+    """What `write_rows` wrote; None if nothing was, or if the folder also holds runs that were not part of it."""
+    file = root / run_folder.COMPARISON
+    if not file.exists():
+        return None
+    content = run_folder.read_json(file)
+    heading, baseline, names = (content.get(key) for key in ("heading", "baseline", "names"))
+    names = names if isinstance(names, dict) else {}
+    distinct = len({name for name in names.values() if isinstance(name, str)}) == len(names) > 0
+    if not distinct or not isinstance(heading, str) or not isinstance(baseline, str):
+        raise ValueError(
+            f"{file}: must hold heading, baseline and different names: run hardneg compare again, or remove it"
+        )
+    rows = Rows(heading, baseline, names)
+    # Other runs may differ in other settings, which these names do not show.
+    return rows if all(run.parent.name in rows.names for run in runs) else None
 
 
 def results(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ import hardneg
 RECIPE, ENVIRONMENT, METRICS, EVALUATION = "recipe.yaml", "environment.json", "metrics.jsonl", "evaluation.json"
 CHECKPOINT, ENCODER, LOCK = "last.ckpt", "encoder.safetensors", "run.lock"
 SPLIT = "split.json"  # what the run was trained on, and which images were held out
+COMPARISON = "comparison.json"  # of a comparison: the names of its rows, and which one is the baseline
 FAILED = "failed.json"  # of a comparison: the errors of its failed runs by name
 LOGS = "logs"  # the folder of Lightning's loggers
 NEXT = "next.ckpt"  # a checkpoint while it is being written
@@ -191,11 +193,12 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def environment(**more: Any) -> dict[str, Any]:
-    """Command, versions, platform, threads and device of this process."""
+    """Command, time, versions, platform, threads and device of this process."""
     import lightning
 
     return {
         "command": sys.argv,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning": lightning.__version__,

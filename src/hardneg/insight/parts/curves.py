@@ -15,16 +15,16 @@ _TABLE_EPOCHS = 6  # in the table below a chart
 
 # Title, unit and meaning by key. Other keys are drawn under their own name.
 _QUANTITIES: dict[str, tuple[str, str, str]] = {
-    "loss": ("Loss", "nats", "different losses have different scales: compare the shapes of the curves"),
-    "knn": ("kNN accuracy", "%", "on the test set, features of the encoder"),
+    "loss": ("Loss", "nats", "losses of different methods have different scales"),
+    "knn": ("kNN accuracy", "%", "on the test set, from the encoder’s features"),
     "effective_negatives": (
         "Effective negatives",
         "per anchor",
         "effective sample size of the weights q: 1/Σq²",
     ),
     "support": ("Candidates in the support", "per anchor", "negatives left by masks and bands"),
-    "positive_score": ("Score of positives", "cosine / t", "mean over positives; t: temperature"),
-    "negative_score": ("Score of negatives", "cosine / t", "mean over the support; t: temperature"),
+    "positive_score": ("Score of positives", "score", "mean over positives; cosine / temperature, or dot product"),
+    "negative_score": ("Score of negatives", "score", "mean over the support; cosine / temperature, or dot product"),
     "floored": ("Floored anchors", "per batch", "debiased estimate at its floor: no gradient from negatives"),
     "without_candidates": ("Anchors without negatives", "per batch", "they contribute nothing"),
     "without_positives": ("Anchors without positives", "per batch", "they contribute nothing"),
@@ -34,13 +34,18 @@ _QUANTITIES: dict[str, tuple[str, str, str]] = {
 }
 
 _FRACTIONS = ("knn", "false_negatives")  # drawn in percent
+_LEAST_SPAN = 5.0  # percentage points on an axis: less would magnify noise
 
 Read = Callable[[dict[str, Any]], object]
 
 
 def curves(contents: Contents) -> Part:
     """One chart for each quantity that changes, one line for each group."""
-    hint = "Line: mean over seeds. Band: minimum to maximum. Hover over a chart or touch it to read its values."
+    several = any(len(group.runs) > 1 for group in contents.groups)
+    hint = (
+        "Lines are means over seeds, bands reach from the lowest to the highest seed. " * several
+        + "Hover over a chart or touch it to read its values."
+    )
     figures = [
         figure
         for key, read in _quantities(contents.groups)
@@ -48,16 +53,19 @@ def curves(contents: Contents) -> Part:
     ]
     if not figures:
         return Part("curves", "Training curves", hint, '<p class="note">The runs have no metrics yet.</p>')
-    legend = "".join(
+    body = f'{_legend(contents.groups)}{_diverged(contents.groups)}<div class="charts">{"".join(figures)}</div>'
+    return Part("curves", "Training curves", hint, body)
+
+
+def _legend(groups: Sequence[Group]) -> str:
+    if len(groups) == 1:
+        return ""
+    entries = "".join(
         f'<li><button type="button" aria-pressed="false" data-name="{escape(group.name)}">{svg.swatch(number)}'
         f"{isolated(group.name)}</button></li>"
-        for number, group in enumerate(contents.groups)
+        for number, group in enumerate(groups)
     )
-    body = (
-        f'<ul class="legend" aria-label="Groups: press one to show it alone">{legend}</ul>'
-        f'{_diverged(contents.groups)}<div class="charts">{"".join(figures)}</div>'
-    )
-    return Part("curves", "Training curves", hint, body)
+    return f'<ul class="legend" aria-label="Rows: press one to show it alone">{entries}</ul>'
 
 
 def _quantities(groups: Sequence[Group]) -> list[tuple[str, Read]]:
@@ -89,15 +97,21 @@ def _quantities(groups: Sequence[Group]) -> list[tuple[str, Read]]:
 
 
 def _figure(groups: Sequence[Group], key: str, read: Read) -> str | None:
-    """The chart of one quantity; None if it is constant."""
+    """The chart of one quantity; None if it is constant, equal in all rows, or has one value per run."""
     title, unit, meaning = _QUANTITIES.get(key, (key.replace("_", " "), "value", "reported by the objective"))
     lines = [_series(group, number, read, 100.0 if key in _FRACTIONS else 1.0) for number, group in enumerate(groups)]
     lines = [line for line in lines if line.x]
     values = {y for line in lines for y in (*line.y, *line.low, *line.high)}
-    if not values or (len(values) == 1 and key not in ("loss", "knn")):
+    longest = max((len(line.x) for line in lines), default=0)
+    if not values or (longest == 1 and key != "loss"):
+        return None
+    # Rows that draw the same batches have the same values, in which only noise would be seen.
+    equal = len(lines) > 1 and all((line.x, line.y) == (lines[0].x, lines[0].y) for line in lines)
+    if key not in ("loss", "knn") and (len(values) == 1 or equal):
         return None
     ends = ", ".join(f"{line.name} {line.y[-1]:.4g}" for line in lines)
-    chart = svg.line_chart(lines, "epoch", unit, f"{title} ({unit}) by epoch. Last values: {ends}.")
+    text = f"{title} ({unit}) by epoch. Last values: {ends}."
+    chart = svg.line_chart(lines, "epoch", unit, text, _LEAST_SPAN if key in _FRACTIONS else None)
     return (
         f'<figure class="chart" data-chart><figcaption>{isolated(title)} <span>{escape(meaning)}</span></figcaption>'
         f"{chart}{_table(lines, title, unit)}</figure>"

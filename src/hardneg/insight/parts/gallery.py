@@ -1,25 +1,30 @@
-"""Section "Hardest negatives": some anchors, each with the samples that every encoder ranks as most similar."""
+"""Section "Hardest negatives": some anchors, each with the samples of other classes that an encoder ranks first."""
 
 from hardneg.insight.contents import Contents, Part, breakable, isolated, unavailable, visible
-from hardneg.insight.samples import EmbeddingSummary, Thumbnail
+from hardneg.insight.samples import HARDEST, EmbeddingSummary, Neighbors, Thumbnail
 
 
 def gallery(contents: Contents) -> Part:
-    """For each anchor one row of hardest negatives per group."""
+    """For each anchor, one line per group: its hardest negatives, and beside them its false negatives."""
+    unit = contents.unit
     hint = (
-        "For each anchor, the samples with the highest cosine similarity, hardest first. Framed samples marked “same "
-        "class” are false negatives: a loss without labels pushes them away from the anchor."
+        f"The {unit} of other classes with the highest cosine similarity to an anchor, hardest first: what the encoder "
+        f"confuses. Beside them, framed, the most similar {unit} of the anchor’s own class: a loss without labels "
+        "pushes them away, too (false negatives)."
     )
     summaries = contents.available_summaries
-    anchors: dict[str, list[tuple[str, Thumbnail, list[Thumbnail]]]] = {}
+    if summaries and all(each.anchor.label is None for summary in summaries.values() for each in summary.gallery):
+        hint = f"The {unit} with the highest cosine similarity to an anchor, hardest first; their classes are unknown."
+    anchors: dict[str, list[tuple[str, Neighbors]]] = {}
     for name, summary in summaries.items():
-        for anchor, negatives in summary.gallery:
-            anchors.setdefault(anchor.uri, []).append((name, anchor, negatives))
+        for neighbors in summary.gallery:
+            anchors.setdefault(neighbors.anchor.uri, []).append((name, neighbors))
     boxes = "".join(_anchor(number, rows) for number, rows in enumerate(anchors.values()))
-    return Part("gallery", "Hardest negatives", hint, unavailable(contents) + _shares(summaries) + boxes)
+    body = unavailable(contents) + _shares(summaries, contents.heading, unit) + boxes
+    return Part("gallery", "Hardest negatives", hint, body)
 
 
-def _shares(summaries: dict[str, EmbeddingSummary]) -> str:
+def _shares(summaries: dict[str, EmbeddingSummary], heading: str, unit: str) -> str:
     """A table with the share of false negatives, over all samples as anchors."""
     rows = "".join(
         f'<tr><th scope="row">{breakable(name)}</th><td class="number">{100 * summary.hardest_same_share:.1f} %</td>'
@@ -29,22 +34,17 @@ def _shares(summaries: dict[str, EmbeddingSummary]) -> str:
     )
     if not rows:
         return ""
-    hardest = max(len(negatives) for summary in summaries.values() for _, negatives in summary.gallery)
     return (
-        '<table class="narrow"><caption>False negatives: share with the anchor’s class</caption><thead><tr>'
-        f'<th scope="col">method</th><th scope="col">of the {hardest} hardest negatives</th>'
-        f'<th scope="col">of all negatives</th></tr></thead><tbody>{rows}</tbody></table>'
+        '<table class="narrow"><caption>Share of the anchor’s own class, mean over all anchors</caption><thead><tr>'
+        f'<th scope="col">{isolated(heading)}</th><th scope="col">among the {HARDEST} most similar {unit}</th>'
+        f'<th scope="col">among all {unit}</th></tr></thead><tbody>{rows}</tbody></table>'
     )
 
 
-def _anchor(number: int, rows: list[tuple[str, Thumbnail, list[Thumbnail]]]) -> str:
-    anchor = rows[0][1]
+def _anchor(number: int, rows: list[tuple[str, Neighbors]]) -> str:
+    anchor = rows[0][1].anchor
     label = _label(anchor)
-    lines = "".join(
-        f'<div class="row"><h3>{isolated(name)}</h3>'
-        f'<div class="thumbnails">{"".join(map(_negative, negatives))}</div></div>'
-        for name, _, negatives in rows
-    )
+    lines = "".join(_line(name, neighbors) for name, neighbors in rows)
     return (
         f'<details class="anchor"{" open" * (number == 0)}><summary>'
         f'<img src="{anchor.uri}" alt="Anchor, {visible(label)}"><span>anchor: {isolated(label)}</span></summary>'
@@ -52,14 +52,24 @@ def _anchor(number: int, rows: list[tuple[str, Thumbnail, list[Thumbnail]]]) -> 
     )
 
 
-def _negative(shown: Thumbnail) -> str:
+def _line(name: str, neighbors: Neighbors) -> str:
+    known = neighbors.anchor.label is not None
+    sides = _side("other classes" if known else "", "", neighbors.negatives)
+    sides += _side("same class: false negatives", ' class="false"', neighbors.same_class)
+    return f'<div class="row"><h3>{isolated(name)}</h3><div class="sides">{sides}</div></div>'
+
+
+def _side(title: str, attributes: str, shown: list[Thumbnail]) -> str:
+    if not shown:
+        return ""
+    return f'<div{attributes}><p>{title}</p><div class="thumbnails">{"".join(map(_thumbnail, shown))}</div></div>'
+
+
+def _thumbnail(shown: Thumbnail) -> str:
     label = _label(shown)
-    kind, addition = (' class="false"', ", same class as the anchor") if shown.same_class else ("", "")
-    mark = "<b>same class</b>" if shown.same_class else ""
     return (
-        f'<figure{kind}><img src="{shown.uri}" '
-        f'alt="{visible(label)}, cosine {shown.cosine:.2f}{addition}">'
-        f"<figcaption>{shown.cosine:.2f} · {isolated(label)}{mark}</figcaption></figure>"
+        f'<figure><img src="{shown.uri}" alt="{visible(label)}, cosine {shown.cosine:.3f}">'
+        f"<figcaption>{shown.cosine:.3f} · {isolated(label)}</figcaption></figure>"
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from hardneg.insight import svg
 from hardneg.insight.contents import Contents, Part, isolated, unavailable
-from hardneg.insight.diagnostics import Histograms
+from hardneg.insight.diagnostics import MAX_SAMPLES, Histograms
 from hardneg.insight.samples import EmbeddingSummary
 
 _KEY, _TITLE = "histograms", "Cosine similarity of pairs"
@@ -14,8 +14,9 @@ _KINDS = (("same class", "same"), ("different classes", "different"))
 def histograms(contents: Contents) -> Part:
     """A chart for each group, all with the same axes."""
     hint = (
-        "The less the two histograms overlap, the better cosine similarity separates the classes. Different-class "
-        "pairs at high cosines are hard negatives; same-class pairs are false negatives of a loss without labels."
+        "The less the two histograms overlap, the better the cosine similarity separates the classes. Pairs of "
+        "different classes with high cosines are hard negatives. A loss without labels also treats pairs of the same "
+        "class as negatives: false negatives."
     )
     summaries = contents.available_summaries
     drawable = {
@@ -24,7 +25,7 @@ def histograms(contents: Contents) -> Part:
         if summary.histograms is not None and int(summary.histograms.same.sum() + summary.histograms.different.sum())
     }
     notes = unavailable(contents) + "".join(
-        f'<p class="note"><strong>{isolated(name)}</strong>: its samples have no labels.</p>'
+        f'<p class="note"><strong>{isolated(name)}</strong>: its {contents.unit} have no labels.</p>'
         for name in summaries
         if name not in drawable
     )
@@ -37,8 +38,9 @@ def histograms(contents: Contents) -> Part:
     body = (
         f'{notes}<ul class="legend">{legend}<li><span class="dashes" aria-hidden="true"></span>mean</li></ul>'
         f'<div class="charts">{figures}</div>'
-        '<p class="small">Features of the encoder (before the projection head) on the test set, for one seed of each '
-        "group. Each histogram sums to 100 %; overlap is the area that both cover.</p>"
+        f'<p class="small">Features of the encoder, without any projection head, of up to {MAX_SAMPLES:,} '
+        f"{contents.unit} of the test set, or of the whole set if there is none; one seed of each row. Each histogram "
+        "sums to 100 %; the overlap is the area that both cover.</p>"
     )
     return Part(_KEY, _TITLE, hint, body)
 
@@ -57,7 +59,7 @@ def _figure(name: str, shown: Histograms, summary: EmbeddingSummary, first: int,
     chart = svg.histogram_chart(edges, drawn, top, "cosine", "% of pairs", f"{name}: {text}.")
     return (
         f'<figure class="chart" data-chart><figcaption>{isolated(name)} '
-        f"<span>{text} · seed {summary.seed}, {summary.samples:,} samples</span></figcaption>{chart}</figure>"
+        f"<span>{text} · seed {summary.seed}, {summary.samples:,} {summary.unit}</span></figcaption>{chart}</figure>"
     )
 
 

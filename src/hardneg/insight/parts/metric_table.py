@@ -8,9 +8,11 @@ from hardneg.evaluation.metrics import MetricFormat, columns
 from hardneg.insight import svg
 from hardneg.insight.contents import Contents, Part, breakable, isolated, scrollable, visible
 from hardneg.insight.significance import difference, significant_best
+from hardneg.insight.verdict import verdict
 
-_KEY, _TITLE = "comparison", "Comparison"
+_KEY = "comparison"
 _MARK = "*"  # marks a number that has a note
+_LEAST_SPAN = 5.0  # percentage points on the axis of a chart: less would magnify noise
 
 Rows = Mapping[str, Mapping[str, Sequence[float]]]
 Notes = Mapping[str, Mapping[str, Sequence[str]]]
@@ -20,9 +22,10 @@ def metric_table(contents: Contents) -> Part:
     """Mean ± std over seeds of each metric, and the difference to the baseline with its standard error."""
     rows, notes = _rows(contents), _notes(contents)
     metrics = columns(rows, contents.formats)
+    title = "Comparison" if contents.is_comparison else "Evaluation"
     if not metrics:
         body = '<p class="note">No run has an evaluation: run <code>hardneg evaluate</code>.</p>'
-        return Part(_KEY, _TITLE, "There are no metrics yet.", _unfinished(contents) + body)
+        return Part(_KEY, title, "There are no metrics yet.", _unfinished(contents) + body)
     best = {
         metric: significant_best({name: row.get(metric, ()) for name, row in rows.items()}, shown.better)
         for metric, shown in metrics.items()
@@ -35,7 +38,8 @@ def metric_table(contents: Contents) -> Part:
     lines = []
     for name, row in rows.items():
         seeds = max((len(values) for values in row.values()), default=0)
-        tag = ' <span class="tag">baseline</span>' if name == contents.baseline else ""
+        is_baseline = name == contents.baseline and contents.is_comparison
+        tag = ' <span class="tag">baseline</span>' if is_baseline else ""
         cells = "".join(
             _cell(
                 row.get(metric, ()),
@@ -51,8 +55,8 @@ def metric_table(contents: Contents) -> Part:
             f'<td class="number" data-value="{seeds}">{seeds or "–"}</td>{cells}</tr>'
         )
     table = (
-        '<table class="sortable"><caption class="hidden">Metrics of each method</caption><thead><tr>'
-        '<th scope="col" aria-sort="none"><button type="button">method</button></th>'
+        '<table class="sortable"><caption class="hidden">Metrics of each row</caption><thead><tr>'
+        f'<th scope="col" aria-sort="none"><button type="button">{isolated(contents.heading)}</button></th>'
         f'<th scope="col" aria-sort="none"><button type="button">seeds</button></th>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
@@ -61,10 +65,12 @@ def metric_table(contents: Contents) -> Part:
         + _unfinished(contents)
         + scrollable(table, "Table of metrics")
         + _note_lines(notes, metrics)
-        + _legend(contents.baseline, metrics)
+        + _legend(contents, rows, metrics)
         + _dots(contents, rows, metrics)
     )
-    return Part(_KEY, _TITLE, _finding(best, metrics), body)
+    found = "<br>".join(verdict(rows, metrics, contents.baseline, isolated))
+    hint = f'<span class="verdict">{found}</span>' if found else "Metrics of the trained encoder, with frozen weights."
+    return Part(_KEY, title, hint, body)
 
 
 def _rows(contents: Contents) -> dict[str, dict[str, list[float]]]:
@@ -121,32 +127,30 @@ def _cell(
     return f'<td class="number" data-value="{mean:.9g}">{text}</td>'
 
 
-def _finding(best: Mapping[str, str | None], metrics: Mapping[str, MetricFormat]) -> str:
-    """One sentence: which row is significantly better than all others, and in which metrics."""
-    metrics_of: dict[str, list[str]] = {}
-    for metric, name in best.items():
-        if name is not None:
-            metrics_of.setdefault(name, []).append(isolated(metrics[metric].title))
-    if not metrics_of:
-        return "No row is significantly better than all others in any metric."
-    rows = "; ".join(f"{isolated(name)} in {', '.join(titles)}" for name, titles in metrics_of.items())
-    undecided = [isolated(metrics[metric].title) for metric, name in best.items() if name is None]
-    rest = f" No significant best in {', '.join(undecided)}." if undecided else ""
-    return f"Significantly better than all other rows: {rows}.{rest}"
-
-
-def _legend(baseline: str, metrics: Mapping[str, MetricFormat]) -> str:
-    lower = " ↓ in a heading: lower is better." if any(m.better == "lower" for m in metrics.values()) else ""
-    return (
-        '<p class="small">Mean ± standard deviation over seeds. Below it, the difference to '
-        f"<em>{isolated(baseline)}</em> ± its standard error: ▲ significantly better, ▼ significantly worse, ≈ not "
-        "significant (Welch’s t-test at 95 %, seeds independent; for a row with one value the other row’s standard "
-        f"deviation is used). Bold: significantly better than every other row.{lower}</p>"
-    )
+def _legend(contents: Contents, rows: Rows, metrics: Mapping[str, MetricFormat]) -> str:
+    """How to read the table."""
+    sentences = []
+    several = any(len(values) > 1 for row in rows.values() for values in row.values())
+    base = f"<em>{isolated(contents.baseline)}</em>"
+    if several:
+        sentences.append("Mean ± standard deviation over seeds.")
+    if several and contents.is_comparison:
+        sentences.append(
+            f"Below it, the difference from {base} ± its standard error: ▲ significantly better, ▼ significantly "
+            "worse, ≈ not significant (Welch’s t-test at the 0.05 level, seeds taken as independent; a row with one "
+            "value borrows the standard deviation of the other row). Bold: significantly better than every other row."
+        )
+    elif contents.is_comparison:
+        sentences.append(f"Below each value, its difference from {base}.")
+    if any(shown.better == "lower" for shown in metrics.values()):
+        sentences.append("↓ in a heading: lower is better.")
+    return f'<p class="small">{" ".join(sentences)}</p>' if sentences else ""
 
 
 def _dots(contents: Contents, rows: Rows, metrics: Mapping[str, MetricFormat]) -> str:
-    """A chart for each metric with the value of every seed."""
+    """A chart for each metric with the value of every seed; nothing for a single value per metric."""
+    if not contents.is_comparison and len(contents.groups[0].runs) < 2:
+        return ""
     styles: dict[str, int | str] = {group.name: number for number, group in enumerate(contents.groups)}
     figures = []
     for metric, shown in metrics.items():
@@ -158,11 +162,12 @@ def _dots(contents: Contents, rows: Rows, metrics: Mapping[str, MetricFormat]) -
         means = ", ".join(
             f"{name} {shown.number(statistics.fmean(row[metric]))}" for name, row in rows.items() if row.get(metric)
         )
-        chart = svg.dot_chart(given, shown.unit.strip() or "value", f"{shown.title} of every seed. Means: {means}.")
+        text = f"{shown.title} of every seed. Means: {means}."
+        chart = svg.dot_chart(given, shown.unit.strip() or "value", text, _LEAST_SPAN if shown.percent else None)
         figures.append(f'<figure class="chart"><figcaption>{isolated(shown.heading)}</figcaption>{chart}</figure>')
     return (
         f"<details><summary>Values of all seeds</summary>"
-        f'<p class="small">One dot per seed, a bar at the mean. The axes do not start at 0.</p>'
+        f'<p class="small">One mark per seed, and a bar at the mean. The axes do not start at 0.</p>'
         f'<div class="charts">{"".join(figures)}</div></details>'
     )
 

@@ -14,7 +14,9 @@ _BETWEEN_STEPS = ("pause",)  # online evaluation is not part of a step
 
 def step_time(contents: Contents) -> Part:
     """Milliseconds of a step by phase, and samples per second."""
-    hint = "Mean duration of a training step by phase. If bars are equally long, choosing negatives costs no time."
+    hint = "Mean time of a training step by phase." + (
+        " If the bars are equally long, the choice of negatives costs no time." * contents.is_comparison
+    )
     steps = {group.name: _step(group) for group in contents.groups}
     measured = {name: parts for name, parts in steps.items() if parts}
     if not measured:
@@ -46,13 +48,15 @@ def step_time(contents: Contents) -> Part:
     )
     head = "".join(f'<th scope="col">{isolated(phase)}<span class="unit"> ms</span></th>' for phase in phases)
     table = (
-        '<table><caption class="hidden">Time per step</caption><thead><tr><th scope="col">method</th>'
-        f'<th scope="col" class="bars">phases</th>{head}<th scope="col">total<span class="unit"> ms</span></th>'
-        f'<th scope="col">samples<span class="unit"> /s</span></th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        '<table><caption class="hidden">Time per step</caption><thead><tr>'
+        f'<th scope="col">{isolated(contents.heading)}</th><th scope="col" class="bars">phases</th>{head}'
+        '<th scope="col">total<span class="unit"> ms</span></th>'
+        f'<th scope="col">{contents.unit}<span class="unit"> /s</span></th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
     note = (
-        '<p class="small">Mean over steps and seeds, without the first epoch of each run if there are more. Samples '
-        "per second: median over epochs. Runs on different machines are not comparable.</p>"
+        '<p class="small">Mean over steps and seeds, without the first epoch of each run if there are more; '
+        f"{contents.unit} per second: median over epochs. Times on different machines are not comparable.</p>"
     )
     return Part(_KEY, _TITLE, hint, f'<ul class="legend">{legend}</ul>{scrollable(table, "Time per step")}{note}')
 
