@@ -49,5 +49,5 @@ def test_a_site_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with local_site.serve({}) as (site, _):
         pass
     with pytest.raises(ValueError, match=r"set.zip could not be downloaded \(.*refused.*\): try again"):
-        download(f"{site}/set.zip", tmp_path / "set.zip")
+        download(f"{site}/set.zip", tmp_path / "new" / "set.zip")
     assert list(tmp_path.iterdir()) == []

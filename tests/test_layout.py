@@ -30,9 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "terminal": LEAVES | {"evaluation", "insight"},
     "demo": LEAVES | {"evaluation", "training"},
     "doctor": LEAVES | {"version"},
+    "published_data": LEAVES | {"images", "graphs"},
     "warm_up": LEAVES | {"losses"},
     "export": LEAVES | {"training", "version"},
-    "cli": LEAVES | {"training", "insight", "terminal", "demo", "doctor", "export", "warm_up"},
+    "cli": LEAVES | {"training", "insight", "terminal", "demo", "doctor", "export", "published_data", "warm_up"},
     "__main__": {"cli"},
     "__init__": {"public"},
 }

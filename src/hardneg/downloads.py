@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import os
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 from hardneg.progress import progress
@@ -17,7 +18,6 @@ def download(url: str, file: Path, md5: str | None = None) -> Path:
 
     md5: of the content, in hexadecimal; the download fails if it differs
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         found = _fetch(url, part, file.name)
@@ -37,7 +37,10 @@ def download(url: str, file: Path, md5: str | None = None) -> Path:
 def _fetch(url: str, part: Path, name: str) -> str:
     """Copy a URL to a file; returns the MD5."""
     digest = hashlib.md5(usedforsecurity=False)
-    with urllib.request.urlopen(url, timeout=_TIMEOUT) as response, part.open("wb") as written:
+    with ExitStack() as stack:
+        response = stack.enter_context(urllib.request.urlopen(url, timeout=_TIMEOUT))
+        part.parent.mkdir(parents=True, exist_ok=True)
+        written = stack.enter_context(part.open("wb"))
         announced = int(response.headers.get("Content-Length") or 0)
         for _ in progress(range(max(1, -(-announced // _CHUNK))), f"downloading {name}"):
             while data := response.read(_CHUNK):

@@ -51,7 +51,11 @@ def fetch(name: str, folder: Path = FOLDER) -> Path:
     if not _NAME.fullmatch(name):
         raise ValueError(f"{TU}{name} is not the name of a set of the TU collection: give one such as {TU}MUTAG")
     site = required("torch_geometric.datasets", "graph").TUDataset.url
-    return download(f"{site}/{name}.zip", folder / f"{name}.zip")
+    file = download(f"{site}/{name}.zip", folder / f"{name}.zip")
+    if not zipfile.is_zipfile(file):
+        file.unlink()
+        raise ValueError(f"{site}/{name}.zip is not a zip file: check the name, or put {name}.zip into {folder}")
+    return file
 
 
 def read(folder: Path, name: str, attributes: bool) -> list[Any]:
