@@ -12,6 +12,7 @@ from hardneg.division import Division, difference
 from hardneg.evaluation import EvaluationResult, evaluate_set
 from hardneg.graphs import files, tu_files
 from hardneg.graphs.data import GraphSet, load_graphs
+from hardneg.graphs.exported import GraphTensors
 from hardneg.graphs.features import extract_graphs
 from hardneg.graphs.gin import GIN
 from hardneg.graphs.thumbnails import draw
@@ -152,6 +153,9 @@ class Graphs(Modality):
     def thumbnail(self, samples: Any, index: int) -> Tensor:
         graph = samples[index]
         return draw(int(graph.num_nodes), graph.edge_index)
+
+    def exportable(self, encoder: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+        return GraphTensors(encoder, shape[0])
 
     def resident(self, samples: Any) -> GraphSet:
         found: GraphSet = samples
