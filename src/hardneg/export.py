@@ -399,7 +399,8 @@ def _quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)  # the file is compared with the encoder afterwards
+            # The file is compared with the encoder afterwards.
+            warnings.simplefilter("ignore", torch.jit._trace.TracerWarning)
             warnings.filterwarnings("ignore", message=r".*axis name: \w+ will not be used")  # one name for all inputs
             yield
     finally:
