@@ -48,7 +48,7 @@ def read_graphs(path: str | Path, features: str = "auto") -> GraphSet:
         )
     if path.is_dir():
         folder, name = tu_files.text_files(path)
-        return GraphSet.of(tu_files.read_text(folder, name, False), features, name)
+        return GraphSet.of(tu_files.read_texts(folder, name, False), features, name)
     match checks.regular_file(path).suffix.lower():
         case ".npz":
             arrays = _npz(path)

@@ -66,7 +66,7 @@ def read(folder: Path, name: str, attributes: bool) -> list[Any]:
     if archive.exists() and not any(texts.glob(f"**/{name}_A.txt")):
         return read_zip(archive, name, attributes)
     if texts.is_dir():
-        return read_text(*text_files(texts, name), attributes)
+        return read_texts(*text_files(texts, name), attributes)
     available = ", ".join(sorted({entry.stem for entry in folder.glob("*")})) or "nothing"
     raise FileNotFoundError(
         f"{name!r} is not in {folder}, which has {available}: check the name, or download it with "
@@ -100,7 +100,7 @@ def read_zip(archive: Path, name: str, attributes: bool) -> list[Any]:
             raise _unreadable(archive, error) from error
         if not Path(unpacked, f"{name}_A.txt").exists():
             raise FileNotFoundError(f"{archive} has no {name}_A.txt: copy or download the set again")
-        return read_text(Path(unpacked), name, attributes)
+        return read_texts(Path(unpacked), name, attributes)
 
 
 def _unreadable(path: Path, error: Exception) -> ValueError:
@@ -108,7 +108,7 @@ def _unreadable(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} cannot be read ({type(error).__name__}: {reason}): copy or download the set again")
 
 
-def read_text(folder: Path, name: str, attributes: bool) -> list[Any]:
+def read_texts(folder: Path, name: str, attributes: bool) -> list[Any]:
     """Graphs from the raw text files of the collection.
 
     PyG's ``TUDataset`` would load ``processed/data.pt`` next to them instead, a pickle that may run any code.
