@@ -12,6 +12,7 @@ from hardneg import checks
 
 # What the decompression of broken or foreign bytes can raise; a broken gzip is an OSError.
 _ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError)
+_LARGEST = 64 * 2**20  # bytes of a file in a zip
 
 
 def contents(path: Path, wanted: Collection[str], at_most: int) -> dict[str, bytes]:
@@ -58,6 +59,8 @@ class ZipImages:
         return len(self.names)
 
     def open(self, index: int) -> BinaryIO:
+        if (size := self.archive.getinfo(self.names[index]).file_size) > _LARGEST:
+            raise ValueError(f"{self.place(index)} has {size:,} bytes: it is not a published file")
         return self.archive.open(self.names[index])  # type: ignore[return-value]
 
     def place(self, index: int) -> str:

@@ -4,7 +4,7 @@ import io
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -113,11 +113,40 @@ class _Dtype:
         pass
 
 
+# What pickles of such objects consist of, in the protocols 2 to 4. Sets and further opcodes are refused.
+_OPCODES = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
+    *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.SHORT_BINSTRING, pickle.BINSTRING),
+    *(pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINBYTES, pickle.SHORT_BINBYTES),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.EMPTY_LIST),
+    *(pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET, pickle.MEMOIZE),
+    *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.BUILD),
+)
+
+
 class _Inert(pickle._Unpickler):
     """Reads a pickle whose objects are replaced by inert ones: nothing that the file names is imported or called.
 
     The implementation in Python is used because that in C allocates as much memory as a file asks for.
     """
+
+    dispatch: ClassVar[dict[int, Any]] = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES}
+
+    def load_setitem(self) -> None:
+        self._check_keys(self.stack[-2:-1])  # type: ignore[attr-defined]
+        super().load_setitem()  # type: ignore[misc]
+
+    def load_setitems(self) -> None:
+        self._check_keys(self.stack[::2])  # type: ignore[attr-defined]
+        super().load_setitems()  # type: ignore[misc]
+
+    dispatch |= {pickle.SETITEM[0]: load_setitem, pickle.SETITEMS[0]: load_setitems}
+
+    def _check_keys(self, keys: list[Any]) -> None:
+        # The hash of nested tuples that share their parts takes exponential time.
+        if not all(isinstance(key, bytes | str) for key in keys):
+            raise pickle.UnpicklingError("it has keys that are not text")
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("numpy", "dtype"):
@@ -131,8 +160,10 @@ class _Inert(pickle._Unpickler):
 def _unpickled(data: bytes, place: Path) -> dict[Any, Any]:
     try:
         found = _Inert(io.BytesIO(data), encoding="bytes").load()
+    except KeyError as error:
+        raise ValueError(f"{place} is not the published file (opcode {error} of pickle): download it again") from error
     except Exception as error:  # bytes of a stranger can raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"{place} is not the published file ({reason}): download it again") from error
     if not isinstance(found, dict):
         raise ValueError(f"{place} holds a {type(found).__name__}, not a dict: download it again")

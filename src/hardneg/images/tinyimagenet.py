@@ -13,7 +13,6 @@ from hardneg.images.image_set import Broken, EncodedImages, decode_all
 
 _SHAPE = (3, 64, 64)
 _ANNOTATIONS = "val/val_annotations.txt"
-_LONGEST_TEXT = 2**26  # bytes
 
 
 class _Files:
@@ -43,7 +42,7 @@ class _Files:
         if not self.zipped:
             return checks.regular_file(self.path / self.names[name]).read_text(encoding="utf-8", errors="replace")
         with ZipImages(self.path, [self.names[name]]).open(0) as file:
-            return file.read(_LONGEST_TEXT).decode("utf-8", "replace")
+            return file.read().decode("utf-8", "replace")
 
 
 def read(path: Path) -> dict[str, npt.NDArray[Any]]:
