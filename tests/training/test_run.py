@@ -262,7 +262,9 @@ class Interrupt(L.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("sampling", "kind"), [("uniform", "folder"), ("proximity", "folder"), ("uniform", "shards")])
+@pytest.mark.parametrize(
+    ("sampling", "kind"), [("uniform", "folder"), ("proximity", "folder"), ("uniform", "tar"), ("uniform", "parquet")]
+)
 def test_a_run_on_streamed_images_resumes_bit_by_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: str, kind: str
 ) -> None:
@@ -275,8 +277,21 @@ def test_a_run_on_streamed_images_resumes_bit_by_bit(
         place = tmp_path / "images" / str(number % 2)
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image.numpy()).save(place / f"{number}.png")
-    if kind == "shards":
+    if kind != "folder":
         (tmp_path / "shards").mkdir()
+    if kind == "parquet":
+        pytest.importorskip("datasets")
+        import pyarrow.parquet
+
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+        for shard in range(3):
+            files = [tmp_path / "images" / str(number % 2) / f"{number}.png" for number in range(shard, 60, 3)]
+            columns = {
+                "image": [file.read_bytes() for file in files],
+                "label": [int(file.parent.name) for file in files],
+            }
+            pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "shards" / f"{shard}.parquet")
+    if kind == "tar":
         for shard in range(3):
             with tarfile.open(tmp_path / "shards" / f"{shard}.tar", "w") as archive:
                 for number in range(20 * shard, 20 * shard + 20):
