@@ -7,7 +7,6 @@ A packed set has .npz parts, each with image files of many images stacked vertic
 
 import argparse
 import io
-import os
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from hardneg.extras import required
 from hardneg.images.data import load_images
 from hardneg.images.image_set import ImageSet
+from hardneg.images.published import save
 from hardneg.progress import progress
 
 Pixels = npt.NDArray[np.uint8]  # (N, H, W, C)
@@ -66,7 +66,7 @@ def unpack(source: Path, target: Path) -> dict[str, Path]:
     for name in [*present, "digits"]:
         written[name] = target / f"{name}.npz"
         if not written[name].exists():
-            _save(written[name], _digits() if name == "digits" else _joined(source / name, PACKED[name]))
+            save(written[name], _digits() if name == "digits" else _joined(source / name, PACKED[name]))
     return written
 
 
@@ -92,16 +92,6 @@ def _digits() -> dict[str, npt.NDArray[Any]]:
         arrays[f"{split}_labels"] = digits.labels.numpy()  # (N,)
         arrays["classes"] = np.array(digits.classes)
     return arrays
-
-
-def _save(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        part.replace(path)  # atomic
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,8 +10,8 @@ import hardneg
 
 SOURCE, TESTS = Path(hardneg.__file__).parent, Path(__file__).parent
 
-LEAVES = {"callables", "checks", "chunks", "distributed", "division", "extras", "heads", "matmul", "printable",
-          "progress", "randomness", "recipe_section"}  # fmt: skip
+LEAVES = {"callables", "checks", "chunks", "distributed", "division", "downloads", "export_inputs", "extras", "heads",
+          "matmul", "printable", "progress", "randomness", "recipe_section"}  # fmt: skip
 # What each file or folder of the package may import, in the order of the data: losses first, the command line last.
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(LEAVES, LEAVES),
@@ -30,9 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "terminal": LEAVES | {"evaluation", "insight"},
     "demo": LEAVES | {"evaluation", "training"},
     "doctor": LEAVES | {"version"},
+    "published_data": LEAVES | {"images", "graphs"},
     "warm_up": LEAVES | {"losses"},
     "export": LEAVES | {"training", "version"},
-    "cli": LEAVES | {"training", "insight", "terminal", "demo", "doctor", "export", "warm_up"},
+    "cli": LEAVES | {"training", "insight", "terminal", "demo", "doctor", "export", "published_data", "warm_up"},
     "__main__": {"cli"},
     "__init__": {"public"},
 }

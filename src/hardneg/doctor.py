@@ -208,7 +208,7 @@ def _data() -> Iterator[Finding]:
     yield from found
     if not found:
         where = " or ".join(str(folder) for folder in folders)
-        fix = "put an .npz, a folder of images or parquet files there, or set data.source= to another path"
+        fix = "hardneg data NAME writes a published set; for your own, set data.source= to its path"
         yield Finding("data", "missing", f"no data set in {where}", fix)
 
 

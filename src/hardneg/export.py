@@ -14,7 +14,6 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import hardneg
-from hardneg import checks, randomness
-from hardneg.checks import TensorLike, as_tensor
+from hardneg import checks
+from hardneg.checks import TensorLike
+from hardneg.export_inputs import FEATURES, IMAGES, Inputs, example_inputs, weights_of
 from hardneg.extras import required
 
 SUFFIXES = {"safetensors": ".safetensors", "torchscript": ".pt", "torch_export": ".pt2", "onnx": ".onnx"}
@@ -32,7 +32,6 @@ _EXTRA = "export"
 _BATCH_SIZES = (1, 3)  # of the comparison; not the size that encoders are traced with
 _REMEDY = "keep its forward to tensor operations of any batch size, or use format='safetensors'"
 _METADATA = "hardneg.json"  # inside TorchScript and torch.export files
-_IMAGES, _FEATURES = "images", "features"  # names of the input and the output in ONNX files
 
 Program = Callable[..., Tensor]
 
@@ -105,8 +104,9 @@ def export_run(
 
     checks.choice("format", format, tuple(SUFFIXES))
     loaded = load_run(run, trust=trust)
+    encoder = loaded.settings.kind.exportable(loaded.encoder, loaded.shape)
     example = loaded.settings.kind.example(loaded.shape, loaded.views)
-    if example is None:
+    if example is None and encoder is loaded.encoder:
         raise ValueError(
             f"{run} trained an encoder of {loaded.settings.modality}, which no format supports: use its "
             "encoder.safetensors"
@@ -114,13 +114,12 @@ def export_run(
     file = Path(run) / "exported" if to is None else Path(to)
     if file.resolve() == (Path(run) / run_folder.ENCODER).resolve():
         raise ValueError(f"to={str(file)!r} is the run's own file, which marks it as finished: choose another name")
-    channels = loaded.shape[0]
-    info = {
-        "recipe": recipe.dump(loaded.settings),
-        "mean": json.dumps(list(getattr(loaded.views, "mean", None) or [0.0] * channels)),
-        "std": json.dumps(list(getattr(loaded.views, "std", None) or [1.0] * channels)),
-    }
-    return _export(loaded.encoder, example, file, format, info, TOLERANCE)
+    info = {"recipe": recipe.dump(loaded.settings)}
+    if example is not None:
+        channels = loaded.shape[0]
+        info["mean"] = json.dumps(list(getattr(loaded.views, "mean", None) or [0.0] * channels))
+        info["std"] = json.dumps(list(getattr(loaded.views, "std", None) or [1.0] * channels))
+    return _export(encoder, example, file, format, info, TOLERANCE)
 
 
 def verify(
@@ -138,7 +137,7 @@ def verify(
     """
     file, frozen = Path(file), _frozen(encoder)
     tolerance = checks.number("tolerance", tolerance, at_least=0)
-    inputs = _example_inputs(frozen, example)
+    inputs = example_inputs(frozen, example)
     return _compare(_LOADERS[_format_of(file)](file, frozen), frozen, inputs, tolerance, file)
 
 
@@ -163,78 +162,12 @@ def read_info(file: str | Path) -> dict[str, str]:
         raise ValueError(f"{file} is not a file that hardneg exported: its metadata is missing") from error
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """One example of the inputs of an encoder, and how they are passed.
-
-    tensors: (1, …) by name · passing: "tensor" (one tensor), "dict" (one dict) or "keywords"
-    """
-
-    tensors: dict[str, Tensor]
-    passing: str
-
-    def arguments(self, tensors: dict[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments of the encoder for these inputs."""
-        if self.passing == "keywords":
-            return (), tensors
-        return ((tensors,) if self.passing == "dict" else tuple(tensors.values())), {}
-
-    def call(self, program: Callable[..., Any], tensors: dict[str, Tensor]) -> Any:
-        positional, keywords = self.arguments(tensors)
-        return program(*positional, **keywords)
-
-    def random(self, batch: int) -> dict[str, Tensor]:
-        """Random inputs of ``batch`` rows: normal floats, and permutations of the integers of the example."""
-        generator = randomness.generator("cpu", batch)
-        found = {}
-        for name, tensor in self.tensors.items():
-            shape = (batch, *tensor.shape[1:])
-            if tensor.is_floating_point():
-                found[name] = torch.randn(shape, generator=generator)
-            else:
-                order = torch.rand(batch, tensor.numel(), generator=generator).argsort(dim=1)
-                found[name] = tensor.flatten()[order].view(shape)
-        return found
-
-    def doubled(self) -> dict[str, Tensor]:
-        """The example twice: torch.export treats a batch of one as a constant."""
-        return {name: torch.cat([tensor, tensor]) for name, tensor in self.tensors.items()}
-
-    def shape(self) -> str:
-        """The shapes without the batch dimension, as text."""
-        shapes = {name: list(tensor.shape[1:]) for name, tensor in self.tensors.items()}
-        return ",".join(map(str, shapes[_IMAGES])) if self.passing == "tensor" else json.dumps(shapes)
-
-
-def _example_inputs(encoder: nn.Module, example: object) -> _Inputs:
-    if not isinstance(example, Mapping):
-        tensor = checks.floating("example", as_tensor("example", example))
-        if tensor.dim() < 2 or len(tensor) != 1 or tensor.numel() == 0:
-            raise ValueError(f"example must be one image (1, C, H, W), got {tuple(tensor.shape)}: use images[:1]")
-        return _Inputs({_IMAGES: tensor.detach().float().cpu()}, "tensor")
-    tensors: dict[str, Tensor] = {}
-    for name, given in example.items():
-        tensor = as_tensor(f"example[{name!r}]", given).detach().cpu()
-        if tensor.dim() < 1 or len(tensor) != 1 or tensor.numel() == 0:
-            raise ValueError(f"example[{name!r}] must have shape (1, …), one sample, got {tuple(tensor.shape)}")
-        tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
-    if not tensors or not all(isinstance(name, str) for name in tensors):
-        raise ValueError(f"example must map the names of the inputs to tensors, got {list(tensors)}")
-    if _FEATURES in tensors:
-        raise ValueError(f"example has an input {_FEATURES!r}, the name of the output: rename it in encoder.forward")
-    try:
-        inspect.signature(encoder.forward).bind(**tensors)
-    except TypeError:  # no parameters of these names
-        return _Inputs(tensors, "dict")
-    return _Inputs(tensors, "keywords")
-
-
 # --- one writer and one loader for each format ---
 
 
-def _write_safetensors(encoder: nn.Module, inputs: _Inputs, file: Path, metadata: dict[str, str]) -> None:
+def _write_safetensors(encoder: nn.Module, inputs: Inputs, file: Path, metadata: dict[str, str]) -> None:
     # safetensors accepts neither tensors that share memory nor strided ones.
-    state = {name: tensor.clone().contiguous() for name, tensor in encoder.state_dict().items()}
+    state = {name: tensor.clone().contiguous() for name, tensor in weights_of(encoder).state_dict().items()}
     required("safetensors.torch", _EXTRA).save_file(state, file, metadata=metadata)
 
 
@@ -242,11 +175,11 @@ def _load_safetensors(file: Path, encoder: nn.Module) -> Program:
     fresh = copy.deepcopy(encoder)
     for tensor in fresh.state_dict().values():
         tensor.zero_()  # so that the comparison depends on the file alone
-    fresh.load_state_dict(required("safetensors.torch", _EXTRA).load_file(file), strict=True)
+    weights_of(fresh).load_state_dict(required("safetensors.torch", _EXTRA).load_file(file), strict=True)
     return torch.no_grad()(fresh)
 
 
-def _write_torchscript(encoder: nn.Module, inputs: _Inputs, file: Path, metadata: dict[str, str]) -> None:
+def _write_torchscript(encoder: nn.Module, inputs: Inputs, file: Path, metadata: dict[str, str]) -> None:
     _check_parameters(encoder, inputs, "torchscript")
     positional, keywords = inputs.arguments(inputs.tensors)
     with _quiet(), _explained("torchscript"), torch.no_grad():
@@ -263,12 +196,15 @@ def _load_torchscript(file: Path, encoder: nn.Module) -> Program:
         return program
 
 
-def _write_torch_export(encoder: nn.Module, inputs: _Inputs, file: Path, metadata: dict[str, str]) -> None:
+def _write_torch_export(encoder: nn.Module, inputs: Inputs, file: Path, metadata: dict[str, str]) -> None:
     _check_parameters(encoder, inputs, "torch_export")
     positional, keywords = inputs.arguments(inputs.doubled())
     with _quiet(), _explained("torch_export"):
         program = torch.export.export(
-            encoder, positional, keywords, dynamic_shapes=_dynamic_batch(encoder, positional, keywords)
+            encoder,
+            positional,
+            keywords,
+            dynamic_shapes=_dynamic_shapes(encoder, *inputs.arguments(inputs.dimensions())),
         )
         torch.export.save(program, str(file), extra_files={_METADATA: json.dumps(metadata)})
 
@@ -278,7 +214,7 @@ def _load_torch_export(file: Path, encoder: nn.Module) -> Program:
         return torch.no_grad()(torch.export.load(str(file)).module())
 
 
-def _write_onnx(encoder: nn.Module, inputs: _Inputs, file: Path, metadata: dict[str, str]) -> None:
+def _write_onnx(encoder: nn.Module, inputs: Inputs, file: Path, metadata: dict[str, str]) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         required(package, _EXTRA)
     module = encoder if inputs.passing == "tensor" else _Positional(encoder, inputs).eval()
@@ -289,8 +225,8 @@ def _write_onnx(encoder: nn.Module, inputs: _Inputs, file: Path, metadata: dict[
             positional,
             dynamo=True,
             input_names=list(inputs.tensors),
-            output_names=[_FEATURES],
-            dynamic_shapes=_dynamic_batch(module, positional, {}),
+            output_names=[FEATURES],
+            dynamic_shapes=_dynamic_shapes(module, tuple(inputs.dimensions().values()), {}),
             verbose=False,
         )
         assert program is not None
@@ -304,7 +240,7 @@ class _Positional(nn.Module):
     An ONNX file has a flat list of inputs, which the exporter names in the order of the arguments.
     """
 
-    def __init__(self, encoder: nn.Module, inputs: _Inputs) -> None:
+    def __init__(self, encoder: nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.encoder, self.inputs = encoder, inputs
 
@@ -321,14 +257,14 @@ def _load_onnx(file: Path, encoder: nn.Module) -> Program:
 
     def run(*positional: Any, **keywords: Tensor) -> Tensor:
         given = positional[0] if positional else keywords
-        given = given if isinstance(given, Mapping) else {_IMAGES: given}
+        given = given if isinstance(given, Mapping) else {IMAGES: given}
         # The exporter drops inputs that the features do not depend on.
-        return torch.from_numpy(session.run([_FEATURES], {name: given[name].numpy() for name in names})[0])
+        return torch.from_numpy(session.run([FEATURES], {name: given[name].numpy() for name in names})[0])
 
     return run
 
 
-_WRITERS: dict[str, Callable[[nn.Module, _Inputs, Path, dict[str, str]], None]] = {
+_WRITERS: dict[str, Callable[[nn.Module, Inputs, Path, dict[str, str]], None]] = {
     "safetensors": _write_safetensors,
     "torchscript": _write_torchscript,
     "torch_export": _write_torch_export,
@@ -353,7 +289,7 @@ def _export(
     tolerance = checks.number("tolerance", tolerance, at_least=0)
     file = _with_suffix(to, format)
     frozen = _frozen(encoder)
-    inputs = _example_inputs(frozen, example)
+    inputs = example_inputs(frozen, example)
     metadata = _metadata(info, inputs, _count_features(frozen, inputs))
     file.parent.mkdir(parents=True, exist_ok=True)
     # A random name cannot be an existing link. It keeps the suffix, which torch.export requires.
@@ -367,7 +303,7 @@ def _export(
     return file, difference
 
 
-def _compare(program: Program, encoder: nn.Module, inputs: _Inputs, tolerance: float, file: Path) -> float:
+def _compare(program: Program, encoder: nn.Module, inputs: Inputs, tolerance: float, file: Path) -> float:
     """The largest difference between program and encoder on random batches; errors name ``file``."""
     largest = 0.0
     for batch in _BATCH_SIZES:
@@ -402,7 +338,7 @@ def _frozen(encoder: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def _count_features(encoder: nn.Module, inputs: _Inputs) -> int:
+def _count_features(encoder: nn.Module, inputs: Inputs) -> int:
     output = inputs.call(encoder, inputs.tensors)
     if not isinstance(output, Tensor) or output.dim() != 2:
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -413,7 +349,7 @@ def _count_features(encoder: nn.Module, inputs: _Inputs) -> int:
     return output.shape[1]
 
 
-def _metadata(info: Mapping[str, str], inputs: _Inputs, features: int) -> dict[str, str]:
+def _metadata(info: Mapping[str, str], inputs: Inputs, features: int) -> dict[str, str]:
     for key, text in info.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise ValueError(f"info must map text to text, got {key!r}: {text!r}: write it with str() or json.dumps")
@@ -436,7 +372,7 @@ def _format_of(file: Path) -> str:
     raise ValueError(f"file={str(file)!r} must end in one of {', '.join(SUFFIXES.values())}")
 
 
-def _check_parameters(encoder: nn.Module, inputs: _Inputs, format: str) -> None:
+def _check_parameters(encoder: nn.Module, inputs: Inputs, format: str) -> None:
     """Raise if inputs are passed through ``**kwargs``, which TorchScript and dynamic shapes of torch.export lack."""
     if inputs.passing == "keywords":
         named = inspect.signature(encoder.forward).parameters
@@ -448,12 +384,9 @@ def _check_parameters(encoder: nn.Module, inputs: _Inputs, format: str) -> None:
             )
 
 
-def _dynamic_batch(module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
-    """The ``dynamic_shapes`` of torch.export that make the first dimension of every tensor dynamic."""
-    batch = torch.export.Dim("batch")
-    bound = inspect.signature(module.forward).bind(*positional, **keywords).arguments
-    shapes: dict[str, Any] = torch.utils._pytree.tree_map(lambda _: {0: batch}, dict(bound))
-    return shapes
+def _dynamic_shapes(module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The ``dynamic_shapes`` of torch.export, from the dynamic dimensions of each argument."""
+    return dict(inspect.signature(module.forward).bind(*positional, **keywords).arguments)
 
 
 @contextmanager
@@ -466,7 +399,9 @@ def _quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
-            warnings.filterwarnings("ignore", message=r".*axis name: batch will not be used")  # one name for all inputs
+            # The file is compared with the encoder afterwards.
+            warnings.simplefilter("ignore", torch.jit._trace.TracerWarning)
+            warnings.filterwarnings("ignore", message=r".*axis name: \w+ will not be used")  # one name for all inputs
             yield
     finally:
         logger.setLevel(level)

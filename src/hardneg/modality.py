@@ -188,6 +188,10 @@ class Modality(ABC):
         """A batch of one sample in the form of the encoder's input, for export; None if it is not a tensor."""
         return None
 
+    def exportable(self, encoder: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+        """The encoder in a form that can be exported: with tensors as inputs; `example` shows them."""
+        return encoder
+
     @abstractmethod
     def resident(self, samples: Any) -> ResidentSamples | None:
         """The samples if they are in memory, else None: a loader reads them then."""

@@ -728,9 +728,9 @@ def test_an_empty_folder_and_an_unknown_file_are_refused(tmp_path: Path) -> None
     (tmp_path / "empty" / "cat").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"empty has no images: put .bmp, .*.webp files there"):
         load_images(tmp_path / "empty")
-    (tmp_path / "set.tar").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"is a .tar file, which cannot be read: give 'digits'"):
-        load_images(tmp_path / "set.tar")
+    (tmp_path / "set.rar").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"is a .rar file, which cannot be read: give 'digits'"):
+        load_images(tmp_path / "set.rar")
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5])

@@ -3,13 +3,17 @@
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hardneg.evaluation import svm
 from hardneg.graphs.features import extract_graphs
+from hardneg.graphs.files import read_graphs
 from hardneg.training import build, compare, evaluate, recipe, run, saved_run
 
 pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
@@ -60,9 +64,34 @@ def test_graphs_of_the_working_directory_are_found_from_every_folder(
         evaluate.evaluate(tmp_path / "run")
 
 
-def settings(way: str) -> recipe.Recipe:
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "folder"])
+def test_own_files_of_graphs_give_the_run_of_the_same_graphs_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    raw = tmp_path / "data" / "tu" / "SHAPES" / "raw"
+    source = "mine" if kind == "folder" else f"mine.{kind}"
+    if kind == "folder":
+        shutil.copytree(raw, tmp_path / "mine")
+    else:
+        graphs = read_graphs(raw)
+        owner = torch.repeat_interleave(torch.arange(len(graphs)), graphs.ptr.diff())
+        arrays = {"x": graphs.x, "edge_index": graphs.edge_index, "batch": owner, "y": graphs.labels}
+        if kind == "npz":
+            np.savez(tmp_path / source, **{name: tensor.numpy() for name, tensor in arrays.items()})
+        else:
+            save_file(arrays, tmp_path / source)
+    run.train(settings("infograph", "trainer.epochs=1"), tmp_path / "by-name")
+    run.train(settings("infograph", "trainer.epochs=1", f"data.source={source}"), tmp_path / "run")
+    files = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("run", "by-name")]
+    assert files[0] == files[1]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert evaluate.evaluate(tmp_path / "run")["svm"] > 0.9
+
+
+def settings(way: str, *further: str) -> recipe.Recipe:
     name, more = WAYS[way]
-    return recipe.load(recipe.find(name), [*QUICK, *more])
+    return recipe.load(recipe.find(name), [*QUICK, *more, *further])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -126,7 +155,7 @@ REFUSED = {
         "data.source=digits",
         "method=infograph trains on graphs, and data.source=digits are images",
     ),
-    "a set that is not there": ("infograph", "data.source=tu:NOTHING", "'NOTHING' is not in"),
+    "a set that is not there": ("infograph", "data.source=tu:NOTHING", "tu:NOTHING is not in data/tu"),
     "an image encoder": ("infograph", "encoder.name=resnet18", "encoder.name='resnet18' is not known: .*'gin'"),
     "an unknown encoder option": ("infograph", "encoder.options={width: 8, depth: 2}", "encoder.options: .*'depth'"),
     "a projection head": ("graphcl", "encoder.outputs=7", "encoder.outputs is not used by method=graphcl on graphs"),

@@ -1,10 +1,12 @@
 """Runs learn, resume exactly after a kill at any moment, and train to the same weights in two processes."""
 
 import functools
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -260,9 +262,11 @@ class Interrupt(L.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "proximity"])
+@pytest.mark.parametrize(
+    ("sampling", "kind"), [("uniform", "folder"), ("proximity", "folder"), ("uniform", "tar"), ("uniform", "parquet")]
+)
 def test_a_run_on_streamed_images_resumes_bit_by_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: str, kind: str
 ) -> None:
     from PIL import Image
 
@@ -273,9 +277,32 @@ def test_a_run_on_streamed_images_resumes_bit_by_bit(
         place = tmp_path / "images" / str(number % 2)
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image.numpy()).save(place / f"{number}.png")
+    if kind != "folder":
+        (tmp_path / "shards").mkdir()
+    if kind == "parquet":
+        pytest.importorskip("datasets")
+        import pyarrow.parquet
+
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+        for shard in range(3):
+            files = [tmp_path / "images" / str(number % 2) / f"{number}.png" for number in range(shard, 60, 3)]
+            columns = {
+                "image": [file.read_bytes() for file in files],
+                "label": [int(file.parent.name) for file in files],
+            }
+            pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "shards" / f"{shard}.parquet")
+    if kind == "tar":
+        for shard in range(3):
+            with tarfile.open(tmp_path / "shards" / f"{shard}.tar", "w") as archive:
+                for number in range(20 * shard, 20 * shard + 20):
+                    archive.add(tmp_path / "images" / str(number % 2) / f"{number}.png", f"{number}.png")
+                    label = tarfile.TarInfo(f"{number}.cls")
+                    label.size = 1
+                    archive.addfile(label, io.BytesIO(str(number % 2).encode()))
+    source = tmp_path / ("images" if kind == "folder" else "shards")
     settings = recipe.load(
         SETTINGS,
-        [*SAMPLING[sampling], f"data.source={tmp_path / 'images'}", "trainer.batch_size=8", "batches.candidates=20",
+        [*SAMPLING[sampling], f"data.source={source}", "trainer.batch_size=8", "batches.candidates=20",
          "batches.neighbors=5"],
     )  # fmt: skip
     load = data._load

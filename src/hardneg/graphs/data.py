@@ -1,16 +1,11 @@
 """Sets of graphs to train on: the TU collection from local files or by download, or any list of PyG graphs."""
 
-import os
-import tempfile
 import warnings
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -18,6 +13,7 @@ from torch.utils.data import Dataset
 from hardneg import checks
 from hardneg.division import Division, fingerprint
 from hardneg.extras import required
+from hardneg.graphs import tu_files
 from hardneg.graphs.equivalent_nodes import equivalent_nodes
 
 FEATURES = ("auto", "own", "degree", "constant")
@@ -119,7 +115,7 @@ class GraphSet(Dataset[Any]):
         nodes, of_edges = _attributes(graphs, sizes)
         own = nodes.pop("x", None)
         labels = torch.tensor([_label(graph.y, number) for number, graph in enumerate(graphs)])
-        x = _features(None if own is None else own.float(), edges, int(ptr[-1]), features, name)
+        x = features_of_nodes(None if own is None else own.float(), edges, int(ptr[-1]), features, name)
         return cls(x, edges, ptr, labels, of_edges.pop("edge_attr", None), name, nodes, of_edges)
 
     @property
@@ -316,114 +312,21 @@ def load_graphs(
 ) -> GraphSet:
     """A set of the TU collection by name, such as ``"MUTAG"``.
 
-    name: as the collection spells it · root: folder with ``NAME.zip``, ``NAME/raw/NAME_A.txt`` or ``NAME.npz`` (packed
-    adjacency bits); by default ``$HARDNEG_DATA/tu`` · features: of nodes: ``"own"`` (labels, one-hot), ``"degree"``
-    (one-hot, or one standardized number where degrees reach 1000), ``"constant"`` (1), or ``"auto"``: own, or degree
-    if a set has none · attributes: use the set's continuous node attributes as well · download: into ``root``, if
-    the set is not there
+    name: as the collection spells it · root: folder with ``NAME.zip``, the text files in ``NAME/`` or ``NAME/raw/``, or
+    ``NAME.npz`` (packed adjacency bits); by default ``data/tu``, then ``$HARDNEG_DATA/tu`` · features: of nodes:
+    ``"own"`` (labels, one-hot), ``"degree"`` (one-hot, or one standardized number where degrees reach 1000),
+    ``"constant"`` (1), or ``"auto"``: own, or degree if a set has none · attributes: use the set's continuous node
+    attributes as well · download: into ``root`` or ``data/tu``, if the set is not there
     """
     checks.choice("features", features, FEATURES)
-    if root is None:
-        home = os.environ.get("HARDNEG_DATA")
-        if home is None and not download:
-            raise FileNotFoundError(
-                f"{name!r}: no folder given: pass root=, or set HARDNEG_DATA to the folder of tu/, or download=True"
-            )
-        root = Path(home) / "tu" if home else Path("data") / "tu"
-    folder = Path(root).expanduser()
-    if (packed := folder / f"{name}.npz").exists():
-        return GraphSet.of(_unpacked(packed), features, name)
-    raw, archive = folder / name / "raw", folder / f"{name}.zip"
-    if download and not raw.is_dir() and not archive.exists():
-        collection = required("torch_geometric.datasets", "graph").TUDataset.url
-        required("torch_geometric.data", "graph").download_url(f"{collection}/{name}.zip", str(folder), log=False)
-    if raw.is_dir():
-        return GraphSet.of(_read(raw, name, attributes), features, name)
-    if not archive.exists():
-        available = sorted({path.name.removesuffix(".zip").removesuffix(".npz") for path in folder.glob("*")})
-        raise FileNotFoundError(
-            f"{name!r} is not in {folder}, which has {', '.join(available) or 'nothing'}: check the name, or "
-            "download=True"
-        )
-    # The data's own folder may not be writable.
-    with tempfile.TemporaryDirectory() as unpacked:
-        try:
-            with zipfile.ZipFile(checks.regular_file(archive)) as files:
-                for member in files.namelist():  # in a folder NAME/raw/ or NAME/
-                    if (path := PurePosixPath(member)).name.startswith(f"{name}_") and path.suffix == ".txt":
-                        Path(unpacked, path.name).write_bytes(files.read(member))
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise _unreadable(archive, error) from error
-        return GraphSet.of(_read(Path(unpacked), name, attributes), features, name)
+    searched = tu_files.folders() if root is None else [Path(root).expanduser()]
+    if download and not any(tu_files.holds(folder, name) for folder in searched):
+        tu_files.fetch(name, searched[0])
+    folder = tu_files.find(name) if root is None else searched[0]
+    return GraphSet.of(tu_files.read(folder, name, attributes), features, name)
 
 
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    reason = str(error).partition("\n")[0]
-    return ValueError(f"{path} cannot be read ({type(error).__name__}: {reason}): copy or download the set again")
-
-
-def _read(folder: Path, name: str, attributes: bool) -> list[Any]:
-    """Graphs from the raw text files of the collection.
-
-    PyG's ``TUDataset`` would load ``processed/data.pt`` next to them instead, a pickle that may run any code.
-    """
-    if not (folder / f"{name}_A.txt").exists():
-        raise FileNotFoundError(f"{folder} has no {name}_A.txt: copy or download the set again")
-    for file in folder.glob(f"{name}_*.txt"):
-        checks.regular_file(file)
-    read_tu_data = required("torch_geometric.io", "graph").read_tu_data
-    try:
-        data, slices, widths = read_tu_data(str(folder), name)
-    except (ValueError, IndexError, KeyError, TypeError, AssertionError, RuntimeError) as error:
-        raise _unreadable(folder, error) from error
-    sizes = slices["x"].diff() if "x" in slices else torch.tensor(data._num_nodes)  # (N,)
-    x = None if data.x is None else data.x[:, 0 if attributes else widths["num_node_attributes"] :]
-    edge_attr = None if data.edge_attr is None else data.edge_attr[:, widths["num_edge_attributes"] :]
-    y = data.y
-    if y is not None and (y.is_floating_point() or len(y) != len(sizes)):
-        warnings.warn(f"{name} has targets that are not classes of graphs: it is read without labels", stacklevel=3)
-        y = None
-    nodes = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])  # (N + 1,)
-    # PyG counts edges up to the last graph that has any.
-    edges = slices["edge_index"][torch.arange(len(nodes)).clamp(max=len(slices["edge_index"]) - 1)]  # (N + 1,)
-    return [
-        _graph_class()(
-            x=None if x is None else x[nodes[number] : nodes[number + 1]],
-            edge_index=data.edge_index[:, edges[number] : edges[number + 1]],
-            edge_attr=None if edge_attr is None else edge_attr[edges[number] : edges[number + 1]],
-            y=None if y is None else y[number],
-            num_nodes=int(sizes[number]),
-        )
-        for number in range(len(sizes))
-    ]
-
-
-def _unpacked(path: Path) -> list[Any]:
-    """Graphs from an .npz of ``num_nodes`` (N,), ``labels`` (N,) and the bits of all upper triangles."""
-    checks.regular_file(path)
-    try:
-        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as stored:
-            if missing := {"num_nodes", "labels", "triu_bits"} - set(stored.files):
-                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-            sizes, packed = stored["num_nodes"].astype(np.int64), stored["triu_bits"]
-            _, labels = np.unique(stored["labels"], return_inverse=True)
-        if sizes.ndim != 1 or len(sizes) == 0 or sizes.min() < 0 or labels.shape != sizes.shape:
-            raise ValueError("num_nodes must be numbers ≥ 0, with one label each")
-        cuts = np.cumsum(sizes * (sizes + 1) // 2)
-        if sizes.max() >= 1 << 31 or not 0 <= cuts[-1] <= 8 * packed.size:
-            raise ValueError("triu_bits holds fewer bits than num_nodes needs")
-        bits = np.unpackbits(packed)[: cuts[-1]].astype(bool)
-    except (zipfile.BadZipFile, zlib.error, EOFError, TypeError, ValueError) as error:
-        raise _unreadable(path, error) from error
-    graphs = []
-    for size, label, present in zip(sizes.tolist(), labels.tolist(), np.split(bits, cuts[:-1]), strict=True):
-        pairs = np.stack(np.triu_indices(size))[:, present]  # (2, P), self-loops included
-        pairs = np.concatenate([pairs, pairs[::-1, pairs[0] != pairs[1]]], axis=1)
-        graphs.append(_graph_class()(edge_index=torch.from_numpy(pairs), y=torch.tensor([label]), num_nodes=size))
-    return graphs
-
-
-def _features(own: Tensor | None, edge_index: Tensor, nodes: int, wanted: str, name: str) -> Tensor:
+def features_of_nodes(own: Tensor | None, edge_index: Tensor, nodes: int, wanted: str, name: str) -> Tensor:
     """The features of each node, (n, F)."""
     checks.choice("features", wanted, FEATURES)
     has_own = own is not None and own.shape[1] > 0

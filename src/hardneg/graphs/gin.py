@@ -64,7 +64,7 @@ class GIN(nn.Module):
 
     def pool(self, nodes: Tensor, batch: Any) -> Tensor:
         """Sums over the nodes of each graph, (G, d), of node embeddings (n, d)."""
-        return nodes.new_zeros(int(batch.num_graphs), nodes.shape[1]).index_add(0, batch.batch, nodes)
+        return nodes.new_zeros(batch.num_graphs, nodes.shape[1]).index_add(0, batch.batch, nodes)
 
 
 class GINLayer(nn.Module):

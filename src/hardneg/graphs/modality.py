@@ -1,4 +1,4 @@
-"""Graphs as a modality: TU or user-defined sets, GraphCL's views, GIN, and a cross-validated SVM."""
+"""Graphs as a modality: TU sets or the user's own, GraphCL's views, GIN, and a cross-validated SVM."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -10,23 +10,26 @@ from torch import Tensor, nn
 from hardneg import callables, checks
 from hardneg.division import Division, difference
 from hardneg.evaluation import EvaluationResult, evaluate_set
+from hardneg.graphs import files, tu_files
 from hardneg.graphs.data import GraphSet, load_graphs
+from hardneg.graphs.exported import GraphTensors
 from hardneg.graphs.features import extract_graphs
 from hardneg.graphs.gin import GIN
 from hardneg.graphs.thumbnails import draw
+from hardneg.graphs.tu_files import TU
 from hardneg.graphs.views import GraphViews
 from hardneg.modality import GIVEN, DataSection, EncoderSection, EvaluationRequest, Modality, ViewsSection
 from hardneg.recipe_section import Section
 
 ENCODERS: dict[str, Callable[..., nn.Module]] = {"gin": GIN}  # called with the number of node features
-TU = "tu:"  # prefix of the sets of the TU collection
 
 
 class GraphData(DataSection):
     """A set of graphs."""
 
     source: str = "tu:MUTAG"
-    """``tu:NAME``, or ``package.module:callable``, which returns a GraphSet or a list of PyG graphs."""
+    """``tu:NAME``, an .npz or .safetensors file, a folder of TU text files, or ``package.module:callable``, which
+    returns a GraphSet or a list of PyG graphs."""
     features: Literal["auto", "own", "degree", "constant"] = "auto"
     """Node features; see `hardneg.graphs.data.load_graphs`."""
 
@@ -53,24 +56,30 @@ class Graphs(Modality):
     has_test_set = False
 
     def accepts(self, source: str) -> bool:
-        return source.startswith(TU)
+        return source.startswith(TU) or source.endswith(".safetensors")
 
     def resolve(self, source: str) -> str:
-        """Sets in ``data/tu`` get an absolute path; those of ``$HARDNEG_DATA`` are found by name."""
+        """Files, and sets in ``data/tu``, get an absolute path; sets in ``$HARDNEG_DATA/tu`` are found by name."""
+        if not source.startswith(TU):
+            path = self.location(source)
+            return source if path is None else str(path.absolute())
         name = source.removeprefix(TU)
-        folder = Path("data", "tu").absolute()
-        by_name = not source.startswith(TU) or Path(name).is_absolute() or not folder.is_dir()
-        return source if by_name else f"{TU}{folder / name}"
+        local = not Path(name).is_absolute() and tu_files.holds(tu_files.FOLDER, name)
+        return f"{TU}{(tu_files.FOLDER / name).absolute()}" if local else source
 
     def location(self, source: str) -> Path | None:
-        path = Path(source.removeprefix(TU))
-        return path.parent if source.startswith(TU) and path.is_absolute() else None
+        if source.startswith(TU):
+            path = Path(source.removeprefix(TU))
+            return path.parent if path.is_absolute() else None
+        return None if source == GIVEN or callables.is_name(source) else Path(source).expanduser()
 
     def load(self, data: Any, *, labels: bool = False, given: Any = None) -> GraphSet:
         graphs = _given(data, given)
-        if graphs is None:
+        if graphs is None and data.source.startswith(TU):
             path = Path(self.resolve(data.source).removeprefix(TU))
             graphs = load_graphs(path.name, path.parent if path.is_absolute() else None, data.features)
+        elif graphs is None:
+            graphs = files.read_graphs(data.source, data.features)
         if labels and not bool((graphs.labels >= 0).any()):
             raise ValueError(f"{graphs.name} has no labels, and this loss needs them: choose one without labels")
         return graphs
@@ -145,19 +154,20 @@ class Graphs(Modality):
         graph = samples[index]
         return draw(int(graph.num_nodes), graph.edge_index)
 
+    def exportable(self, encoder: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+        return GraphTensors(encoder, shape[0])
+
     def resident(self, samples: Any) -> GraphSet:
         found: GraphSet = samples
         return found
 
 
 def _given(data: Any, given: Any) -> GraphSet | None:
-    """The graphs that an object or a ``package.module:callable`` gives; None if the source is a TU set."""
+    """The graphs that an object or a ``package.module:callable`` gives; None if the source is a set of files."""
     if given is None:
         if data.source == GIVEN:
             raise ValueError("the data of this run were given in Python: pass data=")
         if data.source.startswith(TU) or not callables.is_name(data.source):
-            if not data.source.startswith(TU):
-                raise ValueError(f"data.source={data.source!r} is not a set of graphs: give tu:NAME or module:callable")
             return None
         given = callables.load(data.source, "data.source")
     if callable(given):

@@ -1,4 +1,4 @@
-"""Reading images: scikit-learn's digits, .npz files, image folders, parquet, arrow, and the Hugging Face hub."""
+"""Reading images: scikit-learn's digits, .npz files, folders, parquet, arrow, tar shards, and the Hugging Face hub."""
 
 import warnings
 from dataclasses import replace
@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from hardneg import checks
-from hardneg.images import arrays, folders, tables
+from hardneg.images import arrays, folders, tables, tar_shards
 from hardneg.images.image_set import Broken, ImageSet, StreamedImages, content_id, decode_all, fit, survey
 from hardneg.images.objects import from_object
 from hardneg.images.split_names import Found, described, warn_if_whole
 
 _KINDS = (
-    "'digits', 'hf:NAME', an .npz, .parquet or .arrow file, an image folder, a folder of parquet or a saved dataset"
+    "'digits', 'hf:NAME', an .npz, .parquet, .arrow or .tar file, an image folder, a folder of parquet or tar shards, "
+    "or a saved dataset"
 )
 _MOST_PIXELS = 8192  # of a side
 IN_MEMORY = 4 * 2**30  # bytes of decoded images
@@ -39,6 +40,7 @@ def load_images(
             - a folder of images, or of one folder per class, or of one such folder per split; links to files and
               folders elsewhere are followed, links back into the folder are not, and each file is read once;
             - a ``.parquet`` or ``.arrow`` file, a folder of parquet files, or what ``datasets`` saved to disk;
+            - a ``.tar`` file or a folder of tar shards, in the layout of webdataset: ``KEY.jpg`` and ``KEY.cls``;
             - ``"hf:NAME"`` or ``"hf:NAME:CONFIG"``: a dataset of the Hugging Face hub;
             - an object: an `ImageSet`, a ``datasets.Dataset``, an array of images or a tuple (images, labels), a
               mapping from split to one of these, or a function of the split that returns one of these.
@@ -87,13 +89,19 @@ def find(source: Any, split: str, in_memory: int = IN_MEMORY) -> ImageSet | Stre
         return tables.from_hub(source, split)
     path = Path(source).expanduser()
     if not path.exists():
+        from hardneg.images.published import SETS
+
+        if path.suffix == ".npz" and path.stem in SETS:
+            raise FileNotFoundError(f"source={str(source)!r} does not exist: make it with hardneg data {path.stem}")
         raise FileNotFoundError(f"source={str(source)!r} does not exist: give {_KINDS}")
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return tables.from_saved(path, split)
-        shards = [file for file in (*path.glob("*.parquet"), *path.glob("*/*.parquet")) if not file.is_dir()]
-        if parquet := folders.each_once([checks.regular_file(file) for file in shards]):
+        if parquet := _shards(path, ".parquet"):
             return tables.from_parquet(path, tables.files_of_split(path, parquet, split), split, parquet)
+        # An archive next to the images that were unpacked from it is not a shard.
+        if (tars := _shards(path, ".tar")) and not folders.has_images(path):
+            return tar_shards.from_shards(path, tables.files_of_split(path, tars, split), split, tars)
         return folders.from_folder(path, split)
     match checks.regular_file(path).suffix.lower():
         case ".npz":
@@ -103,9 +111,18 @@ def find(source: Any, split: str, in_memory: int = IN_MEMORY) -> ImageSet | Stre
             return tables.from_parquet(path, [path], split, [path])
         case ".arrow":
             return tables.from_arrow(path, split)
+        case ".tar":
+            warn_if_whole(path, split)
+            return tar_shards.from_shards(path, [path], split, [path])
     raise ValueError(
         f"source={str(source)!r} is a {path.suffix or 'suffixless'} file, which cannot be read: give {_KINDS}"
     )
+
+
+def _shards(folder: Path, suffix: str) -> list[Path]:
+    """The files of this suffix in a folder and in the folders below it, each once."""
+    files = [file for file in (*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}")) if not file.is_dir()]
+    return folders.each_once([checks.regular_file(file) for file in files])
 
 
 def _decoded(found: Found, size: int | None, in_memory: int) -> ImageSet | StreamedImages:

@@ -12,7 +12,7 @@ import torch
 from hardneg import checks
 from hardneg.images.split_names import Found, called_name, is_split, unknown_split, warn_if_whole
 
-_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 class FolderImages:
@@ -44,7 +44,7 @@ def from_folder(path: Path, split: str) -> Found:
     paths = _image_paths(folder)
     if not paths:
         raise ValueError(
-            f"{folder} has no images: put {', '.join(_SUFFIXES)} files there, in one folder per class or flat"
+            f"{folder} has no images: put {', '.join(SUFFIXES)} files there, in one folder per class or flat"
         )
     # All splits are read, so that a class has the same number in each.
     everywhere = [paths, *(_image_paths(path / name) for name in splits if folder not in (path, path / name))]
@@ -63,6 +63,11 @@ def from_folder(path: Path, split: str) -> Found:
     classes_of = [number[parts[0]] if len(parts := Path(name).parts) > 1 else -1 for name in paths]
     labels = torch.tensor(classes_of) if any(label >= 0 for label in classes_of) else None  # (N,)
     return Found(FolderImages(folder, paths), labels, () if labels is None else classes, f"{path.name}-{split}")
+
+
+def has_images(folder: Path) -> bool:
+    """Whether an image file is anywhere below a folder."""
+    return any(name.lower().endswith(SUFFIXES) for _, _, names in os.walk(folder) for name in names)
 
 
 def _subfolders(folder: Path) -> list[str]:
@@ -89,7 +94,7 @@ def _image_paths(folder: Path) -> list[str]:
                 refused.append(os.path.relpath(link, folder))
             elif os.path.isdir(real):
                 pending.append((link, real))
-            elif link.lower().endswith(_SUFFIXES):
+            elif link.lower().endswith(SUFFIXES):
                 seen.add(real)
                 found.append(os.path.relpath(link, folder))
             continue
@@ -104,7 +109,7 @@ def _image_paths(folder: Path) -> list[str]:
                     heapq.heappush(links, (entry.path.count(os.sep), entry.path))
                 elif entry.is_dir():
                     pending.append((entry.path, real))
-                elif entry.name.lower().endswith(_SUFFIXES):
+                elif entry.name.lower().endswith(SUFFIXES):
                     seen.add(real)
                     found.append(os.path.relpath(entry.path, folder))
     if refused:

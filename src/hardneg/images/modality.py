@@ -28,7 +28,7 @@ class ImageData(DataSection):
     """Images from a source."""
 
     source: str = "digits"
-    """``digits``, ``hf:NAME``, an .npz, .parquet or .arrow file, a folder, or ``package.module:callable``."""
+    """``digits``, ``hf:NAME``, an .npz, .parquet, .arrow or .tar file, a folder, or ``package.module:callable``."""
     size: Count | None = None
     """Side of the images in pixels, if they differ in size."""
     workers: CountOrZero = 2

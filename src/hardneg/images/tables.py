@@ -28,7 +28,7 @@ from hardneg.images.split_names import (
     warn_if_whole,
 )
 
-_LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
 _IMAGE_COLUMNS = ("image", "img", "images", "picture")
 
 
@@ -253,7 +253,7 @@ def _columns(schema: Any, path: Path, images_in: str | None = None) -> tuple[str
             "store encoded images as bytes, or as {'bytes', 'path'} as the datasets library does, in a column 'image'"
         )
     classed = [name for name, note in notes.items() if note.get("_type") == "ClassLabel"]
-    labels = [name for name in (*_LABEL_COLUMNS, *classed) if name in schema.names and name != named[0]]
+    labels = [name for name in (*LABEL_COLUMNS, *classed) if name in schema.names and name != named[0]]
     kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_large_string,
              types.is_dictionary)  # fmt: skip
     fitting = [name for name in labels if any(fits(schema.field(name).type) for fits in kinds)]
