@@ -21,9 +21,11 @@ from hardneg.losses.jsd import JSD
 from hardneg.modality import DataSection, EncoderSection
 from hardneg.recipe_section import Count, CountOrZero, Counts, Names, NotNegative, Positive, Section
 from hardneg.training import objectives, yaml_files
-from hardneg.training.recipe_errors import explained, hint
+from hardneg.training.recipe_errors import explained
+from hardneg.training.recipe_files import about as about
+from hardneg.training.recipe_files import find as find
+from hardneg.training.recipe_files import known as known
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 DEFAULT_METHOD = "simclr"
 
 
@@ -272,40 +274,6 @@ def code_names(recipe: Recipe) -> list[tuple[str, str]]:
 def needs_trust(recipe: Recipe) -> bool:
     """Whether the recipe names a ``package.module:callable``."""
     return bool(code_names(recipe))
-
-
-def known() -> dict[str, Path]:
-    """The recipes that come with the library, by name."""
-    return {file.stem: file for file in sorted(RECIPES.glob("*.yaml"))}
-
-
-def find(name: str | Path) -> Path:
-    """The file of a recipe: a path, or the name of one that comes with the library.
-
-    Examples:
-        >>> find("digits-simclr").name
-        'digits-simclr.yaml'
-        >>> find("digit-simclr")
-        Traceback (most recent call last):
-        ValueError: there is no recipe 'digit-simclr': did you mean digits-simclr?
-    """
-    built_in = known()
-    if str(name) in built_in:
-        return built_in[str(name)]
-    if Path(name).is_file():
-        return Path(name)
-    if Path(name).is_dir():
-        if (Path(name) / "recipe.yaml").is_file():
-            raise ValueError(f"{name} is a run: give --resume {name}, or its recipe.yaml to begin another run")
-        raise ValueError(f"{name} is a folder: give a YAML file, or the name of a built-in recipe")
-    if Path(name).suffix in (".yaml", ".yml"):
-        raise ValueError(f"there is no file {str(name)!r}: give the path of a recipe, or the name of a built-in one")
-    raise ValueError(f"there is no recipe {str(name)!r}: {hint(str(name), list(built_in))}")
-
-
-def about(file: Path) -> str:
-    """The key ``about`` of a recipe file: what it is for. The rest of the file is not checked."""
-    return str(yaml_files.read_mapping(file).get("about", ""))
 
 
 def tree_of(recipe: Recipe) -> dict[str, Any]:
