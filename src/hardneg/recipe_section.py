@@ -1,5 +1,8 @@
 """The base of all recipe sections: typed, frozen, and strict about unknown keys."""
 
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -29,3 +32,25 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+@contextmanager
+def naming(section: str, keys: Collection[str]) -> Iterator[None]:
+    """Name arguments in an error as the keys of a section of the recipe, which is what the user has written.
+
+    Examples:
+        >>> with naming("data", ["size"]):
+        ...     raise ValueError("images differ in size: pass size=224")
+        Traceback (most recent call last):
+        ValueError: images differ in size: pass data.size=224
+    """
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        names = "|".join(map(re.escape, keys))
+        # The first word of a message, and every "key=".
+        message = re.sub(rf"^({names})\b|(?<=[\s(])({names})(?==)", lambda found: f"{section}.{found[0]}", str(error))
+        if message == str(error):
+            raise
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(message) from error

@@ -9,18 +9,20 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from hardneg import callables
+from hardneg import callables, checks
 from hardneg.division import Division
 from hardneg.evaluation import DEFAULT_METRICS, EvaluationResult, evaluate_features
 from hardneg.images import encoders
 from hardneg.images.features import extract_all, labeled
+from hardneg.images.folders import holds_images
 from hardneg.images.image_set import ImageSet, StreamedImages
 from hardneg.images.splits import comparable, load_split
 from hardneg.images.views import ImageViews, moco_views, simclr_views
 from hardneg.modality import GIVEN, DataSection, EvaluationRequest, Modality, ProjectedEncoderSection, ViewsSection
-from hardneg.recipe_section import Count, CountOrZero, Section
+from hardneg.recipe_section import Count, CountOrZero, Section, naming
 
 ImageSamples = ImageSet | StreamedImages
+_DATA_KEYS = ("source", "size")
 PRESETS: dict[str, Callable[..., ImageViews]] = {"simclr": simclr_views, "moco": moco_views}
 
 
@@ -76,7 +78,7 @@ class Images(Modality):
     has_test_set = True
 
     def accepts(self, source: str) -> bool:
-        return source == "digits" or source.startswith("hf:")
+        return source == "digits" or source.startswith("hf:") or holds_images(Path(source).expanduser())
 
     def resolve(self, source: str) -> str:
         path = self.location(source)
@@ -90,12 +92,21 @@ class Images(Modality):
         return None if by_name else Path(source).expanduser()
 
     def load(self, data: Any, *, labels: bool = False, given: Any = None) -> ImageSamples:
-        return load_split(_source(data.source, given), "train", data.size, labels)
+        with naming("data", _DATA_KEYS):
+            images = load_split(_source(data.source, given), "train", data.size)
+        if labels and (images.labels is None or not bool((images.labels >= 0).any())):
+            raise ValueError(
+                f"data.source={data.source} has no labels, and this loss needs them: use one folder per class, an "
+                "array 'labels' in an .npz, or a column 'label' in parquet; or a loss without labels, as "
+                "objective.preset=simclr"
+            )
+        return images
 
     def load_test(self, data: Any, train: Any, *, given: Any = None) -> ImageSamples:
-        found = load_split(
-            _source(data.source, given), "test", data.size, channels=train.shape[0], division=train.division
-        )
+        with naming("data", _DATA_KEYS):
+            found = load_split(
+                _source(data.source, given), "test", data.size, channels=train.shape[0], division=train.division
+            )
         return comparable(train, found)
 
     def load_shown(self, data: Any, shape: tuple[int, ...], division: Division, *, given: Any = None) -> ImageSamples:
@@ -126,8 +137,10 @@ class Images(Modality):
             make = PRESETS[views.preset]
         else:
             raise ValueError(f"views.preset={views.preset!r} is not known: use one of {', '.join(PRESETS)}")
+        keys = {*views.options, *(ImageViews.__dataclass_fields__.keys() - {"size"})}  # the default size is the data's
         try:
-            return make(**options)
+            with naming("views.options", keys):
+                return make(**options)
         except TypeError as error:
             raise ValueError(f"views.options: {error}") from error
 
@@ -144,6 +157,7 @@ class Images(Modality):
                     f"encoder.name=tiny takes square images, got {height}x{width}: set data.size={min(height, width)}"
                 )
             options.setdefault("size", width)
+        checks.choice("encoder.name", encoder.name, tuple(encoders.ENCODERS))
         return encoders.build(encoder.name, **options)
 
     def feature_size(self, encoder: nn.Module, shape: tuple[int, ...]) -> int:

@@ -229,9 +229,11 @@ def _method_and_modality(tree: Mapping[str, Any]) -> tuple[str, str]:
     checks.choice("modality", kind, tuple(modalities.MODALITIES))
     if kind not in allowed:
         fitting = [name for name in methods.METHODS if kind in methods.get(name).modalities]
+        example = modalities.get(allowed[0]).Data.model_fields["source"].default
+        given = f"data.source={source} holds {kind}" if tree.get("modality") is None else f"modality={kind}"
         raise ValueError(
-            f"method={method} trains on {' or '.join(allowed)}, and data.source={source} are {kind}: "
-            + (f"use one of {', '.join(fitting)}" if fitting else "no method trains on them")
+            f"{given}, and method={method} trains on {' or '.join(allowed)}: give such a source, as "
+            f"{example}, or use method={', '.join(fitting)}"
         )
     return method, kind
 

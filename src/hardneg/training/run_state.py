@@ -78,7 +78,7 @@ def with_epochs(settings: Recipe, epochs: int | None) -> Recipe:
     """The recipe with another number of epochs, if one is given."""
     if epochs is None:
         return settings
-    checks.whole("epochs", epochs)
+    checks.whole("trainer.epochs", epochs)
     trainer = settings.trainer.model_copy(update={"epochs": epochs})
     return settings.model_copy(update={"trainer": trainer})
 
@@ -162,7 +162,7 @@ def resume_point(
     total = settings.trainer.epochs * len(batches)
     if done > total:
         raise ValueError(
-            f"epochs={settings.trainer.epochs} is less than the {done / len(batches):g} epochs that {folder} has done: "
+            f"trainer.epochs={settings.trainer.epochs} is less than the {done / len(batches):g} epochs that {folder} has done: "
             "give a larger number"
         )
     return ResumePoint(file, finished=done == total)

@@ -1,0 +1,75 @@
+"""`hardneg train`: errors in the words of the command line, the plan before training, and lines in a log."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import hardneg
+from PIL import Image
+
+from hardneg import cli
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HARDNEG_RUN", raising=False)
+    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of 40 images of different sizes in two classes."""
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        folder = tmp_path / "photos" / ("cat" if number % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (20 + number % 3, 24, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "photos"
+
+
+MISTAKES = {
+    "sizes": (["data.source=photos"], "pass data.size=224"),
+    "large size": (["data.source=photos", "data.size=9999"], "data.size=9999 is more than"),
+    "no source": (["data.source=nowhere"], "data.source='"),
+    "argument of another preset": (["objective.beta=1"], "it belongs to hcl, hscl; add objective.preset=hcl"),
+    "argument of no preset": (["objective.temperatur=1"], "did you mean temperature?"),
+    "prior": (["objective.preset=hcl", "objective.tau_plus=2"], "objective.tau_plus must be ≥ 0 and < 1, got 2"),
+    "renamed prior": (
+        ["objective.preset=debiased", "objective.class_prior=0.1"],
+        "objective.class_prior is called tau_plus in debiased: pass objective.tau_plus=0.1",
+    ),
+    "temperature": (["objective.temperature=-1"], "objective.temperature must be > 0"),
+    "threshold": (["objective.preset=hscl_threshold", "objective.start=4"], "objective.start must be ≥ -1 and ≤ 1"),
+    "images for a method of graphs": (
+        ["method=infograph"],
+        "data.source=digits holds images, and method=infograph trains on graphs: give such a source, as tu:MUTAG",
+    ),
+    "a folder of images for a method of graphs": (
+        ["data.source=photos", "method=graphcl"],
+        "data.source=photos holds images, and method=graphcl trains on graphs",
+    ),
+    "graphs for a method of images": (["data.source=tu:MUTAG"], "data.source=tu:MUTAG holds graphs"),
+    "size of views": (["views.options.size=1"], "views.options.size must be an integer ≥ 2"),
+    "candidates": (["batches={sampler: proximity, candidates: 0}"], "batches.candidates must be a whole number"),
+    "encoder": (["encoder.name=resnet17"], "encoder.name='resnet17' is not known"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_an_error_names_the_key_as_the_command_line_does(
+    capsys: pytest.CaptureFixture[str], photos: Path, mistake: str
+) -> None:
+    arguments, message = MISTAKES[mistake]
+    code, out, err = hardneg(capsys, "train", "digits-simclr", *arguments)
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+    assert message in err
+
+
+def test_fewer_epochs_than_done_are_refused_by_the_name_of_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    start = ["train", "digits-simclr", "trainer.epochs=2", "trainer.knn_every=0", "--no-evaluate", "--run", "run"]
+    assert hardneg(capsys, *start)[0] == 0
+    for epochs, message in ((1, "trainer.epochs=1 is less than the 2 epochs"), (0, "trainer.epochs must be a whole")):
+        code, _, err = hardneg(capsys, "train", "--resume", "run", f"trainer.epochs={epochs}")
+        assert (code, message in err) == (2, True), err
