@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "methods": LEAVES | {"losses", "memory", "modality"},
     "training": LEAVES | {"losses", "memory", "samplers", "evaluation", "modality", "methods", "version"},
     "insight": LEAVES | {"losses", "evaluation", "modality", "training"},
-    "public": {"cached", "losses", "memory", "samplers", "evaluation", "insight"},
+    "public": LEAVES | {"cached", "losses", "memory", "samplers", "evaluation", "insight", "training"},
     "terminal": LEAVES | {"evaluation", "insight"},
     "demo": LEAVES | {"evaluation", "training"},
     "doctor": LEAVES | {"version"},

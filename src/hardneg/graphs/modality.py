@@ -1,7 +1,7 @@
 """Graphs as a modality: TU or user-defined sets, GraphCL's views, GIN, and a cross-validated SVM."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from hardneg import callables, checks
 from hardneg.division import Division, difference
 from hardneg.evaluation import EvaluationResult, evaluate_set
+from hardneg.extras import required
 from hardneg.graphs.data import GraphSet, load_graphs
 from hardneg.graphs.features import extract_graphs
 from hardneg.graphs.gin import GIN
 from hardneg.graphs.thumbnails import draw
+from hardneg.graphs.transform import GraphTransform, describe
 from hardneg.graphs.views import GraphViews
 from hardneg.modality import GIVEN, DataSection, EncoderSection, EvaluationRequest, Modality, ViewsSection
 from hardneg.recipe_section import Section
@@ -144,6 +146,17 @@ class Graphs(Modality):
     def thumbnail(self, samples: Any, index: int) -> Tensor:
         graph = samples[index]
         return draw(int(graph.num_nodes), graph.edge_index)
+
+    def recorded(self, data: Any, samples: Any) -> dict[str, Any]:
+        return describe(samples, data.features)
+
+    def transform(
+        self, data: Any, shape: tuple[int, ...], views: Any, recorded: Mapping[str, Any]
+    ) -> Callable[[Any], Any]:
+        return GraphTransform(shape[0], recorded)
+
+    def collate(self, inputs: Sequence[Any]) -> Any:
+        return required("torch_geometric.data", "graph").Batch.from_data_list(list(inputs))
 
     def resident(self, samples: Any) -> GraphSet:
         found: GraphSet = samples

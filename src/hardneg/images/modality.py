@@ -1,7 +1,7 @@
 """Images as a modality: sources, views, encoders, embeddings and evaluation in one place."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,6 +17,7 @@ from hardneg.images.features import extract_all, labeled
 from hardneg.images.folders import holds_images
 from hardneg.images.image_set import ImageSet, StreamedImages
 from hardneg.images.splits import comparable, load_split
+from hardneg.images.transform import ImageTransform
 from hardneg.images.views import ImageViews, moco_views, simclr_views
 from hardneg.modality import GIVEN, DataSection, EvaluationRequest, Modality, ProjectedEncoderSection, ViewsSection
 from hardneg.recipe_section import Count, CountOrZero, Section, naming
@@ -192,6 +193,15 @@ class Images(Modality):
         image = torch.zeros(1, *shape, dtype=torch.uint8)
         found: Tensor | None = None if prepare is None else prepare(image)
         return found
+
+    def transform(
+        self, data: Any, shape: tuple[int, ...], views: Any, recorded: Mapping[str, Any]
+    ) -> Callable[[Any], Tensor]:
+        channels, height, width = shape
+        return ImageTransform((channels, height, width), data.size, getattr(views, "plain", None))
+
+    def collate(self, inputs: Sequence[Any]) -> Tensor:
+        return torch.stack(list(inputs))
 
     def resident(self, samples: Any) -> ImageSet | None:
         return samples if isinstance(samples, ImageSet) else None

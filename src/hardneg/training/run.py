@@ -127,7 +127,8 @@ def train(
                 processes = trainer.world_size
                 run_state.record_resume(settings, folder, processes, stated, epochs=epochs, finished=point.finished)
             else:
-                run_state.start(settings, folder, trainer.world_size, division, stated)
+                recorded = settings.kind.recorded(settings.data, whole)
+                run_state.start(settings, folder, trainer.world_size, division, stated, recorded)
         try:
             engine.fit(trainer, module, loader, settings, folder, point.checkpoint)
         except Exception as error:

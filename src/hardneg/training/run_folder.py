@@ -21,6 +21,7 @@ import hardneg
 RECIPE, ENVIRONMENT, METRICS, EVALUATION = "recipe.yaml", "environment.json", "metrics.jsonl", "evaluation.json"
 CHECKPOINT, ENCODER, LOCK = "last.ckpt", "encoder.safetensors", "run.lock"
 SPLIT = "split.json"  # what the run was trained on, and which images were held out
+RECORDED = "training_set"  # the key of ENVIRONMENT with what `Modality.recorded` returns
 FAILED = "failed.json"  # of a comparison: the errors of its failed runs by name
 LOGS = "logs"  # the folder of Lightning's loggers
 NEXT = "next.ckpt"  # a checkpoint while it is being written
