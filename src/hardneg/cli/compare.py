@@ -115,13 +115,17 @@ def _carry_out(runs: Sequence["Run"], quiet: bool) -> dict[str, str]:
     """Train the unfinished runs, with progress bars; returns the error message of each run that failed."""
     from hardneg.training import compare as comparing
     from hardneg.training.callbacks.progress_bar import Bar, bars
+    from hardneg.training.callbacks.progress_lines import ProgressLines
 
     failed: dict[str, str] = {}
     with bars(Console(stderr=True, quiet=quiet)) as progress:
         whole = progress.add_task("all runs", total=len(runs), facts="")
 
-        def watched(planned: "Run") -> list[Bar]:
-            return [Bar(progress, f"{planned.cell.name}, seed {planned.seed}")]
+        def watched(planned: "Run") -> list[Bar | ProgressLines]:
+            name = f"{planned.cell.name}, seed {planned.seed}"
+            if err.is_terminal:
+                return [Bar(progress, name)]
+            return [] if quiet else [ProgressLines(remark, name)]
 
         for done, error in comparing.carry_out(runs, watched):
             progress.advance(whole)

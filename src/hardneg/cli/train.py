@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from hardneg.cli.app import Json, Overrides, Recipe, Trust, app, import_from_here, named
-from hardneg.terminal import note, print_json, say
+from hardneg.terminal import err, note, print_json, remark, say
 
 
 @app.command(
@@ -39,6 +39,7 @@ def train(
     from hardneg.training import recipe as recipes
     from hardneg.training import run as runs
     from hardneg.training.callbacks.progress_bar import Bar, bars
+    from hardneg.training.callbacks.progress_lines import Plan, ProgressLines
     from hardneg.training.evaluate import evaluate as evaluate_run
 
     settings, epochs = None, None
@@ -58,8 +59,9 @@ def train(
         import_from_here()
     with _folder_of(run or resume, recipe) as folder, bars(Console(stderr=True, quiet=as_json)) as progress:
         os.environ["HARDNEG_RUN"] = str(folder)
-        bar = Bar(progress, folder.name)
-        result = runs.train(settings, folder, resume is not None, [bar], epochs=epochs, trust=trust)
+        bar = Bar(progress, folder.name) if err.is_terminal else ProgressLines(remark)
+        callbacks = [] if as_json else [Plan(remark), bar]
+        result = runs.train(settings, folder, resume is not None, callbacks, epochs=epochs, trust=trust)
     if "LOCAL_RANK" in os.environ:  # one of several processes
         time.sleep(1)  # Python aborts if a thread of gloo's still holds a tensor when it is shut down (pytorch#190489)
     if not _is_first():

@@ -131,14 +131,14 @@ def train(
                 run_state.start(settings, folder, trainer.world_size, division, stated, recorded)
         try:
             engine.fit(trainer, module, loader, settings, folder, point.checkpoint)
+            if trainer.is_global_zero:
+                run_state.write_encoder(module.encoder, folder, shape)
         except Exception as error:
             if trainer.is_global_zero:
                 if not resume:
                     run_folder.discard(folder)
-                engine.explain(error, folder, callbacks_of_run.losses)
+                engine.explain(error, settings, folder, callbacks_of_run.losses)
             raise
-        if trainer.is_global_zero:
-            run_state.write_encoder(module.encoder, folder, shape)
     return Result(folder, module.encoder, callbacks_of_run.metrics.last)
 
 
