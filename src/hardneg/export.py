@@ -55,7 +55,8 @@ def export(
         example: one input of the encoder, as a batch of one: (1, C, H, W) floats, or a dict of tensors (1, …). A dict
             is passed as keyword arguments if ``encoder.forward`` has parameters of these names, otherwise as one dict.
             The batch dimension is dynamic in every format, all others have the size of the example.
-        to: the file; without a suffix it gets that of the format. An existing file is replaced.
+        to: the file, in a folder that exists; without a suffix it gets that of the format. An existing file is
+            replaced.
         format: ``"safetensors"`` (weights under the names of the encoder, torchvision's for a ResNet),
             ``"torchscript"``, ``"torch_export"`` or ``"onnx"`` (input ``images``, or the names of the dict; output
             ``features``).
@@ -105,11 +106,12 @@ def export_run(
 
     checks.choice("format", format, tuple(SUFFIXES))
     loaded = load_run(run, trust=trust)
+    loaded.warn_if_unfinished()
     example = loaded.settings.kind.example(loaded.shape, loaded.views)
     if example is None:
         raise ValueError(
-            f"{run} trained an encoder of {loaded.settings.modality}, which no format supports: use its "
-            "encoder.safetensors"
+            f"{run} trained an encoder of {loaded.settings.modality}, which no format supports: load it "
+            "with hardneg.load_encoder"
         )
     file = Path(run) / "exported" if to is None else Path(to)
     if file.resolve() == (Path(run) / run_folder.ENCODER).resolve():
@@ -352,10 +354,11 @@ def _export(
     checks.choice("format", format, tuple(SUFFIXES))
     tolerance = checks.number("tolerance", tolerance, at_least=0)
     file = _with_suffix(to, format)
+    if not file.parent.is_dir():
+        raise ValueError(f"to={str(file)!r}: there is no folder {str(file.parent)!r}: create it, or choose another")
     frozen = _frozen(encoder)
     inputs = _example_inputs(frozen, example)
     metadata = _metadata(info, inputs, _count_features(frozen, inputs))
-    file.parent.mkdir(parents=True, exist_ok=True)
     # A random name cannot be an existing link. It keeps the suffix, which torch.export requires.
     temporary = file.with_name(f".{secrets.token_hex(8)}-{file.name}")
     try:

@@ -5,7 +5,16 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 
 def _as_tuple(given: Any) -> Any:
@@ -13,6 +22,19 @@ def _as_tuple(given: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1)]
+AUTO = 0  # the value of a number that a recipe writes as ``auto``
+
+
+def _count_or_auto(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    return AUTO if given == "auto" else check(given)
+
+
+CountOrAuto = Annotated[
+    Count,
+    WrapValidator(_count_or_auto),
+    PlainSerializer(lambda number: number or "auto"),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
+]
 CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

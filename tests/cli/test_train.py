@@ -1,5 +1,6 @@
 """`hardneg train`: errors in the words of the command line, the plan before training, and lines in a log."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 from commands import hardneg
 from PIL import Image
 
+import hardneg as package
 from hardneg import cli
+from hardneg.training import recipe
+from hardneg.training.callbacks import progress_lines
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +77,63 @@ def test_fewer_epochs_than_done_are_refused_by_the_name_of_the_setting(capsys: p
     for epochs, message in ((1, "trainer.epochs=1 is less than the 2 epochs"), (0, "trainer.epochs must be a whole")):
         code, _, err = hardneg(capsys, "train", "--resume", "run", f"trainer.epochs={epochs}")
         assert (code, message in err) == (2, True), err
+
+
+def test_my_images_trains_on_a_folder_and_says_its_steps_before_training(
+    capsys: pytest.CaptureFixture[str], photos: Path, tmp_path: Path
+) -> None:
+    quick = ["data.source=photos", "data.size=8", "trainer.epochs=1", "trainer.accelerator=cpu"]
+    code, out, err = hardneg(capsys, "train", "my-images", *quick)
+    assert code == 0, err
+    # Of 20 images in each of two classes, a fifth is held out.
+    assert err.splitlines() == [
+        "32 images, batch size 8: 4 steps per epoch",
+        "encoder resnet18 on cpu, precision 32-true, 1 epoch",
+    ]
+    assert "trained in runs/my-images-1" in out
+    assert "kNN" in out
+    made = recipe.load(tmp_path / "runs" / "my-images-1" / "recipe.yaml")
+    assert (made.trainer.batch_size, made.trainer.precision) == (8, "32-true")
+    code, out, err = hardneg(capsys, "train", "--resume", "runs/my-images-1", "trainer.epochs=2")
+    assert code == 0, err
+    assert "2 epochs, resumed in epoch 2" in err
+    assert "after epoch 2" in out
+    encoder = package.load_encoder("runs/my-images-1")
+    assert encoder([*photos.glob("cat/*.png")]).shape == (20, 512)
+
+
+def test_my_images_needs_a_source_and_no_labels(capsys: pytest.CaptureFixture[str], photos: Path) -> None:
+    code, _, err = hardneg(capsys, "train", "my-images")
+    assert code == 2
+    assert "FOLDER' does not exist" in err
+    quick = ["data.source=photos/cat", "data.size=8", "trainer.epochs=1", "encoder={name: tiny}"]
+    code, out, err = hardneg(capsys, "train", "my-images", *quick)
+    assert code == 0, err
+    assert "20 images, batch size 4: 5 steps per epoch" in err
+    assert "note: not evaluated: " in err
+    assert "trained in" in out
+
+
+def test_a_comparison_with_an_automatic_batch_size_resumes(capsys: pytest.CaptureFixture[str], photos: Path) -> None:
+    grid = ["compare", "my-images", "data.source=photos", "data.size=8", "trainer.epochs=1", "encoder={name: tiny}",
+            "--over", "objective.preset=simclr,hcl", "--seeds", "1", "--json"]  # fmt: skip
+    first = hardneg(capsys, *grid)
+    assert first[0] == 0, first[2]
+    assert hardneg(capsys, *grid) == first
+
+
+def test_a_log_gets_lines_of_progress_and_json_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_lines, "FIRST", 0.0)
+    monkeypatch.setattr(progress_lines, "EVERY", 0.0)
+    quick = ["digits-simclr", "trainer.epochs=2", "trainer.knn_every=1", "--no-evaluate"]
+    code, _, err = hardneg(capsys, "train", *quick)
+    assert code == 0, err
+    lines = [line for line in err.splitlines() if line.startswith("epoch")]
+    assert len(lines) == 10
+    assert re.fullmatch(r"epoch 1/2 · step 1/10 · loss \d\.\d{3} · 0:\d\d:\d\d left", lines[0])
+    pattern = r"epoch 2/2 · step 10/10 · loss \d\.\d{3} · kNN \d\d\.\d % · [\d,]+ samples/s · 0:00:00 left"
+    assert re.fullmatch(pattern, lines[-1])
+    code, _, err = hardneg(capsys, "train", *quick, "--json")
+    assert (code, err) == (0, "")

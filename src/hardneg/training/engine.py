@@ -48,6 +48,7 @@ def create_trainer(
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
     chosen = settings.trainer
+    assert chosen.precision != "auto"  # see `build.with_precision`
     if chosen.logger is not None:
         loggers.check(chosen.logger)
     processes = chosen.devices * chosen.nodes

@@ -19,7 +19,7 @@ from hardneg.evaluation.metrics import get_metric
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.modality import DataSection, EncoderSection
-from hardneg.recipe_section import Count, CountOrZero, Counts, Names, NotNegative, Positive, Section
+from hardneg.recipe_section import AUTO, Count, CountOrAuto, CountOrZero, Counts, Names, NotNegative, Positive, Section
 from hardneg.training import objectives, yaml_files
 from hardneg.training.recipe_errors import explained
 from hardneg.training.recipe_files import about as about
@@ -49,10 +49,11 @@ class Trainer(Section):
     """Length, batch size and hardware of a run, with Lightning's names."""
 
     epochs: Count = 100
-    batch_size: Count = 256
-    """Samples per batch, of all processes together."""
+    batch_size: CountOrAuto = 256
+    """Samples per batch, of all processes together; ``auto``: a power of two up to 256, at least 4 steps per epoch."""
     # Losses and memories are in float32, so weights are too.
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """``auto``: bf16-mixed on a GPU that supports it, else 32-true."""
     accelerator: str = "auto"
     devices: Count = 1
     nodes: Count = 1
@@ -133,6 +134,12 @@ class Recipe(Section):
     def with_source(self, source: str) -> "Recipe":
         """The same recipe with another ``data.source``."""
         return self.model_copy(update={"data": self.data.model_copy(update={"source": source})})
+
+    def with_batch_size(self, batch_size: int) -> "Recipe":
+        """The same recipe with this batch size if its own is ``auto``."""
+        if self.trainer.batch_size != AUTO:
+            return self
+        return self.model_copy(update={"trainer": self.trainer.model_copy(update={"batch_size": batch_size})})
 
 
 @cache

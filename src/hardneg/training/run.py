@@ -73,7 +73,7 @@ def train(
     point = run_state.ResumePoint()
     if resume:
         run_folder.check_regular(folder)
-        settings = run_state.with_epochs(recipe.load(folder / run_folder.RECIPE), epochs)
+        settings = build.with_precision(run_state.with_epochs(recipe.load(folder / run_folder.RECIPE), epochs))
         recipe.check_trust(settings, folder, trust)
         run_folder.check_links(folder)
         build.check_source(settings, folder)
@@ -92,6 +92,7 @@ def train(
     if resume:
         check_division(settings, folder, division)
     train_set, held_out = validation_split.divide(settings, whole)
+    settings = settings.with_batch_size(build.auto_batch_size(len(train_set), trainer.world_size))
     shape = settings.kind.shape(train_set)
     try:
         module = build.method(settings, train_set, trainer.world_size, given)

@@ -33,8 +33,9 @@ class Plan(L.Callback):
         run = _callback(trainer, Checkpoints)
         self.say(steps_of(run.settings, run.batches))
         chosen = run.settings.trainer
-        resumed = f"from epoch {trainer.current_epoch + 1} to " if trainer.global_step else ""
-        length = f"{resumed}{chosen.epochs:,} epochs"
+        length = _counted(chosen.epochs, "epoch")
+        if trainer.global_step:
+            length += f", resumed in epoch {trainer.current_epoch + 1:,}"
         self.say(f"encoder {run.settings.encoder.name} on {pl_module.device}, precision {chosen.precision}, {length}")
 
 
@@ -46,7 +47,7 @@ def steps_of(settings: Recipe, batches: Batches) -> str:
     if settings.batches.sampler != "uniform":  # whose epochs may repeat samples
         return text
     left = size - steps * batch_size if settings.batches.drop_last else 0
-    text += f", {left:,} {kind} left out of each" if left else ""
+    text += f", {left:,} left out of each" if left else ""
     smaller = 1 << max(size // FEW_STEPS, 2).bit_length() - 1
     if left * FEW_STEPS > size and smaller < batch_size:
         text += f" (trainer.batch_size={smaller}: {_counted(size // smaller, 'step')}, {size % smaller:,} left out)"
