@@ -110,7 +110,7 @@ def test_my_images_needs_a_source_and_no_labels(capsys: pytest.CaptureFixture[st
     code, out, err = hardneg(capsys, "train", "my-images", *quick)
     assert code == 0, err
     assert "20 images, batch size 4: 5 steps per epoch" in err
-    assert "note: not evaluated: " in err
+    assert "has no labels, and an evaluation needs them: use one folder per class" in err
     assert "trained in" in out
 
 
@@ -127,13 +127,36 @@ def test_a_log_gets_lines_of_progress_and_json_none(
 ) -> None:
     monkeypatch.setattr(progress_lines, "FIRST", 0.0)
     monkeypatch.setattr(progress_lines, "EVERY", 0.0)
-    quick = ["digits-simclr", "trainer.epochs=2", "trainer.knn_every=1", "--no-evaluate"]
+    quick = ["digits-simclr", "trainer.epochs=3", "trainer.knn_every=2", "--no-evaluate"]
     code, _, err = hardneg(capsys, "train", *quick)
     assert code == 0, err
     lines = [line for line in err.splitlines() if line.startswith("epoch")]
-    assert len(lines) == 10
-    assert re.fullmatch(r"epoch 1/2 · step 1/10 · loss \d\.\d{3} · 0:\d\d:\d\d left", lines[0])
-    pattern = r"epoch 2/2 · step 10/10 · loss \d\.\d{3} · kNN \d\d\.\d % · [\d,]+ samples/s · 0:00:00 left"
+    assert len(lines) == 15
+    assert re.fullmatch(r"epoch 1/3 · step 1/15 · loss \d\.\d{3} · 0:\d\d:\d\d left", lines[0])
+    pattern = r"epoch 3/3 · step 15/15 · loss \d\.\d{3} · kNN \d\d\.\d % · [\d,]+ samples/s · 0:00:00 left"
     assert re.fullmatch(pattern, lines[-1])
     code, _, err = hardneg(capsys, "train", *quick, "--json")
     assert (code, err) == (0, "")
+
+
+def test_the_last_accuracy_is_shown_although_it_was_measured_between_two_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        """A clock on which every step takes a second."""
+
+        now = 0.0
+
+        @classmethod
+        def monotonic(cls) -> float:
+            cls.now += 1
+            return cls.now
+
+    monkeypatch.setattr(progress_lines, "time", Clock)
+    monkeypatch.setattr(progress_lines, "FIRST", 14.0)  # in the third epoch, of which each has five steps
+    code, _, err = hardneg(capsys, "train", "digits-simclr", "trainer.epochs=3", "trainer.knn_every=1", "--no-evaluate")
+    assert code == 0, err
+    (line,) = [line for line in err.splitlines() if line.startswith("epoch")]
+    assert line.startswith("epoch 3/3 · step 14/15 · loss")
+    assert "· kNN " in line
+    assert line.endswith("0:00:01 left")  # one step of 15

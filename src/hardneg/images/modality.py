@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -95,11 +96,9 @@ class Images(Modality):
     def load(self, data: Any, *, labels: bool = False, given: Any = None) -> ImageSamples:
         with naming("data", _DATA_KEYS):
             images = load_split(_source(data.source, given), "train", data.size)
-        if labels and (images.labels is None or not bool((images.labels >= 0).any())):
-            raise ValueError(
-                f"data.source={data.source} has no labels, and this loss needs them: use one folder per class, an "
-                "array 'labels' in an .npz, or a column 'label' in parquet; or a loss without labels, as "
-                "objective.preset=simclr"
+        if labels:
+            _require_labels(
+                images, data.source, "this loss", "; or choose a loss without labels, objective.preset=simclr"
             )
         return images
 
@@ -211,13 +210,15 @@ class Images(Modality):
         size = request.size if request.size is not None else request.shape[-1] if request.named else request.data.size
 
         def parts(division: Division | None) -> tuple[ImageSamples, ImageSamples]:
-            train = load_split(source, "train", size, labels=True, channels=request.shape[0], division=division)
+            train = load_split(source, "train", size, channels=request.shape[0], division=division)
+            _require_labels(train, request.data.source, "an evaluation")
             return train, load_split(source, "test", size, labels=True, channels=request.shape[0], division=division)
 
-        if request.own or request.division is None:
-            return parts(request.division)
-        train, test = parts(None)
-        return parts(request.division) if _holds_copies(request.division, train, test) else (train, test)
+        with nullcontext() if request.named else naming("data", _DATA_KEYS):
+            if request.own or request.division is None:
+                return parts(request.division)
+            train, test = parts(None)
+            return parts(request.division) if _holds_copies(request.division, train, test) else (train, test)
 
 
 def _source(source: str, given: Any) -> Any:
@@ -229,6 +230,15 @@ def _source(source: str, given: Any) -> Any:
     if callables.is_name(source) and not source.startswith("hf:"):
         return callables.load(source, "data.source")
     return source
+
+
+def _require_labels(images: ImageSamples, source: str, user: str, otherwise: str = "") -> None:
+    """Raise if no image has a label. user: what needs them · otherwise: another remedy than labels."""
+    if images.labels is None or not bool((images.labels >= 0).any()):
+        raise ValueError(
+            f"{source!r} has no labels, and {user} needs them: use one folder per class, an array 'labels' in an .npz, "
+            f"or a column 'label' in parquet{otherwise}"
+        )
 
 
 def _holds_copies(division: Division, train: ImageSamples, test: ImageSamples) -> bool:

@@ -90,6 +90,9 @@ class ProgressLines(L.Callback):
         ]
         self.say(" · ".join(parts))
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._facts.text(trainer)  # an accuracy that is measured now and then must not be missed
+
 
 class LastEpoch:
     """The metrics of the last epoch as text: reading the loss of every step would make an accelerator wait."""
