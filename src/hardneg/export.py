@@ -55,8 +55,7 @@ def export(
         example: one input of the encoder, as a batch of one: (1, C, H, W) floats, or a dict of tensors (1, …). A dict
             is passed as keyword arguments if ``encoder.forward`` has parameters of these names, otherwise as one dict.
             The batch dimension is dynamic in every format, all others have the size of the example.
-        to: the file, in a folder that exists; without a suffix it gets that of the format. An existing file is
-            replaced.
+        to: the file; without a suffix it gets that of the format. An existing file is replaced.
         format: ``"safetensors"`` (weights under the names of the encoder, torchvision's for a ResNet),
             ``"torchscript"``, ``"torch_export"`` or ``"onnx"`` (input ``images``, or the names of the dict; output
             ``features``).
@@ -97,14 +96,19 @@ def export_run(
 ) -> tuple[Path, float]:
     """Write the encoder of a run, with its recipe and the mean and std of its pixels as metadata.
 
-    run: the folder · format: as for `export` · to: the file, by default ``exported.*`` in the folder · trust: allow an
-    encoder that the folder names as ``module:callable`` · returns the file and the largest difference between the
+    run: the folder · format: as for `export` · to: the file, in a folder that exists; by default ``exported.*`` in the run's ·
+    trust: allow an encoder that the folder names as ``module:callable`` · returns the file and the largest difference between the
     features of the file and of the encoder
     """
     from hardneg.training import recipe, run_folder
     from hardneg.training.saved_run import load_run
 
     checks.choice("format", format, tuple(SUFFIXES))
+    if to is not None and not Path(to).parent.is_dir():
+        raise ValueError(
+            f"there is no folder {str(Path(to).parent)!r} for {Path(to).name}: create it, or choose another with --to "
+            "(in Python: to=)"
+        )
     loaded = load_run(run, trust=trust)
     loaded.warn_if_unfinished()
     example = loaded.settings.kind.example(loaded.shape, loaded.views)
@@ -354,11 +358,10 @@ def _export(
     checks.choice("format", format, tuple(SUFFIXES))
     tolerance = checks.number("tolerance", tolerance, at_least=0)
     file = _with_suffix(to, format)
-    if not file.parent.is_dir():
-        raise ValueError(f"to={str(file)!r}: there is no folder {str(file.parent)!r}: create it, or choose another")
     frozen = _frozen(encoder)
     inputs = _example_inputs(frozen, example)
     metadata = _metadata(info, inputs, _count_features(frozen, inputs))
+    file.parent.mkdir(parents=True, exist_ok=True)
     # A random name cannot be an existing link. It keeps the suffix, which torch.export requires.
     temporary = file.with_name(f".{secrets.token_hex(8)}-{file.name}")
     try:

@@ -21,7 +21,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_export_creates_no_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = hardneg(capsys, "export", "run", "--to", "models/encoder.safetensors")
     assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
-    assert "--to models/encoder.safetensors: there is no folder models: create it" in err
+    assert "there is no folder 'models' for encoder.safetensors: create it, or choose another with --to" in err
     assert [file.name for file in tmp_path.iterdir()] == ["run"]
 
 

@@ -79,8 +79,6 @@ def export(
 
     if trust:
         import_from_here()
-    if to is not None and not (folder := to.parent).is_dir():
-        raise ValueError(f"--to {to}: there is no folder {folder}: create it, or choose another")
     made, difference = exporting.export_run(run, form, to, trust=trust)
     if as_json:
         print_json({"file": str(made), "difference": difference})
