@@ -96,9 +96,9 @@ def export_run(
 ) -> tuple[Path, float]:
     """Write the encoder of a run, with its recipe and the mean and std of its pixels as metadata.
 
-    run: the folder · format: as for `export` · to: the file, in a folder that exists; by default ``exported.*`` in the run's ·
-    trust: allow an encoder that the folder names as ``module:callable`` · returns the file and the largest difference between the
-    features of the file and of the encoder
+    run: the folder · format: as for `export` · to: the file, in a folder that exists; by default ``exported.*`` in the
+    run's · trust: allow an encoder that the folder names as ``module:callable`` · returns the file and the largest
+    difference between the features of the file and of the encoder
     """
     from hardneg.training import recipe, run_folder
     from hardneg.training.saved_run import load_run

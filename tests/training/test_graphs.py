@@ -122,7 +122,7 @@ REFUSED = {
     "a method for images": (
         "infograph",
         "method=simclr",
-        "holds graphs, and method=simclr trains on images: .* method=graphcl",
+        "holds graphs, and method=simclr trains on images",
     ),
     "a loss of another method": ("infograph", "method=graphcl", "use it with method=infograph"),
     "images": (
