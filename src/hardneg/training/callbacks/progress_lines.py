@@ -102,7 +102,8 @@ class LastEpoch:
 
     def text(self, trainer: L.Trainer) -> str:
         """Loss, kNN accuracy if known, and samples per second; empty in the first epoch."""
-        line = _callback(trainer, MetricsWriter).last
+        writers = (each for each in trainer.callbacks if isinstance(each, MetricsWriter))  # type: ignore[attr-defined]
+        line = next((writer.last for writer in writers), {})
         if not line:
             return ""
         self._knn = line.get("knn", self._knn)
