@@ -95,21 +95,27 @@ def export_run(
 ) -> tuple[Path, float]:
     """Write the encoder of a run, with its recipe and the mean and std of its pixels as metadata.
 
-    run: the folder · format: as for `export` · to: the file, by default ``exported.*`` in the folder · trust: allow an
-    encoder that the folder names as ``module:callable`` · returns the file and the largest difference between the
-    features of the file and of the encoder
+    run: the folder · format: as for `export` · to: the file, in a folder that exists; by default ``exported.*`` in the
+    run's · trust: allow an encoder that the folder names as ``module:callable`` · returns the file and the largest
+    difference between the features of the file and of the encoder
     """
     from hardneg.training import recipe, run_folder
     from hardneg.training.saved_run import load_run
 
     checks.choice("format", format, tuple(SUFFIXES))
+    if to is not None and not Path(to).parent.is_dir():
+        raise ValueError(
+            f"there is no folder {str(Path(to).parent)!r} for {Path(to).name}: create it, or choose another with --to "
+            "(in Python: to=)"
+        )
     loaded = load_run(run, trust=trust)
+    loaded.warn_if_unfinished()
     encoder = loaded.settings.kind.exportable(loaded.encoder, loaded.shape)
     example = loaded.settings.kind.example(loaded.shape, loaded.views)
     if example is None and encoder is loaded.encoder:
         raise ValueError(
-            f"{run} trained an encoder of {loaded.settings.modality}, which no format supports: use its "
-            "encoder.safetensors"
+            f"{run} trained an encoder of {loaded.settings.modality}, which no format supports: load it "
+            "with hardneg.load_encoder"
         )
     file = Path(run) / "exported" if to is None else Path(to)
     if file.resolve() == (Path(run) / run_folder.ENCODER).resolve():

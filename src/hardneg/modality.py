@@ -5,7 +5,7 @@ outside its folder depends on the type of a sample. `get` finds one by name, `of
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -191,6 +191,23 @@ class Modality(ABC):
     def exportable(self, encoder: nn.Module, shape: tuple[int, ...]) -> nn.Module:
         """The encoder in a form that can be exported: with tensors as inputs; `example` shows them."""
         return encoder
+
+    def recorded(self, data: Any, samples: Any) -> dict[str, Any]:
+        """What a run records of its training set, as JSON, so that `transform` can prepare new samples alike."""
+        return {}
+
+    @abstractmethod
+    def transform(
+        self, data: Any, shape: tuple[int, ...], views: Any, recorded: Mapping[str, Any]
+    ) -> Callable[[Any], Any]:
+        """The function that turns one raw sample into an input of the encoder, without a batch dimension.
+
+        data: the section of the recipe · shape: of a training sample · views: of the run · recorded: by `recorded`
+        """
+
+    @abstractmethod
+    def collate(self, inputs: Sequence[Any]) -> Any:
+        """A batch of inputs that `transform` has returned."""
 
     @abstractmethod
     def resident(self, samples: Any) -> ResidentSamples | None:

@@ -1,7 +1,13 @@
 """The public names of hardneg, which `import hardneg` exports."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
 from hardneg.cached import cached_step
 from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
+from hardneg.extras import required
 from hardneg.insight import alignment, uniformity
 from hardneg.losses.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
 from hardneg.losses.infonce import InfoNCE
@@ -33,6 +39,34 @@ from hardneg.samplers import (
     UniformBatchSampler,
     false_negative_share,
 )
+
+if TYPE_CHECKING:
+    from hardneg.training.trained_encoder import TrainedEncoder
+
+
+def load_encoder(
+    run: str | Path, *, trust: bool = False, data: Any = None, views: Any = None, encoder: nn.Module | None = None
+) -> "TrainedEncoder":
+    """The trained encoder of a run, in evaluation mode, ready to embed raw samples of any modality.
+
+    Weights are read from safetensors, or of an unfinished run, with a warning, from its last checkpoint, without
+    pickle.
+
+    Args:
+        run: the folder
+        trust: allow code that the folder names as ``module:callable``
+        data, views, encoder: what was given to `hardneg.training.run.train` as an object
+
+    Returns:
+        A callable: ``encoder(sample)`` returns features (d,), ``encoder([sample, …])`` (N, d). A sample is a path, a
+        PIL image or a uint8 array for images, a ``torch_geometric.data.Data`` for graphs. ``encoder.module`` is the
+        network, ``encoder.transform`` turns one sample into its input.
+    """
+    required("lightning", "train")  # which reading a recipe needs
+    from hardneg.training import trained_encoder
+
+    return trained_encoder.load_encoder(run, trust=trust, data=data, views=views, encoder=encoder)
+
 
 __all__ = [
     "JSD",
@@ -74,6 +108,7 @@ __all__ = [
     "instance_discrimination",
     "knn_accuracy",
     "linear_probe",
+    "load_encoder",
     "moco",
     "ring_nce",
     "scl",

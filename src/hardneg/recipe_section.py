@@ -1,8 +1,20 @@
 """The base of all recipe sections: typed, frozen, and strict about unknown keys."""
 
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 
 def _as_tuple(given: Any) -> Any:
@@ -10,6 +22,19 @@ def _as_tuple(given: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1)]
+AUTO = 0  # the value of a number that a recipe writes as ``auto``
+
+
+def _count_or_auto(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    return AUTO if given == "auto" else check(given)
+
+
+CountOrAuto = Annotated[
+    Count,
+    WrapValidator(_count_or_auto),
+    PlainSerializer(lambda number: number or "auto"),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
+]
 CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -29,3 +54,25 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+@contextmanager
+def naming(section: str, keys: Collection[str]) -> Iterator[None]:
+    """Name arguments in an error as the keys of a section of the recipe, which is what the user has written.
+
+    Examples:
+        >>> with naming("data", ["size"]):
+        ...     raise ValueError("images differ in size: pass size=224")
+        Traceback (most recent call last):
+        ValueError: images differ in size: pass data.size=224
+    """
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        names = "|".join(map(re.escape, keys))
+        # The first word of a message, and every "key=".
+        message = re.sub(rf"^({names})\b|(?<=[\s(])({names})(?==)", lambda found: f"{section}.{found[0]}", str(error))
+        if message == str(error):
+            raise
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(message) from error

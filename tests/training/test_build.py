@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 from training import own_parts
 
@@ -182,3 +183,24 @@ def test_the_dry_run_changes_no_weight_no_memory_and_no_draw() -> None:
     assert module.noted is None
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+def test_an_automatic_batch_size_is_a_power_of_two_with_four_steps_per_epoch() -> None:
+    for samples in range(8, 2000):
+        size = build.auto_batch_size(samples)
+        assert size & (size - 1) == 0
+        assert samples // size >= 4
+        assert size == 256 or samples // (2 * size) < 4  # the largest
+
+
+def test_automatic_settings_are_written_and_read_as_auto() -> None:
+    settings = recipe.load({}, ["trainer.batch_size=auto", "trainer.precision=auto"])
+    assert recipe.load(yaml.safe_load(recipe.dump(settings))) == settings
+    assert "batch_size: auto" in recipe.dump(settings)
+    assert settings.with_batch_size(64).trainer.batch_size == 64
+    assert recipe.load({}).with_batch_size(64).trainer.batch_size == 256
+    expected = "bf16-mixed" if torch.cuda.is_available() else "32-true"
+    assert build.resolved(settings).trainer.precision == expected
+    for wrong in ("0", "automatic", "1.5"):
+        with pytest.raises(ValueError, match=r"trainer\.batch_size must be"):
+            recipe.load({}, [f"trainer.batch_size={wrong}"])

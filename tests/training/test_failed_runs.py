@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from test_cli import hardneg, tree
 
-from hardneg.training import compare, recipe, run, run_folder
+from hardneg.training import compare, engine, recipe, run, run_folder
 
 SHORT = ["trainer.epochs=3", "trainer.knn_every=0"]  # five steps each
 QUICK = ["train", "digits-simclr", *SHORT, "--no-evaluate", "--run", "here/run"]
@@ -27,11 +27,12 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
-    """The one line of a command that ends with this exit code."""
+    """The line of the error of a command that ends with this exit code; a run that failed has printed its plan."""
     found, out, err = hardneg(capsys, *arguments)
-    assert (found, out, len(err.strip().splitlines())) == (code, "", 1), err
-    assert err.startswith("error: ")
-    return err
+    *plan, error = err.strip().splitlines()
+    assert (found, out, len(plan)) == (code, "", 2 if code == 1 else 0), err
+    assert error.startswith("error: ")
+    return error
 
 
 class Act(L.Callback):
@@ -187,6 +188,7 @@ def test_a_run_that_diverges_later_keeps_its_last_good_checkpoint_and_says_what_
     assert "lower optimizer.lr" in message
     assert f"{tmp_path / 'run'} keeps the checkpoint of step 5" in message
     assert "choose another folder" in message
+    assert f"hardneg train --resume {tmp_path / 'run'}" in message
     saved = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
     assert saved["global_step"] == 5
     assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
@@ -200,6 +202,54 @@ def test_a_run_that_diverges_within_its_first_epoch_leaves_nothing(tmp_path: Pat
     with pytest.raises(ValueError, match=r"diverged.*lower optimizer\.lr"):
         run.train(settings(), tmp_path / "run", callbacks=[Act(5)])
     assert list(tmp_path.iterdir()) == []
+
+
+class Limit(L.Callback):
+    """After ``step`` steps no file may grow beyond 1,000 bytes, as on a full disk."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *rest: object) -> None:
+        if trainer.global_step == self.step:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def test_a_run_that_fills_the_disk_keeps_its_checkpoint_and_resumes_exactly(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(engine.RunError) as failure:
+            run.train(settings(), tmp_path / "a run", callbacks=[Limit(7)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    message = str(failure.value)
+    assert "training stopped at step 10, in epoch 2 ([Errno 27] File too large): make room on the disk" in message
+    assert f"keeps the checkpoint of step 5; resume with: hardneg train --resume '{tmp_path / 'a run'}'" in message
+    run.train(None, tmp_path / "a run", resume=True)
+    run.train(settings(), tmp_path / "whole")
+    one, other = ((tmp_path / name / "encoder.safetensors").read_bytes() for name in ("a run", "whole"))
+    assert one == other
+
+
+class Fail(L.Callback):
+    """Raises an error after 7 steps."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def on_train_batch_end(self, trainer: L.Trainer, *rest: object) -> None:
+        if trainer.global_step == 7:
+            raise self.error
+
+
+def test_every_other_error_names_the_command_that_resumes_the_run(tmp_path: Path) -> None:
+    again = f"keeps the checkpoint of step 5; resume with: hardneg train --resume {tmp_path}/"
+    with pytest.raises(engine.RunError, match=r"at step 7, in epoch 2 \(CUDA out of memory\): free memory") as failure:
+        run.train(settings(), tmp_path / "1", callbacks=[Fail(torch.OutOfMemoryError("CUDA out of memory. Tried"))])
+    assert f"{again}1" in str(failure.value)
+    with pytest.raises(KeyError) as unexpected:
+        run.train(settings(), tmp_path / "2", callbacks=[Fail(KeyError("a user's mistake"))])
+    assert f"{again}2" in unexpected.value.__notes__[-1]
 
 
 SIZES = ["100000", "8193", "1" + "0" * 30]

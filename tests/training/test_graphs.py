@@ -148,12 +148,16 @@ def test_an_unconverged_svm_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 REFUSED = {
-    "a method for images": ("infograph", "method=simclr", "method=simclr trains on images, and .* use one of graphcl"),
+    "a method for images": (
+        "infograph",
+        "method=simclr",
+        "holds graphs, and method=simclr trains on images",
+    ),
     "a loss of another method": ("infograph", "method=graphcl", "use it with method=infograph"),
     "images": (
         "infograph",
         "data.source=digits",
-        "method=infograph trains on graphs, and data.source=digits are images",
+        "data.source=digits holds images, and method=infograph trains on graphs",
     ),
     "a set that is not there": ("infograph", "data.source=tu:NOTHING", "tu:NOTHING is not in data/tu"),
     "an image encoder": ("infograph", "encoder.name=resnet18", "encoder.name='resnet18' is not known: .*'gin'"),

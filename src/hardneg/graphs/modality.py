@@ -1,7 +1,7 @@
 """Graphs as a modality: TU sets or the user's own, GraphCL's views, GIN, and a cross-validated SVM."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from hardneg import callables, checks
 from hardneg.division import Division, difference
 from hardneg.evaluation import EvaluationResult, evaluate_set
+from hardneg.extras import required
 from hardneg.graphs import files, tu_files
 from hardneg.graphs.data import GraphSet, load_graphs
 from hardneg.graphs.exported import GraphTensors
 from hardneg.graphs.features import extract_graphs
 from hardneg.graphs.gin import GIN
 from hardneg.graphs.thumbnails import draw
+from hardneg.graphs.transform import GraphTransform, describe
 from hardneg.graphs.tu_files import TU
 from hardneg.graphs.views import GraphViews
 from hardneg.modality import GIVEN, DataSection, EncoderSection, EvaluationRequest, Modality, ViewsSection
@@ -156,6 +158,17 @@ class Graphs(Modality):
 
     def exportable(self, encoder: nn.Module, shape: tuple[int, ...]) -> nn.Module:
         return GraphTensors(encoder, shape[0])
+
+    def recorded(self, data: Any, samples: Any) -> dict[str, Any]:
+        return describe(samples, data.features)
+
+    def transform(
+        self, data: Any, shape: tuple[int, ...], views: Any, recorded: Mapping[str, Any]
+    ) -> Callable[[Any], Any]:
+        return GraphTransform(shape[0], recorded)
+
+    def collate(self, inputs: Sequence[Any]) -> Any:
+        return required("torch_geometric.data", "graph").Batch.from_data_list(list(inputs))
 
     def resident(self, samples: Any) -> GraphSet:
         found: GraphSet = samples

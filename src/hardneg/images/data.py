@@ -57,7 +57,7 @@ def load_images(
     if size is not None and (not isinstance(size, int) or size < 1):
         raise ValueError(f"size must be an integer ≥ 1 or None, got {size!r}")
     if size is not None and size > _MOST_PIXELS:
-        raise ValueError(f"size={size} is more than {_MOST_PIXELS} pixels a side: lower it (data.size in a recipe)")
+        raise ValueError(f"size={size} is more than {_MOST_PIXELS} pixels a side: lower it")
     checks.number("in_memory", in_memory, at_least=0)
     images = _load(source, split, size, in_memory)
     if labels and (images.labels is None or not bool((images.labels >= 0).any())):
@@ -100,7 +100,7 @@ def find(source: Any, split: str, in_memory: int = IN_MEMORY) -> ImageSet | Stre
         if parquet := _shards(path, ".parquet"):
             return tables.from_parquet(path, tables.files_of_split(path, parquet, split), split, parquet)
         # An archive next to the images that were unpacked from it is not a shard.
-        if (tars := _shards(path, ".tar")) and not folders.has_images(path):
+        if (tars := _shards(path, ".tar")) and not folders.holds_images(path):
             return tar_shards.from_shards(path, tables.files_of_split(path, tars, split), split, tars)
         return folders.from_folder(path, split)
     match checks.regular_file(path).suffix.lower():
@@ -149,7 +149,7 @@ def _resized(images: ImageSet, size: int | None) -> ImageSet:
     if needed > IN_MEMORY:
         raise ValueError(
             f"with size={size} the {len(images):,} images of {images.name} need {needed / 1e9:,.1f} GB, more than the "
-            f"{IN_MEMORY / 1e9:,.1f} GB that are held in memory: lower it (data.size in a recipe)"
+            f"{IN_MEMORY / 1e9:,.1f} GB that are held in memory: lower it"
         )
     pixels = torch.cat([fit(chunk, size) for chunk in torch.split(images.images, 1024)])  # (N, C, size, size)
     return replace(images, images=pixels)

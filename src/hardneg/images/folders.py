@@ -1,6 +1,7 @@
 """Folders of image files: one folder per class, optionally inside one folder per split."""
 
 import heapq
+import itertools
 import os
 import warnings
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from hardneg import checks
 from hardneg.images.split_names import Found, called_name, is_split, unknown_split, warn_if_whole
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+_SEARCHED = 1000  # entries of a folder that are looked at to tell whether it has images
 
 
 class FolderImages:
@@ -65,9 +68,23 @@ def from_folder(path: Path, split: str) -> Found:
     return Found(FolderImages(folder, paths), labels, () if labels is None else classes, f"{path.name}-{split}")
 
 
-def has_images(folder: Path) -> bool:
-    """Whether an image file is anywhere below a folder."""
-    return any(name.lower().endswith(SUFFIXES) for _, _, names in os.walk(folder) for name in names)
+def holds_images(path: Path) -> bool:
+    """Whether a folder has an image file in it or up to two folders deeper; each is searched up to 1,000 entries."""
+    level = [path]
+    for _ in range(3):
+        below: list[Path] = []
+        for folder in level[:_SEARCHED]:
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in itertools.islice(entries, _SEARCHED):
+                        if entry.name.lower().endswith(SUFFIXES):
+                            return True
+                        if entry.is_dir():
+                            below.append(Path(entry.path))
+            except OSError:  # not a folder, or not readable: reading the source reports it
+                continue
+        level = below
+    return False
 
 
 def _subfolders(folder: Path) -> list[str]:

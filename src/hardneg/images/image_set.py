@@ -302,17 +302,22 @@ def decode(file: BinaryIO, shape: tuple[int, int, int], size: int | None) -> Ten
         if size is not None:
             # JPEG decoding is much faster at a half, quarter or eighth of the size; twice the target keeps it sharp.
             image.draft(None, (2 * size, 2 * size))
-        upright = required("PIL.ImageOps", "train").exif_transpose(image) if _orientation(image) != 1 else image
-        if upright.mode.startswith("I"):  # 16 bits: Pillow's own conversion clips at 255
-            upright = required("PIL.Image", "train").fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
-        elif upright.mode == "P" and "transparency" in upright.info:
-            upright = upright.convert("RGBA")
-        pixels = torch.from_numpy(np.array(upright.convert("L" if shape[0] == 1 else "RGB")))  # (H, W) or (H, W, 3)
-    pixels = pixels[None] if shape[0] == 1 else pixels.permute(2, 0, 1)  # (C, H, W)
+        pixels = pixels_of(image, shape[0])
     pixels = pixels if size is None else fit(pixels[None], size)[0]
     if tuple(pixels.shape) != shape:
         raise ValueError(f"decodes to {tuple(pixels.shape)}, but its header says {shape}")
     return pixels.contiguous()
+
+
+def pixels_of(image: Any, channels: int) -> Tensor:
+    """The pixels (C, H, W) in uint8 of a PIL image, upright, gray if C is 1 and RGB otherwise."""
+    upright = required("PIL.ImageOps", "train").exif_transpose(image) if _orientation(image) != 1 else image
+    if upright.mode.startswith("I"):  # 16 bits: Pillow's own conversion clips at 255
+        upright = required("PIL.Image", "train").fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
+    elif upright.mode == "P" and "transparency" in upright.info:
+        upright = upright.convert("RGBA")
+    pixels = torch.from_numpy(np.array(upright.convert("L" if channels == 1 else "RGB")))  # (H, W) or (H, W, 3)
+    return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
 
 
 def fit(images: Tensor, size: int) -> Tensor:

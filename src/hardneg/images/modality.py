@@ -1,7 +1,8 @@
 """Images as a modality: sources, views, encoders, embeddings and evaluation in one place."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -9,18 +10,21 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from hardneg import callables
+from hardneg import callables, checks
 from hardneg.division import Division
 from hardneg.evaluation import DEFAULT_METRICS, EvaluationResult, evaluate_features
 from hardneg.images import encoders
 from hardneg.images.features import extract_all, labeled
+from hardneg.images.folders import holds_images
 from hardneg.images.image_set import ImageSet, StreamedImages
 from hardneg.images.splits import comparable, load_split
+from hardneg.images.transform import ImageTransform
 from hardneg.images.views import ImageViews, moco_views, simclr_views
 from hardneg.modality import GIVEN, DataSection, EvaluationRequest, Modality, ProjectedEncoderSection, ViewsSection
-from hardneg.recipe_section import Count, CountOrZero, Section
+from hardneg.recipe_section import Count, CountOrZero, Section, naming
 
 ImageSamples = ImageSet | StreamedImages
+_DATA_KEYS = ("source", "size")
 PRESETS: dict[str, Callable[..., ImageViews]] = {"simclr": simclr_views, "moco": moco_views}
 
 
@@ -76,7 +80,7 @@ class Images(Modality):
     has_test_set = True
 
     def accepts(self, source: str) -> bool:
-        return source == "digits" or source.startswith("hf:")
+        return source == "digits" or source.startswith("hf:") or holds_images(Path(source).expanduser())
 
     def resolve(self, source: str) -> str:
         path = self.location(source)
@@ -90,12 +94,19 @@ class Images(Modality):
         return None if by_name else Path(source).expanduser()
 
     def load(self, data: Any, *, labels: bool = False, given: Any = None) -> ImageSamples:
-        return load_split(_source(data.source, given), "train", data.size, labels)
+        with naming("data", _DATA_KEYS):
+            images = load_split(_source(data.source, given), "train", data.size)
+        if labels:
+            _require_labels(
+                images, data.source, "this loss", "; or choose a loss without labels, objective.preset=simclr"
+            )
+        return images
 
     def load_test(self, data: Any, train: Any, *, given: Any = None) -> ImageSamples:
-        found = load_split(
-            _source(data.source, given), "test", data.size, channels=train.shape[0], division=train.division
-        )
+        with naming("data", _DATA_KEYS):
+            found = load_split(
+                _source(data.source, given), "test", data.size, channels=train.shape[0], division=train.division
+            )
         return comparable(train, found)
 
     def load_shown(self, data: Any, shape: tuple[int, ...], division: Division, *, given: Any = None) -> ImageSamples:
@@ -126,8 +137,10 @@ class Images(Modality):
             make = PRESETS[views.preset]
         else:
             raise ValueError(f"views.preset={views.preset!r} is not known: use one of {', '.join(PRESETS)}")
+        keys = {*views.options, *(ImageViews.__dataclass_fields__.keys() - {"size"})}  # the default size is the data's
         try:
-            return make(**options)
+            with naming("views.options", keys):
+                return make(**options)
         except TypeError as error:
             raise ValueError(f"views.options: {error}") from error
 
@@ -144,6 +157,7 @@ class Images(Modality):
                     f"encoder.name=tiny takes square images, got {height}x{width}: set data.size={min(height, width)}"
                 )
             options.setdefault("size", width)
+        checks.choice("encoder.name", encoder.name, tuple(encoders.ENCODERS))
         return encoders.build(encoder.name, **options)
 
     def feature_size(self, encoder: nn.Module, shape: tuple[int, ...]) -> int:
@@ -179,6 +193,15 @@ class Images(Modality):
         found: Tensor | None = None if prepare is None else prepare(image)
         return found
 
+    def transform(
+        self, data: Any, shape: tuple[int, ...], views: Any, recorded: Mapping[str, Any]
+    ) -> Callable[[Any], Tensor]:
+        channels, height, width = shape
+        return ImageTransform((channels, height, width), data.size, getattr(views, "plain", None))
+
+    def collate(self, inputs: Sequence[Any]) -> Tensor:
+        return torch.stack(list(inputs))
+
     def resident(self, samples: Any) -> ImageSet | None:
         return samples if isinstance(samples, ImageSet) else None
 
@@ -187,13 +210,15 @@ class Images(Modality):
         size = request.size if request.size is not None else request.shape[-1] if request.named else request.data.size
 
         def parts(division: Division | None) -> tuple[ImageSamples, ImageSamples]:
-            train = load_split(source, "train", size, labels=True, channels=request.shape[0], division=division)
+            train = load_split(source, "train", size, channels=request.shape[0], division=division)
+            _require_labels(train, request.data.source, "an evaluation")
             return train, load_split(source, "test", size, labels=True, channels=request.shape[0], division=division)
 
-        if request.own or request.division is None:
-            return parts(request.division)
-        train, test = parts(None)
-        return parts(request.division) if _holds_copies(request.division, train, test) else (train, test)
+        with nullcontext() if request.named else naming("data", _DATA_KEYS):
+            if request.own or request.division is None:
+                return parts(request.division)
+            train, test = parts(None)
+            return parts(request.division) if _holds_copies(request.division, train, test) else (train, test)
 
 
 def _source(source: str, given: Any) -> Any:
@@ -205,6 +230,15 @@ def _source(source: str, given: Any) -> Any:
     if callables.is_name(source) and not source.startswith("hf:"):
         return callables.load(source, "data.source")
     return source
+
+
+def _require_labels(images: ImageSamples, source: str, user: str, otherwise: str = "") -> None:
+    """Raise if no image has a label. user: what needs them · otherwise: another remedy than labels."""
+    if images.labels is None or not bool((images.labels >= 0).any()):
+        raise ValueError(
+            f"{source!r} has no labels, and {user} needs them: use one folder per class, an array 'labels' in an .npz, "
+            f"or a column 'label' in parquet{otherwise}"
+        )
 
 
 def _holds_copies(division: Division, train: ImageSamples, test: ImageSamples) -> bool:

@@ -31,13 +31,13 @@ def simclr(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
 
 def debiased(tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Debiased contrastive learning (Chuang et al. 2020, eq. 8): the negatives are corrected for the class prior."""
-    _refuse_class_prior("debiased", options)
+    tau_plus = _class_prior("debiased", tau_plus, options)
     return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, **options})
 
 
 def hcl(beta: Setting = 1.0, tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Contrastive learning with hard negatives (Robinson et al. 2021, eq. 4): debiased and tilted by e^{βs}."""
-    _refuse_class_prior("hcl", options)
+    tau_plus = _class_prior("hcl", tau_plus, options)
     hardening = _with(Exponential(beta), options)
     return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, **options, "hardening": hardening})
 
@@ -56,6 +56,8 @@ def hscl_threshold(start: float = -0.3, end: float = 0.0, temperature: Setting =
     """H-SCL(τ) (Jiang et al. 2022, eq. 3 and 4): negatives above a cosine that moves from ``start`` to ``end``."""
     check_no_gradient("temperature", temperature)
     checks.number("temperature", temperature, above=0)
+    for name, cosine in (("start", start), ("end", end)):
+        checks.number(name, cosine, at_least=-1, at_most=1)
     threshold = Threshold(cosine=Linear(start, end))
     return scl(**{"temperature": temperature, **options, "hardening": _with(threshold, options)})
 
@@ -99,7 +101,7 @@ def graphcl(temperature: Temperature = 0.2, **options: Any) -> InfoNCE:
 
 def infograph(beta: Setting = 0.0, tau_plus: Setting = 0.0, **options: Any) -> JSD:
     """InfoGraph (Sun et al. 2020, eq. 4) with HCL's hard negatives (appendix B): the `JSD` of nodes and graphs."""
-    _refuse_class_prior("infograph", options)
+    tau_plus = _class_prior("infograph", tau_plus, options)
     return JSD(**{"beta": beta, "class_prior": tau_plus, **options})
 
 
@@ -182,8 +184,9 @@ def _with(own: Hardening, options: dict[str, Any]) -> tuple[Hardening, ...]:
     return (own, *(given if isinstance(given, tuple) else (given,)))
 
 
-def _refuse_class_prior(preset: str, options: dict[str, Any]) -> None:
-    """Raise if the class prior is given as ``class_prior`` instead of the preset's ``tau_plus``."""
+def _class_prior(preset: str, tau_plus: Setting, options: dict[str, Any]) -> Setting:
+    """The class prior, checked under the preset's name for it; raise if it is given as ``class_prior``."""
     if "class_prior" in options:
         prior = options["class_prior"]
-        raise ValueError(f"{preset}() calls class_prior tau_plus: pass tau_plus={prior!r} instead of class_prior")
+        raise ValueError(f"class_prior is called tau_plus in {preset}: pass tau_plus={prior!r} instead")
+    return checks.number("tau_plus", tau_plus, at_least=0, below=1)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardneg.recipe_section import naming
 from hardneg.samplers import KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
 from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import objectives
@@ -100,13 +101,14 @@ def sampler(settings: Recipe, size: int, rank: int = 0, processes: int = 1) -> U
         "rank": rank,
         "processes": processes,
     }
-    if chosen.sampler == "uniform":
-        return UniformBatchSampler(**common)
-    common |= {"coverage": chosen.coverage, "refresh_every": chosen.refresh_every}
-    if chosen.sampler == "knn":
-        return KNNBatchSampler(**common)
-    given = chosen.restart
-    restart = objectives.schedule("batches.restart", given) if isinstance(given, dict) else given
-    return ProximityBatchSampler(
-        **common, candidates=chosen.candidates, neighbors=chosen.neighbors, restart=restart, walk=chosen.walk
-    )
+    with naming("batches", type(chosen).model_fields), naming("trainer", ["batch_size"]):
+        if chosen.sampler == "uniform":
+            return UniformBatchSampler(**common)
+        common |= {"coverage": chosen.coverage, "refresh_every": chosen.refresh_every}
+        if chosen.sampler == "knn":
+            return KNNBatchSampler(**common)
+        given = chosen.restart
+        restart = objectives.schedule("batches.restart", given) if isinstance(given, dict) else given
+        return ProximityBatchSampler(
+            **common, candidates=chosen.candidates, neighbors=chosen.neighbors, restart=restart, walk=chosen.walk
+        )

@@ -55,8 +55,29 @@ NOTHING = Given()
 
 
 def resolved(settings: Recipe) -> Recipe:
-    """The recipe with the absolute path of its data, so that a run finds them from every folder."""
-    return settings.with_source(settings.kind.resolve(settings.data.source))
+    """The recipe with the precision of this machine, and the absolute path of its data, to find them everywhere."""
+    return with_precision(settings).with_source(settings.kind.resolve(settings.data.source))
+
+
+def with_precision(settings: Recipe) -> Recipe:
+    """The recipe with the precision that suits this machine if its own is ``auto``."""
+    trainer = settings.trainer
+    if trainer.precision != "auto":
+        return settings
+    half = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    precision = "bf16-mixed" if half and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    return settings.model_copy(update={"trainer": trainer.model_copy(update={"precision": precision})})
+
+
+def auto_batch_size(samples: int, processes: int = 1) -> int:
+    """The largest power of two, up to 256, with which an epoch has at least four steps; at least 2 per process.
+
+    Examples:
+        >>> [auto_batch_size(samples) for samples in (3, 320, 100_000)]
+        [2, 64, 256]
+    """
+    largest = min(256, max(samples // 4, 2))
+    return max(1 << largest.bit_length() - 1, 2) // processes * processes or 2 * processes
 
 
 def check_source(settings: Recipe, folder: Path) -> None:

@@ -147,10 +147,13 @@ def plan(cells: Sequence[Cell], root: str | Path, seeds: Sequence[int]) -> list[
             planned = Run(cell, seed, cell.folder(Path(root), seed))
             file = planned.folder / run_folder.RECIPE
             started = not run_folder.is_free(planned.folder) and file.exists()
-            if started and build.resolved(recipe.load(file)) != build.resolved(planned.settings):
-                raise ValueError(
-                    f"{planned.folder} holds a run of another recipe: choose another folder for this comparison"
-                )
+            if started:
+                stored = recipe.load(file)
+                wanted = build.resolved(planned.settings).with_batch_size(stored.trainer.batch_size)
+                if build.resolved(stored) != wanted:
+                    raise ValueError(
+                        f"{planned.folder} holds a run of another recipe: choose another folder for this comparison"
+                    )
             runs.append(planned)
     return runs
 

@@ -1,7 +1,9 @@
 """Creating the Lightning trainer and the callbacks of a run, fitting, and explaining failures."""
 
+import errno
 import logging
 import os
+import shlex
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +35,7 @@ from hardneg.training.callbacks.sampler_refresh import Refresh
 from hardneg.training.callbacks.step_seeding import StepSeeding
 from hardneg.training.callbacks.step_timing import StepTiming
 from hardneg.training.chunked_encoders import encoders_of, in_chunks
-from hardneg.training.recipe import Recipe, tree_of
+from hardneg.training.recipe import Recipe, needs_trust, tree_of
 
 
 def create_trainer(
@@ -46,6 +48,7 @@ def create_trainer(
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
     chosen = settings.trainer
+    assert chosen.precision != "auto"  # see `build.with_precision`
     if chosen.logger is not None:
         loggers.check(chosen.logger)
     processes = chosen.devices * chosen.nodes
@@ -163,10 +166,15 @@ class _PlainFiles(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with Path(path).open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with Path(path).open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except RuntimeError as error:  # torch.save raises it after an OSError, such as that of a full disk
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 class _Untimed(PassThroughProfiler):
@@ -201,12 +209,32 @@ def fit(
             if not trainer.interrupted:
                 raise
     if trainer.interrupted:
-        raise KeyboardInterrupt(f"stopped at step {trainer.global_step}; resume the run in {folder}")
+        raise KeyboardInterrupt(
+            f"stopped at step {trainer.global_step}; resume with: {resume_command(settings, folder)}"
+        )
 
 
-def explain(error: Exception, folder: Path, losses: LossWatch) -> None:
-    """Raise a ValueError again with advice on what to do; return on any other error."""
+class RunError(ValueError):
+    """A run stopped for a reason outside its recipe, such as a full disk."""
+
+    exit_code = 1  # of the command line: the run failed, the input was valid
+
+
+def explain(error: Exception, settings: Recipe, folder: Path, losses: LossWatch) -> None:
+    """Raise the error of a run again, with the step, what to do, and the command that resumes the run.
+
+    An error that is not expected is returned from, with the command as the last line of its traceback.
+    """
+    again, kept = resume_command(settings, folder), ""
+    if (folder / run_folder.CHECKPOINT).exists():
+        kept = f"{folder} keeps the checkpoint of step {run_folder.checkpoint(folder)['global_step']}"
+    if isinstance(error, OSError | MemoryError | torch.OutOfMemoryError):
+        step, epoch = losses.position
+        message = f"training stopped at step {step}, in epoch {epoch} ({_reason(error)}): {_remedy(error)}"
+        raise RunError(message + f". {kept}; resume with: {again}" * bool(kept)) from error
     if not isinstance(error, ValueError):
+        if kept:
+            error.add_note(f"{kept}; resume with: {again}")
         return
     kind, message = ValueError, str(error)
     if isinstance(error, checks.NonFiniteError):
@@ -215,10 +243,27 @@ def explain(error: Exception, folder: Path, losses: LossWatch) -> None:
         message = (
             f"training diverged at step {step}, in epoch {epoch} ({error}): lower optimizer.lr, or set optimizer.clip"
         )
-    if (folder / run_folder.CHECKPOINT).exists():
-        step = run_folder.checkpoint(folder)["global_step"]
+    if kept:
         message += (
-            f". {folder} keeps the checkpoint of step {step}; resuming takes the same steps again, so for other "
-            "settings choose another folder, or remove this one"
+            f". {kept}; {again} takes the same steps again, so for other settings choose another folder, or remove "
+            "this one"
         )
     raise kind(message) from error
+
+
+def resume_command(settings: Recipe, folder: Path) -> str:
+    """The command that resumes the run in a folder."""
+    return f"hardneg train --resume {shlex.quote(str(folder))}" + " --trust" * needs_trust(settings)
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of an error; that of an accelerator without memory has ten lines."""
+    return " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
+
+
+def _remedy(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return "free memory; if that is not enough, begin another run with a smaller trainer.batch_size"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "make room on the disk"
+    return "check the disk and the permissions of the folder"

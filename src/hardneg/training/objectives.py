@@ -8,6 +8,7 @@ from typing import Any
 from hardneg.losses import hardening, presets, schedules
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
+from hardneg.recipe_section import naming
 from hardneg.training.recipe_errors import hint
 
 SCHEDULES: dict[str, type[schedules.Schedule]] = {
@@ -41,9 +42,8 @@ def names() -> tuple[str, ...]:
 
 def arguments(name: str) -> set[str]:
     """The arguments of a preset that a recipe can set."""
-    preset = getattr(presets, name)
-    kind = JSD if inspect.signature(preset).return_annotation is JSD else InfoNCE
-    found = {key for made in (preset, kind.__init__) for key in inspect.signature(made).parameters}
+    made_by: tuple[Any, Any] = (getattr(presets, name), _makes(name).__init__)
+    found = {key for made in made_by for key in inspect.signature(made).parameters}
     return found - {"self", "options", "generator"}
 
 
@@ -63,13 +63,28 @@ def make(section: Mapping[str, Any], **more: Any) -> InfoNCE | JSD:
     allowed = arguments(name)
     for key, setting in options.items():
         if key not in allowed:
-            raise ValueError(f"objective.{key} is not an argument of {name}: {hint(key, sorted(allowed))}")
+            raise ValueError(f"objective.{key} is not an argument of {name}: {_remedy(name, key)}")
         if key == "hardening":
             options[key] = hardenings(f"objective.{key}", setting)
         elif isinstance(setting, Mapping):
             options[key] = schedule(f"objective.{key}", setting)
-    made: InfoNCE | JSD = getattr(presets, name)(**{**options, **more})
+    with naming("objective", allowed):
+        made: InfoNCE | JSD = getattr(presets, name)(**{**options, **more})
     return made
+
+
+def _remedy(preset: str, key: str) -> str:
+    """What to do about an argument that a preset does not have: use a preset that has it, or correct its name."""
+    graphs = _makes(preset) is JSD  # which another method trains with
+    owners = [name for name in names() if key in arguments(name) and (_makes(name) is JSD) == graphs]
+    if owners:
+        return f"it belongs to {', '.join(owners)}; add objective.preset={owners[0]}, or leave it out"
+    return hint(key, sorted(arguments(preset)))
+
+
+def _makes(preset: str) -> type[InfoNCE] | type[JSD]:
+    """The class of the loss that a preset returns."""
+    return JSD if inspect.signature(getattr(presets, preset)).return_annotation is JSD else InfoNCE
 
 
 def hardenings(key: str, settings: Any) -> Any:

@@ -19,11 +19,13 @@ from hardneg.evaluation.metrics import get_metric
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.modality import DataSection, EncoderSection
-from hardneg.recipe_section import Count, CountOrZero, Counts, Names, NotNegative, Positive, Section
+from hardneg.recipe_section import AUTO, Count, CountOrAuto, CountOrZero, Counts, Names, NotNegative, Positive, Section
 from hardneg.training import objectives, yaml_files
-from hardneg.training.recipe_errors import explained, hint
+from hardneg.training.recipe_errors import explained
+from hardneg.training.recipe_files import about as about
+from hardneg.training.recipe_files import find as find
+from hardneg.training.recipe_files import known as known
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 DEFAULT_METHOD = "simclr"
 
 
@@ -47,10 +49,11 @@ class Trainer(Section):
     """Length, batch size and hardware of a run, with Lightning's names."""
 
     epochs: Count = 100
-    batch_size: Count = 256
-    """Samples per batch, of all processes together."""
+    batch_size: CountOrAuto = 256
+    """Samples per batch, of all processes together; ``auto``: a power of two up to 256, at least 4 steps per epoch."""
     # Losses and memories are in float32, so weights are too.
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """``auto``: bf16-mixed on a GPU that supports it, else 32-true."""
     accelerator: str = "auto"
     devices: Count = 1
     nodes: Count = 1
@@ -131,6 +134,12 @@ class Recipe(Section):
     def with_source(self, source: str) -> "Recipe":
         """The same recipe with another ``data.source``."""
         return self.model_copy(update={"data": self.data.model_copy(update={"source": source})})
+
+    def with_batch_size(self, batch_size: int) -> "Recipe":
+        """The same recipe with this batch size if its own is ``auto``."""
+        if self.trainer.batch_size != AUTO:
+            return self
+        return self.model_copy(update={"trainer": self.trainer.model_copy(update={"batch_size": batch_size})})
 
 
 @cache
@@ -227,9 +236,11 @@ def _method_and_modality(tree: Mapping[str, Any]) -> tuple[str, str]:
     checks.choice("modality", kind, tuple(modalities.MODALITIES))
     if kind not in allowed:
         fitting = [name for name in methods.METHODS if kind in methods.get(name).modalities]
+        example = modalities.get(allowed[0]).Data.model_fields["source"].default
+        given = f"data.source={source} holds {kind}" if tree.get("modality") is None else f"modality={kind}"
         raise ValueError(
-            f"method={method} trains on {' or '.join(allowed)}, and data.source={source} are {kind}: "
-            + (f"use one of {', '.join(fitting)}" if fitting else "no method trains on them")
+            f"{given}, and method={method} trains on {' or '.join(allowed)}: give such a source, as "
+            f"{example}, or use method={', '.join(fitting)}"
         )
     return method, kind
 
@@ -272,40 +283,6 @@ def code_names(recipe: Recipe) -> list[tuple[str, str]]:
 def needs_trust(recipe: Recipe) -> bool:
     """Whether the recipe names a ``package.module:callable``."""
     return bool(code_names(recipe))
-
-
-def known() -> dict[str, Path]:
-    """The recipes that come with the library, by name."""
-    return {file.stem: file for file in sorted(RECIPES.glob("*.yaml"))}
-
-
-def find(name: str | Path) -> Path:
-    """The file of a recipe: a path, or the name of one that comes with the library.
-
-    Examples:
-        >>> find("digits-simclr").name
-        'digits-simclr.yaml'
-        >>> find("digit-simclr")
-        Traceback (most recent call last):
-        ValueError: there is no recipe 'digit-simclr': did you mean digits-simclr?
-    """
-    built_in = known()
-    if str(name) in built_in:
-        return built_in[str(name)]
-    if Path(name).is_file():
-        return Path(name)
-    if Path(name).is_dir():
-        if (Path(name) / "recipe.yaml").is_file():
-            raise ValueError(f"{name} is a run: give --resume {name}, or its recipe.yaml to begin another run")
-        raise ValueError(f"{name} is a folder: give a YAML file, or the name of a built-in recipe")
-    if Path(name).suffix in (".yaml", ".yml"):
-        raise ValueError(f"there is no file {str(name)!r}: give the path of a recipe, or the name of a built-in one")
-    raise ValueError(f"there is no recipe {str(name)!r}: {hint(str(name), list(built_in))}")
-
-
-def about(file: Path) -> str:
-    """The key ``about`` of a recipe file: what it is for. The rest of the file is not checked."""
-    return str(yaml_files.read_mapping(file).get("about", ""))
 
 
 def tree_of(recipe: Recipe) -> dict[str, Any]:

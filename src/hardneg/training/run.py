@@ -73,7 +73,7 @@ def train(
     point = run_state.ResumePoint()
     if resume:
         run_folder.check_regular(folder)
-        settings = run_state.with_epochs(recipe.load(folder / run_folder.RECIPE), epochs)
+        settings = build.with_precision(run_state.with_epochs(recipe.load(folder / run_folder.RECIPE), epochs))
         recipe.check_trust(settings, folder, trust)
         run_folder.check_links(folder)
         build.check_source(settings, folder)
@@ -92,6 +92,7 @@ def train(
     if resume:
         check_division(settings, folder, division)
     train_set, held_out = validation_split.divide(settings, whole)
+    settings = settings.with_batch_size(build.auto_batch_size(len(train_set), trainer.world_size))
     shape = settings.kind.shape(train_set)
     try:
         module = build.method(settings, train_set, trainer.world_size, given)
@@ -127,17 +128,18 @@ def train(
                 processes = trainer.world_size
                 run_state.record_resume(settings, folder, processes, stated, epochs=epochs, finished=point.finished)
             else:
-                run_state.start(settings, folder, trainer.world_size, division, stated)
+                recorded = settings.kind.recorded(settings.data, whole)
+                run_state.start(settings, folder, trainer.world_size, division, stated, recorded)
         try:
             engine.fit(trainer, module, loader, settings, folder, point.checkpoint)
+            if trainer.is_global_zero:
+                run_state.write_encoder(module.encoder, folder, shape)
         except Exception as error:
             if trainer.is_global_zero:
                 if not resume:
                     run_folder.discard(folder)
-                engine.explain(error, folder, callbacks_of_run.losses)
+                engine.explain(error, settings, folder, callbacks_of_run.losses)
             raise
-        if trainer.is_global_zero:
-            run_state.write_encoder(module.encoder, folder, shape)
     return Result(folder, module.encoder, callbacks_of_run.metrics.last)
 
 

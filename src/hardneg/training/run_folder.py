@@ -23,6 +23,7 @@ RECIPE, ENVIRONMENT, METRICS, EVALUATION = "recipe.yaml", "environment.json", "m
 CHECKPOINT, ENCODER, LOCK = "last.ckpt", "encoder.safetensors", "run.lock"
 SPLIT = "split.json"  # what the run was trained on, and which images were held out
 COMPARISON = "comparison.json"  # of a comparison: the names of its rows, and which one is the baseline
+RECORDED = "training_set"  # the key of ENVIRONMENT with what `Modality.recorded` returns
 FAILED = "failed.json"  # of a comparison: the errors of its failed runs by name
 LOGS = "logs"  # the folder of Lightning's loggers
 NEXT = "next.ckpt"  # a checkpoint while it is being written

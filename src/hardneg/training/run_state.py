@@ -36,11 +36,16 @@ def check_free(folder: Path) -> None:
 
 
 def start(
-    settings: Recipe, folder: Path, processes: int, division: Division, validation: dict[str, int] | None
+    settings: Recipe,
+    folder: Path,
+    processes: int,
+    division: Division,
+    validation: dict[str, int] | None,
+    recorded: dict[str, Any],
 ) -> None:
-    """Write environment, split and recipe of a new run."""
+    """Write environment, split and recipe of a new run. recorded: of its training set, see `Modality.recorded`."""
     check_free(folder)  # again, because another process may have written here while the data were read
-    environment = _environment(processes, validation)
+    environment = _environment(processes, validation) | ({run_folder.RECORDED: recorded} if recorded else {})
     # The id of this run, which its checkpoints contain.
     run_folder.write_json(folder / run_folder.ENVIRONMENT, {"run": uuid.uuid4().hex, **environment})
     run_folder.write_json(folder / run_folder.SPLIT, asdict(division))
@@ -78,7 +83,7 @@ def with_epochs(settings: Recipe, epochs: int | None) -> Recipe:
     """The recipe with another number of epochs, if one is given."""
     if epochs is None:
         return settings
-    checks.whole("epochs", epochs)
+    checks.whole("trainer.epochs", epochs)
     trainer = settings.trainer.model_copy(update={"epochs": epochs})
     return settings.model_copy(update={"trainer": trainer})
 
@@ -162,8 +167,8 @@ def resume_point(
     total = settings.trainer.epochs * len(batches)
     if done > total:
         raise ValueError(
-            f"epochs={settings.trainer.epochs} is less than the {done / len(batches):g} epochs that {folder} has done: "
-            "give a larger number"
+            f"trainer.epochs={settings.trainer.epochs} is less than the {done / len(batches):g} epochs that {folder} "
+            "has done: give a larger number"
         )
     return ResumePoint(file, finished=done == total)
 

@@ -1,6 +1,7 @@
 """Reading a run from its folder: the recipe, the trained encoder and how the data were divided."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ class Loaded:
 
     settings: the recipe · encoder: in evaluation mode · views: the views of training, which also prepare a sample for
     the encoder; None if the method makes none · shape: of one sample · division: what the run was trained on, and what
-    was held out
+    was held out · recorded: by `Modality.recorded` · finished: False if the encoder is that of the last checkpoint
     """
 
     folder: Path
@@ -29,6 +30,13 @@ class Loaded:
     views: Any
     shape: tuple[int, ...]
     division: Division
+    recorded: Mapping[str, Any]
+    finished: bool
+
+    def warn_if_unfinished(self) -> None:
+        """Warn that the encoder is not that of a finished run."""
+        if not self.finished:
+            warnings.warn(f"{self.folder} is unfinished: this is the encoder of its last checkpoint", stacklevel=3)
 
     @property
     def prepare(self) -> Callable[[Tensor], Tensor] | None:
@@ -90,4 +98,22 @@ def load_run(
         raise ValueError(f"{origin}: the weights do not fit encoder {settings.encoder.name!r}: {reason}") from error
     if views is None and owner.uses_views:
         views = settings.kind.views(settings.views, shape)
-    return Loaded(folder, settings, encoder.eval(), views, shape, read_division(folder / run_folder.SPLIT))
+    return Loaded(
+        folder,
+        settings,
+        encoder.eval(),
+        views,
+        shape,
+        division=read_division(folder / run_folder.SPLIT),
+        recorded=_recorded(folder),
+        finished=origin.name == run_folder.ENCODER,
+    )
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """What the run recorded of its training set; see `Modality.recorded`."""
+    file = folder / run_folder.ENVIRONMENT
+    found = run_folder.read_json(file).get(run_folder.RECORDED, {}) if file.exists() else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{file}: {run_folder.RECORDED} must be an object: restore the file")
+    return found

@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.text import Text
 
 from hardneg.printable import printable
-from hardneg.training.callbacks.metrics_writer import MetricsWriter
+from hardneg.training.callbacks.progress_lines import LastEpoch
 
 REFRESH = 0.1  # seconds between two updates of a bar
 
@@ -53,7 +53,7 @@ class Bar(L.Callback):
     def __init__(self, progress: Progress, name: str) -> None:
         self.progress, self.name = progress, name
         self.task: Any = None
-        self._knn: float | None = None  # the last accuracy measured
+        self._facts = LastEpoch()
         self._due = 0.0  # time of the next update
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -66,17 +66,7 @@ class Bar(L.Callback):
         if (now := time.monotonic()) < self._due:
             return
         self._due = now + REFRESH
-        self.progress.update(self.task, completed=trainer.global_step, facts=self._last_epoch(trainer))
+        self.progress.update(self.task, completed=trainer.global_step, facts=self._facts.text(trainer))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.progress.remove_task(self.task)
-
-    def _last_epoch(self, trainer: L.Trainer) -> str:
-        """The metrics of the last epoch: reading the loss of every step would make an accelerator wait."""
-        writers = (callback for callback in trainer.callbacks if isinstance(callback, MetricsWriter))  # type: ignore[attr-defined]
-        line = next((writer.last for writer in writers), {})
-        if not line:
-            return ""
-        self._knn = line.get("knn", self._knn)
-        accuracy = [] if self._knn is None else [f"kNN {100 * self._knn:.1f} %"]
-        return " · ".join([f"loss {line['loss']:.3f}", *accuracy, f"{line['samples_per_second']:,.0f} samples/s"])

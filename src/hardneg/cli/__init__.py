@@ -1,0 +1,59 @@
+"""The command line: thin commands over the library; every error in the input is reported in one line.
+
+Progress and notes are written to stderr, results to stdout. Exit code 2: the input was invalid; nothing was changed.
+Exit code 1: a run failed, or the doctor found something broken.
+"""
+
+import io
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import typer
+
+# These add their commands to the application, in the order of --help.
+from hardneg.cli import train  # noqa: F401
+
+# isort: split
+from hardneg.cli import compare, data, information, runs  # noqa: F401
+from hardneg.cli.app import app, named
+from hardneg.terminal import fail, note, remark
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line; errors in the input are printed in one line, with exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: characters the terminal lacks are not an error
+    warnings.showwarning = lambda message, *rest, **more: note(str(message))
+    try:
+        code = typer.main.get_command(app)(standalone_mode=False)
+        if code == INTERRUPTED:  # typer has turned Ctrl-C into this
+            _stop()
+        sys.exit(code if isinstance(code, int) else 0)
+    except (typer.Abort, KeyboardInterrupt) as error:
+        if isinstance(error.__cause__, EOFError):  # which typer treats as the end of the input
+            fail(f"a file ended too early ({error.__cause__}): HARDNEG_TRACEBACK=1 shows which")
+        _stop()
+    except (ValueError, OSError, ImportError) as error:
+        if os.environ.get("HARDNEG_TRACEBACK"):
+            raise
+        remedy = isinstance(error, ImportError) and "pip install" not in str(error)
+        fail(str(error) + (': pip install "hardneg[train]"' if remedy else ""), getattr(error, "exit_code", 2))
+    except Exception as error:
+        # Errors of the command-line parser, whose classes typer does not export.
+        if not hasattr(error, "format_message"):
+            raise
+        fail(f"{error.format_message()} Help: hardneg --help")
+
+
+def _stop() -> None:
+    folder = os.environ.get("HARDNEG_RUN")
+    again = "nothing was written" if sys.argv[1:2] == ["train"] else "the same command resumes it"
+    if folder is not None:
+        begun = (Path(folder) / "recipe.yaml").exists()
+        again = f"resume with: hardneg train --resume {named(Path(folder))}" if begun else "nothing was written"
+    remark(f"\nstopped; {again}")
+    sys.exit(INTERRUPTED)

@@ -1,0 +1,64 @@
+"""The encoder of a run, ready to embed raw samples."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg import checks
+from hardneg.evaluation.features import evaluating
+from hardneg.training.recipe import Recipe
+from hardneg.training.saved_run import load_run
+
+
+@dataclass(frozen=True)
+class TrainedEncoder:
+    """The encoder of a run and what it needs to embed raw samples.
+
+    Called with one sample it returns its features (d,), with a list or tuple of samples (N, d), without gradients. A
+    sample is a path, a PIL image or a uint8 array for images, a ``torch_geometric.data.Data`` for graphs.
+
+    Args:
+        module: the network, in evaluation mode; maps a batch to features (B, d)
+        transform: turns one raw sample into an input of the network, without a batch dimension; usable in a Dataset
+        collate: makes a batch of such inputs
+        settings: the recipe of the run
+    """
+
+    module: nn.Module
+    transform: Callable[[Any], Any]
+    collate: Callable[[Sequence[Any]], Any]
+    settings: Recipe
+
+    @torch.no_grad()
+    def __call__(self, samples: Any, batch_size: int = 256) -> Tensor:
+        batch_size = checks.whole("batch_size", batch_size)
+        if not isinstance(samples, list | tuple):
+            return self([samples])[0]
+        if not samples:
+            raise ValueError("samples is empty: give at least one")
+        device = next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
+        features = []
+        with evaluating(self.module):
+            for start in range(0, len(samples), batch_size):
+                inputs = [self.transform(sample) for sample in samples[start : start + batch_size]]
+                features.append(self.module(self.collate(inputs).to(device)))
+        return torch.cat(features)
+
+    def to(self, device: torch.device | str) -> "TrainedEncoder":
+        """The same with the network on another device."""
+        return replace(self, module=self.module.to(device))
+
+
+def load_encoder(
+    run: str | Path, *, trust: bool = False, data: Any = None, views: Any = None, encoder: nn.Module | None = None
+) -> TrainedEncoder:
+    """The encoder of a run with its weights; arguments as for `hardneg.load_encoder`."""
+    loaded = load_run(run, trust=trust, data=data, views=views, encoder=encoder)
+    loaded.warn_if_unfinished()
+    kind = loaded.settings.kind
+    transform = kind.transform(loaded.settings.data, loaded.shape, loaded.views, loaded.recorded)
+    return TrainedEncoder(loaded.encoder, transform, kind.collate, loaded.settings)
