@@ -55,8 +55,10 @@ NOTHING = Given()
 
 
 def resolved(settings: Recipe) -> Recipe:
-    """The recipe with the absolute path of its data, so that a run finds them from every folder."""
-    return settings.with_source(settings.kind.resolve(settings.data.source))
+    """The recipe with the absolute paths of its data and encoder, so that a run finds them from every folder."""
+    settings = settings.with_source(settings.kind.resolve(settings.data.source))
+    name = settings.kind.resolve_encoder(settings.encoder.name)
+    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"name": name})})
 
 
 def check_source(settings: Recipe, folder: Path) -> None:

@@ -222,7 +222,7 @@ def _method_and_modality(tree: Mapping[str, Any]) -> tuple[str, str]:
     allowed = methods.get(method).modalities
     data = tree.get("data")
     source = data.get("source") if isinstance(data, Mapping) else None
-    by_source = modalities.of_source(source) if isinstance(source, str) else None
+    by_source = modalities.of_source(source, allowed) if isinstance(source, str) else None
     kind = tree.get("modality") or by_source or allowed[0]
     checks.choice("modality", kind, tuple(modalities.MODALITIES))
     if kind not in allowed:
