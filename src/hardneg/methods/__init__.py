@@ -18,6 +18,7 @@ METHODS = {
     "graphcl": "hardneg.methods.graphcl:GraphCL",
     "infograph": "hardneg.methods.infograph:InfoGraph",
     "simcse": "hardneg.methods.simcse:SimCSE",
+    "quick_thoughts": "hardneg.methods.quick_thoughts:QuickThoughts",
 }
 
 

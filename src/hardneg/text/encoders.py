@@ -141,6 +141,27 @@ class TransformerEncoder(nn.Module):
         return mean_over_tokens(self.layers(vectors, src_key_padding_mask=~tokens.mask), tokens.mask)
 
 
+class TwoEncoders(nn.Module):
+    """Two encoders with the same tokenizer, whose features are concatenated, as quick-thoughts uses them.
+
+    Args:
+        first, second: `Tokens` → (B, features)
+    """
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the first encoder."""
+        return tokenizer_of(self.first)
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """Features of both encoders, (B, features of the first + features of the second)."""
+        return torch.cat([encode(self.first, tokens), encode(self.second, tokens)], dim=1)
+
+
 def mean_over_tokens(states: Tensor, mask: Tensor) -> Tensor:
     """The mean (B, d) of states (B, L, d) where the mask (B, L) is True."""
     weight = mask.unsqueeze(2).to(states.dtype)
