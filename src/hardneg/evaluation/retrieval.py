@@ -50,11 +50,11 @@ def retrieval_scores(queries: TensorLike, corpus: TensorLike, judgements: Tensor
         gains = grades.gather(1, nearest)
         best = grades.topk(k, dim=1).values
         hits = gains > 0
-        first = hits.double().argmax(dim=1) + 1
+        first = hits.double().argmax(dim=1).double() + 1
         sums += torch.stack(
             [
                 ((gains * discount).sum(1) / (best * discount).sum(1)).sum(),
-                (hits.sum(1) / (grades > 0).sum(1)).sum(),
+                (hits.sum(1).double() / (grades > 0).sum(1)).sum(),
                 torch.where(hits.any(1), 1 / first, 0.0).sum(),
             ]
         )

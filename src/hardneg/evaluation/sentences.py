@@ -56,12 +56,11 @@ def logistic_accuracy(
     classes, targets = class_indices(numbers)
     if len(classes) < 2:
         raise ValueError(f"labels must hold two classes or more, got {classes.tolist()}: add another class")
-    fewest = int(targets.bincount().min())
-    if fewest < folds:
+    counts = targets.bincount()
+    if (fewest := int(counts.min())) < folds:
         raise ValueError(f"the smallest class has {fewest} samples, too few for folds={folds}: lower it")
-    # Consecutive ranks of a class go to different folds; classes begin at different folds, so that sizes are equal.
-    place = random_ranks(targets, seed) + targets.bincount().cumsum(0)[targets]
-    fold_of = place % folds  # (N,)
+    # Samples are numbered class after class, in random order within a class, and assigned to the folds in turn.
+    fold_of = (random_ranks(targets, seed) + (counts.cumsum(0) - counts)[targets]) % folds  # (N,)
     results = []
     for fold in range(folds):
         train, test = fold_of != fold, fold_of == fold
