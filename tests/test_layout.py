@@ -43,6 +43,8 @@ EXCEPTIONS = {
     ("checks", "losses.schedules"),
     ("methods.cmc", "images.two_views"),
     ("methods.infograph", "graphs.gin"),
+    ("methods.quick_thoughts", "text.encoders"),
+    ("methods.quick_thoughts", "text.tokens"),
     ("methods.simcse", "text.encoders"),
     ("methods.simcse", "text.text_set"),
 }

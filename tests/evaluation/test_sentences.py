@@ -4,13 +4,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from hardneg.evaluation import evaluate_texts
-from hardneg.evaluation.sentences import logistic_accuracy, read_classification
+from hardneg.evaluation.sentences import logistic_accuracy, read_classification, stratified_folds
 
 
 def blobs(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -19,23 +18,24 @@ def blobs(seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(240, 6, generator=generator) + 1.2 * torch.eye(3, 6)[labels], labels
 
 
-def test_folds_agree_with_scikit_learn(penalty: float = 1e-2) -> None:
+def test_each_fold_has_the_accuracy_of_scikit_learn() -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
-    pipeline, scaler = pytest.importorskip("sklearn.pipeline"), pytest.importorskip("sklearn.preprocessing")
-    selection = pytest.importorskip("sklearn.model_selection")
     features, labels = blobs()
-    model = pipeline.make_pipeline(
-        scaler.StandardScaler(), linear_model.LogisticRegression(C=1 / (216 * penalty), max_iter=1000)
-    )
-    folds = [
-        np.mean(selection.cross_val_score(
-            model, features.numpy(), labels.numpy(), cv=selection.StratifiedKFold(10, shuffle=True, random_state=seed)
-        ))
-        for seed in range(3)
-    ]  # fmt: skip
-    ours = [logistic_accuracy(features, labels, penalties=[penalty], seed=seed).mean for seed in range(3)]
-    assert np.mean(ours) == pytest.approx(np.mean(folds), abs=0.01)  # other folds, so equal up to their spread
-    assert 0.5 < np.mean(ours) < 0.95
+    result, folds = logistic_accuracy(features, labels, penalties=[1e-2], seed=3), stratified_folds(labels, 10, 3)
+    for fold, accuracy in enumerate(result.accuracies):
+        train, test = (folds != fold).numpy(), (folds == fold).numpy()
+        x, y = features.double().numpy(), labels.numpy()
+        x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
+        model = linear_model.LogisticRegression(C=1 / (train.sum() * 1e-2), max_iter=1000, tol=1e-8)
+        assert accuracy == pytest.approx(model.fit(x[train], y[train]).score(x[test], y[test]), abs=1e-9)
+    assert 0.5 < result.mean < 0.95
+
+
+def test_every_fold_holds_its_share_of_each_class() -> None:
+    targets = torch.tensor([0] * 57 + [1] * 13 + [2] * 30)
+    table = torch.stack([targets[stratified_folds(targets, 10, 1) == fold].bincount(minlength=3) for fold in range(10)])
+    assert table.sum(dim=1).tolist() == [10] * 10
+    assert bool(((table.max(dim=0).values - table.min(dim=0).values) <= 1).all())
 
 
 def test_folds_are_equally_large_and_the_penalty_is_chosen_in_each() -> None:
@@ -67,8 +67,8 @@ def test_tasks_are_read_by_name_with_folds_or_with_their_test_set(
 ) -> None:
     rows = ["task\tsplit\tlabel\ttext"]
     rows += [f"MR\tall\t{number % 2}\t{'xy'[number % 2] * (number % 3 + 1)} z" for number in range(40)]
-    rows += [f"TREC\t{split}\t{'xyz'[number % 3]}\t{'xyz'[number % 3] * (number % 4 + 1)}" for split in ("train", "test")
-             for number in range(30)]  # fmt: skip
+    for split in ("train", "test"):
+        rows += [f"TREC\t{split}\t{'xyz'[n % 3]}\t{'xyz'[n % 3] * (n % 4 + 1)}" for n in range(30)]
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "sentclf.tsv").write_text("\n".join(rows) + "\n")
     monkeypatch.setenv("HARDNEG_DATA", str(tmp_path))

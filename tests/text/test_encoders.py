@@ -138,7 +138,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     torch.save(build(str(folder), None, {}).model.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="cannot be loaded as a pretrained model .*safetensors"):
+    with pytest.raises(ValueError, match=r"cannot be loaded as a pretrained model .*safetensors"):
         build(str(folder), None, {})
 
 

@@ -56,11 +56,9 @@ def logistic_accuracy(
     classes, targets = class_indices(numbers)
     if len(classes) < 2:
         raise ValueError(f"labels must hold two classes or more, got {classes.tolist()}: add another class")
-    counts = targets.bincount()
-    if (fewest := int(counts.min())) < folds:
+    if (fewest := int(targets.bincount().min())) < folds:
         raise ValueError(f"the smallest class has {fewest} samples, too few for folds={folds}: lower it")
-    # Samples are numbered class after class, in random order within a class, and assigned to the folds in turn.
-    fold_of = (random_ranks(targets, seed) + (counts.cumsum(0) - counts)[targets]) % folds  # (N,)
+    fold_of = stratified_folds(targets, folds, seed)
     results = []
     for fold in range(folds):
         train, test = fold_of != fold, fold_of == fold
@@ -72,6 +70,19 @@ def logistic_accuracy(
     failed = sum(bool(result.note) for result in results)
     note = f"not converged in {failed} of {folds} folds" if failed else ""
     return LogisticResult(tuple(r.accuracy for r in results), tuple(r.penalty for r in results), note)
+
+
+def stratified_folds(targets: Tensor, folds: int, seed: int = 0) -> Tensor:
+    """The fold of each sample, (N,): equally many of all samples and of each class in every fold, up to one.
+
+    Samples are numbered class after class, in random order within a class, and assigned to the folds in turn.
+
+    Examples:
+        >>> stratified_folds(torch.tensor([0, 1, 0, 1]), 2).bincount()
+        tensor([2, 2])
+    """
+    counts = targets.bincount()
+    return (random_ranks(targets, seed) + (counts.cumsum(0) - counts)[targets]) % folds
 
 
 def classification_accuracy(encode: Encode, task: str, seed: int = 0) -> tuple[float, str]:
