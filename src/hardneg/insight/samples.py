@@ -28,13 +28,14 @@ from hardneg.randomness import generator
 ANCHORS, NEGATIVES = 6, 8  # anchors in the gallery, and negatives of each
 POINTS = 400  # samples in the 2-D projection
 _LOSSLESS = 40  # pixels: images up to this side are stored unchanged
+_CHARACTERS = 300  # of a text
 _THUMBNAIL = 56  # pixels: the longer side of larger images
 
 
 class Images(Protocol):
-    """A sequence of images (C, H, W) uint8: a tensor, or an object that draws them on access."""
+    """A sequence of images (C, H, W) uint8 or texts: a tensor, or an object that makes them on access."""
 
-    def __getitem__(self, index: int, /) -> Tensor: ...
+    def __getitem__(self, index: int, /) -> Tensor | str: ...
     def __len__(self) -> int: ...
 
 
@@ -52,16 +53,17 @@ LoadSamples = Callable[[Path], EncodedSamples]
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """An image of the gallery.
+    """A sample of the gallery.
 
-    uri: the image as a data URI · label: name of its class, None if unknown · cosine: with the anchor · same_class:
-    whether it is a negative of the anchor's class
+    uri: its image as a data URI, empty for a text · label: name of its class, None if unknown · cosine: with the
+    anchor · same_class: whether it is a negative of the anchor's class · text: of a sample that is a text
     """
 
     uri: str
     label: str | None
     cosine: float = 1.0
     same_class: bool = False
+    text: str = ""
 
 
 class Projection(NamedTuple):
@@ -115,13 +117,14 @@ def load_test_samples(folder: Path, trust: bool = False) -> EncodedSamples:
 
 
 class Thumbnails:
-    """Images of the samples of a set, drawn when they are read."""
+    """Images or texts of the samples of a set, made when they are read."""
 
     def __init__(self, kind: Modality, samples: Any) -> None:
         self.kind, self.samples = kind, samples
 
-    def __getitem__(self, row: int) -> Tensor:
-        return self.kind.thumbnail(self.samples, row)
+    def __getitem__(self, row: int) -> Tensor | str:
+        text = self.kind.caption(self.samples, row)
+        return self.kind.thumbnail(self.samples, row) if text is None else text
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -153,7 +156,11 @@ def summarize(samples: EncodedSamples, seed: int = 0) -> EmbeddingSummary:
         label = None if labels is None or labels[row] < 0 else int(labels[row])
         name = None if label is None else str(classes[label]) if label < len(classes) else str(label)
         same_class = labels is not None and label is not None and label == int(labels[anchor]) and row != anchor
-        return Thumbnail(data_uri(images[row]), name, cosine, same_class)
+        shown = images[row]
+        if isinstance(shown, str):
+            short = shown if len(shown) <= _CHARACTERS else f"{shown[:_CHARACTERS]}…"
+            return Thumbnail("", name, cosine, same_class, short)
+        return Thumbnail(data_uri(shown), name, cosine, same_class)
 
     gallery = [
         (thumbnail(anchor, anchor, 1.0), [thumbnail(row, anchor, cos) for row, cos in zip(rows, cosines, strict=True)])

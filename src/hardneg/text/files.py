@@ -138,9 +138,13 @@ def read_json_lines(path: Path, encoding: str, column: str | None) -> Mapping[st
         name = text_column([*first], column, path)
         texts, _ = _mapped_lines(path, encoding, lambda text, number: str(_json_object(text, path, number).get(name)))
         return {name: texts}
-    rows = [
-        _json_object(line, path, number) for number, line in enumerate(decoded(path, encoding), start=1) if line.strip()
-    ]
+    return json_columns(path, encoding)
+
+
+def json_columns(path: Path, encoding: str) -> dict[str, list[Any]]:
+    """The columns of a file of JSON objects, in memory; None where an object lacks a key."""
+    lines = enumerate(decoded(path, encoding), start=1)
+    rows = [_json_object(line, path, number) for number, line in lines if line.strip()]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 

@@ -13,7 +13,7 @@ from hardneg.division import Division, difference
 from hardneg.evaluation import EvaluationResult, Metric, evaluate_texts, get_metric
 from hardneg.modality import GIVEN, DataSection, EncoderSection, EvaluationRequest, Modality, ViewsSection
 from hardneg.recipe_section import Count, Section
-from hardneg.text import encoders
+from hardneg.text import encoders, evaluation_data
 from hardneg.text.data import PYTHON_DOCS, SUFFIXES, load_texts
 from hardneg.text.features import encode_with, extract_texts
 from hardneg.text.files import suffix_of
@@ -120,8 +120,15 @@ class Text(Modality):
     def evaluate(self, encoder: nn.Module, request: EvaluationRequest, workers: int = 0) -> EvaluationResult:
         encode = encode_with(encoder)
         metrics = None if request.metrics is None else [get_metric(metric) for metric in request.metrics]
+        if request.named:  # metrics with texts of their own are not of this source
+            found = evaluation_data.find(request.data.source)
+            protocols = set(found) or {"folds", "features"}
+            metrics = [metric for metric in metrics or () if metric.protocol in protocols] or None
+            if found:
+                fitting = ("ndcg_10", "recall_10", "mrr_10") if "retrieval" in found else ("spearman",)
+                return evaluate_texts(encode, metrics or fitting, seed=request.seed, **found)
         if metrics is not None and all(metric.protocol == "texts" for metric in metrics):
-            return evaluate_texts(encode, metrics, seed=request.seed)  # they have texts of their own
+            return evaluate_texts(encode, metrics, seed=request.seed)
         texts = self.load(request.data, given=request.given)
         recorded = Division() if request.named or request.division is None else request.division
         if change := difference(recorded, texts.division):

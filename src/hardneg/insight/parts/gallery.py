@@ -14,7 +14,7 @@ def gallery(contents: Contents) -> Part:
     anchors: dict[str, list[tuple[str, Thumbnail, list[Thumbnail]]]] = {}
     for name, summary in summaries.items():
         for anchor, negatives in summary.gallery:
-            anchors.setdefault(anchor.uri, []).append((name, anchor, negatives))
+            anchors.setdefault(anchor.uri or anchor.text, []).append((name, anchor, negatives))
     boxes = "".join(_anchor(number, rows) for number, rows in enumerate(anchors.values()))
     return Part("gallery", "Hardest negatives", hint, unavailable(contents) + _shares(summaries) + boxes)
 
@@ -40,22 +40,23 @@ def _shares(summaries: dict[str, EmbeddingSummary]) -> str:
 def _anchor(number: int, rows: list[tuple[str, Thumbnail, list[Thumbnail]]]) -> str:
     anchor = rows[0][1]
     label = _label(anchor)
+    shown = f'<img src="{anchor.uri}" alt="Anchor, {visible(label)}"><span>anchor: {isolated(label)}</span>'
+    if anchor.text:
+        shown = f"<span>anchor: {isolated(anchor.text)} · {isolated(label)}</span>"
     lines = "".join(
         f'<div class="row"><h3>{isolated(name)}</h3>'
-        f'<div class="thumbnails">{"".join(map(_negative, negatives))}</div></div>'
+        f'<div class="{"texts" if anchor.text else "thumbnails"}">{"".join(map(_negative, negatives))}</div></div>'
         for name, _, negatives in rows
     )
-    return (
-        f'<details class="anchor"{" open" * (number == 0)}><summary>'
-        f'<img src="{anchor.uri}" alt="Anchor, {visible(label)}"><span>anchor: {isolated(label)}</span></summary>'
-        f"{lines}</details>"
-    )
+    return f'<details class="anchor"{" open" * (number == 0)}><summary>{shown}</summary>{lines}</details>'
 
 
 def _negative(shown: Thumbnail) -> str:
     label = _label(shown)
     kind, addition = (' class="false"', ", same class as the anchor") if shown.same_class else ("", "")
     mark = "<b>same class</b>" if shown.same_class else ""
+    if shown.text:
+        return f"<p{kind}>{shown.cosine:.2f} · {isolated(shown.text)} <small>{isolated(label)}</small> {mark}</p>"
     return (
         f'<figure{kind}><img src="{shown.uri}" '
         f'alt="{visible(label)}, cosine {shown.cosine:.2f}{addition}">'
