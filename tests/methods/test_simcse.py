@@ -79,12 +79,13 @@ def test_an_encoder_without_dropout_is_refused() -> None:
 def test_a_sentence_transformer_can_be_trained(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     model = library.SentenceTransformer(str(write_model(tmp_path / "model")), device="cpu")
-    module = made(["the cat sat", "a dog ran", "the mat"], encoder=model)
+    module = made(["the cat sat", "a dog ran", "the mat"], encoder=model.eval())
+    tokens = module.look_up(torch.arange(3))
+    assert not torch.equal(encode(model, tokens), encode(model, tokens))  # with dropout
     loss = module.training_step(torch.arange(3), 0)
     loss.backward()
     trained = [name for name, weight in model.named_parameters() if weight.grad is not None and bool(weight.grad.any())]
     assert any("layer.1" in name for name in trained)
-    tokens = module.look_up(torch.arange(3))
     model.eval()
     assert_close(
         encode(model, tokens), model.encode(module.texts().texts, convert_to_tensor=True), atol=1e-5, rtol=1e-4

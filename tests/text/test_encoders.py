@@ -114,7 +114,7 @@ def test_models_that_cannot_be_used_are_refused_with_one_line(tmp_path: Path) ->
         with pytest.raises(ValueError, match=message) as caught:
             build(name, "mean", {})
         assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"encoder\.options: .*'depth'"):
+    with pytest.raises(ValueError, match=r"encoder\.options of encoder\.name='gru': .*'depth'"):
         build("gru", None, {"depth": 3})
     with pytest.raises(ValueError, match=r"encoder\.pooling=mean is for pretrained models"):
         build("gru", "mean", {})

@@ -69,6 +69,7 @@ class SimCSE(TextMethod):
             raise ValueError(
                 "the encoder has no dropout, so the two views of a text would be equal: set encoder.options.dropout=0.1"
             )
+        self.encoder.train()  # pretrained models come in evaluation mode, without dropout
 
     @classmethod
     def parts(cls, plan: Plan, encoder: nn.Module) -> Any:

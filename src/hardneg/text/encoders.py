@@ -180,7 +180,10 @@ def build(name: str, pooling: str | None, options: dict[str, Any]) -> nn.Module:
             raise ValueError(f"encoder.pooling={pooling} is for pretrained models: leave it out for {name}")
         return ENCODERS[name](**options)
     except TypeError as error:
-        raise ValueError(f"encoder.options: {error}") from error
+        reason = str(error).rpartition("() ")[2]
+        raise ValueError(
+            f"encoder.options of encoder.name={name!r}: {reason}; encoder.options={{}} removes those of the recipe"
+        ) from error
 
 
 def tokenizer_of(encoder: nn.Module) -> Tokenizer:
