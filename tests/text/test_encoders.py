@@ -82,6 +82,29 @@ def test_a_pretrained_folder_gives_the_features_of_sentence_transformers(tmp_pat
     assert encode(model, TextSet(["a cat"]).token_batch(rows, tokenizer_of(model))).shape == (1, 16)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_trained_model_is_written_for_sentence_transformers(tmp_path: Path, pooling: str) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    encoder = build(str(write_model(tmp_path / "model", None)), pooling, {"max_length": 6})
+    with torch.no_grad():
+        for weight in encoder.parameters():
+            weight.add_(0.01 * torch.randn_like(weight))  # a step of training
+    encoder.save_pretrained(tmp_path / "written")
+    texts = [text for text in TEXTS if text]
+    with pytest.warns(UserWarning, match="longer than the 6 tokens"):
+        wanted = encode_with(encoder)(texts)
+    found = library.SentenceTransformer(str(tmp_path / "written"), device="cpu").encode(texts, convert_to_tensor=True)
+    assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    with pytest.warns(UserWarning, match="longer than the 6 tokens"):
+        assert_close(encode_with(build(str(tmp_path / "written"), None, {}))(texts), wanted)
+
+
+def test_a_length_without_room_for_a_token_is_refused(tmp_path: Path) -> None:
+    encoder = build(str(write_model(tmp_path / "model")), None, {})
+    with pytest.raises(ValueError, match="max_length=2 holds the 2 marks of this tokenizer only"):
+        TextSet(TEXTS, max_length=2).tokens(tokenizer_of(encoder))
+
+
 def test_the_dropout_of_a_pretrained_model_can_be_set(tmp_path: Path) -> None:
     encoder = build(str(write_model(tmp_path / "model")), None, {"dropout": 0.3, "max_length": 9})
     assert {layer.p for layer in encoder.modules() if isinstance(layer, nn.Dropout)} == {0.3}

@@ -328,8 +328,8 @@ def test_quick_thoughts_settings_are_those_of_its_published_code() -> None:
 # ProSampler, appendix E.3: "Following the training setting of SimCSE, we train the model for one epoch … Proximity
 # graph will be only built once based on the pretrained language models before training. For BERT, we set the batch size
 # to 64 and learning rate to 3 × 10^-5. For RoBERTa, the batch size is set as 512 and learning rate is fixed as 10^-5.
-# We keep the temperature as 0.05, the number of neighbor candidates M as 1000, the number of neighbors K as 500, and the
-# restart probability α as 0.7"
+# We keep the temperature as 0.05, the number of neighbor candidates M as 1000, the number of neighbors K as 500, and
+# the restart probability α as 0.7"
 def test_prosampler_settings_of_sentences_are_those_of_its_appendix() -> None:
     settings = load("sentences-wiki-simcse-prosampler")
     assert (settings.trainer.batch_size, settings.trainer.epochs, settings.optimizer.lr) == (64, 1, 3e-5)

@@ -85,9 +85,7 @@ class QuickThoughts(TextMethod):
             raise ValueError("method=quick_thoughts uses no labels: choose an objective with supervision=none")
         anchors, context = self.encoder.first(views.anchors), self.encoder.second(views.context)  # (B, d), (U, d)
         self.record_embeddings(index, anchors)
-        same = self.texts().duplicates
-        ids = views.rows if same is None else same.to(index.device)[views.rows]  # (U,)
-        own = index if same is None else same.to(index.device)[index]
+        own, ids = (self._ids(rows) for rows in (index, views.rows))  # (B,), (U,)
         of_positives = ids[views.places].masked_fill(~views.present, -1)  # (B, 2)
         loss: Tensor = self.objective(
             anchors,
@@ -98,6 +96,11 @@ class QuickThoughts(TextMethod):
             negative_ids=ids,
         )
         return loss
+
+    def _ids(self, rows: Tensor) -> Tensor:
+        """The ids of these rows, which equal texts share."""
+        same = self.texts().duplicates
+        return rows if same is None else same[rows.cpu()].to(rows.device)
 
     def networks(self) -> list[nn.Module]:
         return [self.encoder.first, self.encoder.second]

@@ -84,6 +84,6 @@ class SimCSE(TextMethod):
         self.record_embeddings(index, z1)
         arguments = self.label_arguments(labels)
         if self.samples is not None and (same := self.texts().duplicates) is not None:
-            arguments["ids"] = same.to(index.device)[index]
+            arguments["ids"] = same[index.cpu()].to(index.device)
         loss: Tensor = self.objective(z1, z2, **arguments)
         return loss

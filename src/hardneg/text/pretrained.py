@@ -45,6 +45,7 @@ class PretrainedEncoder(nn.Module):
             for key in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
                 if dropout is not None and hasattr(config, key):
                     setattr(config, key, checks.number("dropout", dropout, at_least=0, below=1))
+            transformers.utils.logging.disable_progress_bar()  # it shows the reading of a local file
             if torch.get_default_device().type == "meta":  # only the names and shapes of the weights are wanted
                 self.model = transformers.AutoModel.from_config(config, **SAFE)
             else:
@@ -66,6 +67,25 @@ class PretrainedEncoder(nn.Module):
             return states[:, 0]
         weight = tokens.mask.unsqueeze(2).to(states.dtype)  # (B, L, 1)
         return (states * weight).sum(dim=1) / weight.sum(dim=1)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write model, tokenizer and pooling to a folder, for ``SentenceTransformer(folder)``."""
+        path = Path(folder)
+        self.model.save_pretrained(path)
+        self.tokenizer.tokenizer.save_pretrained(path)
+        (path / "1_Pooling").mkdir(exist_ok=True)
+        modes = {"pooling_mode_cls_token": self.pooling == "cls", "pooling_mode_mean_tokens": self.pooling == "mean"}
+        kinds = (("", "Transformer"), ("1_Pooling", "Pooling"))
+        contents: dict[str, Any] = {
+            "modules.json": [
+                {"idx": number, "name": str(number), "path": place, "type": f"sentence_transformers.models.{kind}"}
+                for number, (place, kind) in enumerate(kinds)
+            ],
+            "1_Pooling/config.json": {"word_embedding_dimension": self.features, **modes},
+            "sentence_bert_config.json": {"max_seq_length": self.tokenizer.max_length, "do_lower_case": False},
+        }
+        for name, content in contents.items():
+            (path / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
 def load_tokenizer(name: str) -> Any:

@@ -81,6 +81,9 @@ class PretrainedTokenizer:
         self.pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
     def __call__(self, texts: Sequence[str], max_length: int) -> tuple[list[list[int]], int]:
+        marks = self.tokenizer.num_special_tokens_to_add()
+        if max_length <= marks:  # the tokenizer would not cut at all
+            raise ValueError(f"max_length={max_length} holds the {marks} marks of this tokenizer only: raise it")
         # Surrogates, which stand for bytes that are not UTF-8, are no text for the tokenizer.
         plain = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         found = self.tokenizer(
