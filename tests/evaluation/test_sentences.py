@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg.evaluation import evaluate_texts
-from hardneg.evaluation.sentences import logistic_accuracy, read_classification, stratified_folds
+from hardneg.evaluation.sentences import logistic_accuracy, nearest_accuracy, read_classification, stratified_folds
 
 
 def blobs(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -29,6 +29,17 @@ def test_each_fold_has_the_accuracy_of_scikit_learn() -> None:
         model = linear_model.LogisticRegression(C=1 / (train.sum() * 1e-2), max_iter=1000, tol=1e-8)
         assert accuracy == pytest.approx(model.fit(x[train], y[train]).score(x[test], y[test]), abs=1e-9)
     assert 0.5 < result.mean < 0.95
+
+
+def test_the_nearest_neighbor_is_that_of_a_loop() -> None:
+    features, labels = blobs()
+    folds = stratified_folds(labels, 10, 5)
+    correct = 0
+    for row in range(240):
+        others = [other for other in range(240) if folds[other] != folds[row]]
+        nearest = max(others, key=lambda other: float(torch.cosine_similarity(features[row], features[other], dim=0)))
+        correct += int(labels[nearest] == labels[row])
+    assert nearest_accuracy(features, labels, seed=5) == pytest.approx(correct / 240)
 
 
 def test_every_fold_holds_its_share_of_each_class() -> None:

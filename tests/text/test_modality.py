@@ -74,7 +74,7 @@ def test_a_run_is_trained_evaluated_and_resumed_bitwise(
     files = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("whole", "part")]
     assert files[0] == files[1]
     found = evaluate.evaluate(tmp_path / "whole")
-    assert found.keys() == {"logistic", "uniformity"}
+    assert found.keys() == {"nearest_folds", "logistic", "uniformity"}
     assert found["logistic"] > 0.8  # the words tell the topics apart
     loaded = saved_run.load_run(tmp_path / "whole")
     texts = build.data(loaded.settings)
@@ -112,7 +112,7 @@ def test_a_pretrained_folder_is_trained_and_evaluated_from_elsewhere(
     assert any("layer.1" in name for name in changed)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert evaluate.evaluate(tmp_path / "run").keys() == {"logistic", "uniformity"}
+    assert evaluate.evaluate(tmp_path / "run").keys() == {"nearest_folds", "logistic", "uniformity"}
     (tmp_path / "model").rename(tmp_path / "moved")
     with pytest.raises(ValueError, match="is not a folder of a model"):
         evaluate.evaluate(tmp_path / "run")

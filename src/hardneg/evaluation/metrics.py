@@ -16,7 +16,7 @@ from hardneg.evaluation.features import class_indices
 from hardneg.evaluation.knn import few_label_accuracy, knn_accuracy
 from hardneg.evaluation.linear import linear_probe
 from hardneg.evaluation.retrieval import retrieval_scores
-from hardneg.evaluation.sentences import DIVIDED, FOLDED, classification_accuracy, logistic_accuracy
+from hardneg.evaluation.sentences import DIVIDED, FOLDED, classification_accuracy, logistic_accuracy, nearest_accuracy
 from hardneg.evaluation.sts import TASKS, spearman, sts_alignment, sts_spearman, sts_uniformity
 from hardneg.evaluation.svm import svm_accuracy
 
@@ -288,14 +288,21 @@ def _svm(features: Tensor, labels: Tensor, seed: int) -> Value:
     return result.mean, result.note
 
 
+def _fill_folds(labels: Tensor) -> bool:
+    """Whether every class has a sample for each of ten folds."""
+    counts = class_indices(labels[labels >= 0])[1].bincount()
+    return len(counts) > 1 and int(counts.min()) >= 10
+
+
 def _logistic(features: Tensor, labels: Tensor, seed: int) -> Value:
-    # With fewer labels a class would be missing in a fold.
-    known = labels[labels >= 0]
-    counts = class_indices(known)[1].bincount()
-    if len(counts) < 2 or int(counts.min()) < 10:
+    if not _fill_folds(labels):
         return None
     result = logistic_accuracy(features, labels, seed=seed)
     return result.mean, result.note
+
+
+def _nearest_folds(features: Tensor, labels: Tensor, seed: int) -> Value:
+    return nearest_accuracy(features, labels, seed=seed) if _fill_folds(labels) else None
 
 
 def retrieval_metric(name: str, k: int) -> Metric:
@@ -331,6 +338,7 @@ _BUILT_IN = {
         few_label_metric(5),
         Metric("svm", "SVM, 10 folds", _svm, protocol="folds"),
         Metric("logistic", "logistic regression, 10 folds", _logistic, protocol="folds"),
+        Metric("nearest_folds", "1-NN, 10 folds", _nearest_folds, protocol="folds"),
         Metric(
             "spearman",
             "Spearman",

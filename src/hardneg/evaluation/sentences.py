@@ -9,6 +9,7 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.checks import TensorLike
 from hardneg.evaluation.features import checked_features, class_indices, random_ranks
+from hardneg.evaluation.knn import knn_accuracy
 from hardneg.evaluation.linear import linear_probe
 from hardneg.evaluation.sts import Encode, find_file, table
 from hardneg.randomness import mix
@@ -50,14 +51,7 @@ def logistic_accuracy(
         >>> logistic_accuracy(features, labels).mean
         1.0
     """
-    rows, numbers, _, _ = checked_features(features, labels, features)
-    checks.whole("folds", folds, at_least=2)
-    rows, numbers = rows[numbers >= 0], numbers[numbers >= 0]
-    classes, targets = class_indices(numbers)
-    if len(classes) < 2:
-        raise ValueError(f"labels must hold two classes or more, got {classes.tolist()}: add another class")
-    if (fewest := int(targets.bincount().min())) < folds:
-        raise ValueError(f"the smallest class has {fewest} samples, too few for folds={folds}: lower it")
+    rows, targets = _labeled(features, labels, folds)
     fold_of = stratified_folds(targets, folds, seed)
     results = []
     for fold in range(folds):
@@ -70,6 +64,37 @@ def logistic_accuracy(
     failed = sum(bool(result.note) for result in results)
     note = f"not converged in {failed} of {folds} folds" if failed else ""
     return LogisticResult(tuple(r.accuracy for r in results), tuple(r.penalty for r in results), note)
+
+
+def nearest_accuracy(features: TensorLike, labels: TensorLike, folds: int = 10, seed: int = 0) -> float:
+    """Cross-validated accuracy of the label of the nearest neighbor by cosine; arguments as `logistic_accuracy`.
+
+    It depends on similarities alone, while a regression can also use directions in which texts differ little.
+
+    Examples:
+        >>> nearest_accuracy(torch.eye(2).repeat(20, 1), torch.tensor([0, 1]).repeat(20))
+        1.0
+    """
+    rows, targets = _labeled(features, labels, folds)
+    fold_of = stratified_folds(targets, folds, seed)
+    correct = 0.0
+    for fold in range(folds):
+        train, test = fold_of != fold, fold_of == fold
+        correct += knn_accuracy(rows[train], targets[train], rows[test], targets[test], k=1) * int(test.sum())
+    return correct / len(targets)
+
+
+def _labeled(features: TensorLike, labels: TensorLike, folds: int) -> tuple[Tensor, Tensor]:
+    """Features (n, d) and class indices (n,) of the labeled samples; raises if a class is too small for the folds."""
+    rows, numbers, _, _ = checked_features(features, labels, features)
+    checks.whole("folds", folds, at_least=2)
+    rows, numbers = rows[numbers >= 0], numbers[numbers >= 0]
+    classes, targets = class_indices(numbers)
+    if len(classes) < 2:
+        raise ValueError(f"labels must hold two classes or more, got {classes.tolist()}: add another class")
+    if (fewest := int(targets.bincount().min())) < folds:
+        raise ValueError(f"the smallest class has {fewest} samples, too few for folds={folds}: lower it")
+    return rows, targets
 
 
 def stratified_folds(targets: Tensor, folds: int, seed: int = 0) -> Tensor:

@@ -165,4 +165,4 @@ def _source(source: str, given: Any) -> Any:
 def _fitting(texts: TextSet) -> Sequence[str | Metric]:
     """The metrics that a set of texts allows."""
     labeled = texts.labels is not None and bool((texts.labels >= 0).any())
-    return ("logistic", "uniformity") if labeled else ("uniformity",)
+    return ("nearest_folds", "logistic", "uniformity") if labeled else ("uniformity",)
