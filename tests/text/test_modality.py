@@ -46,7 +46,9 @@ def settings(way: str, *more: str) -> recipe.Recipe:
     return recipe.load(recipe.find(name), ["data.source=mine.jsonl", *SMALL, *overrides, *more])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[] if way in ("proximity", "quick_thoughts") else pytest.mark.slow) for way in WAYS]
+)
 def test_a_run_is_trained_evaluated_and_resumed_bitwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
