@@ -135,7 +135,7 @@ def test_models_that_cannot_be_used_are_refused_with_one_line(tmp_path: Path) ->
         ("./nothing", "is not a folder of a model"),
     ):
         with pytest.raises(ValueError, match=message) as caught:
-            build(name, "mean", {})
+            build(name, "mean", {"width": 128})  # an option of another encoder
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match=r"encoder\.options of encoder\.name='gru': .*'depth'"):
         build("gru", None, {"depth": 3})

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from hardneg import checks
-from hardneg.text.pretrained import PretrainedEncoder, load_tokenizer
+from hardneg.text.pretrained import PretrainedEncoder, load_tokenizer, located
 from hardneg.text.tokens import PretrainedTokenizer, Tokenizer, Tokens, WordHashes
 
 _PRIME = (1 << 31) - 1
@@ -175,6 +175,7 @@ def build(name: str, pooling: str | None, options: dict[str, Any]) -> nn.Module:
     """The encoder of this name: one that is trained from scratch, or a pretrained model by folder or name."""
     try:
         if name not in ENCODERS:
+            located(name)  # a missing folder is an error before wrong options are
             return PretrainedEncoder(name, pooling, **options)
         if pooling is not None:
             raise ValueError(f"encoder.pooling={pooling} is for pretrained models: leave it out for {name}")

@@ -37,7 +37,7 @@ class PretrainedEncoder(nn.Module):
         self, name: str, pooling: str | None = None, max_length: int | None = None, dropout: float | None = None
     ) -> None:
         super().__init__()
-        transformers, source = required("transformers", "text"), _found(name)
+        transformers, source = required("transformers", "text"), located(name)
         self.pooling = _own_pooling(source) if pooling is None else pooling
         checks.choice("encoder.pooling", self.pooling, POOLINGS)
         try:
@@ -91,7 +91,7 @@ class PretrainedEncoder(nn.Module):
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of ``transformers`` in a folder or of a model of the hub."""
     try:
-        return required("transformers", "text").AutoTokenizer.from_pretrained(_found(name), use_fast=True, **SAFE)
+        return required("transformers", "text").AutoTokenizer.from_pretrained(located(name), use_fast=True, **SAFE)
     except (OSError, ValueError, KeyError) as error:
         raise _unreadable(name, error) from error
 
@@ -101,7 +101,7 @@ def is_folder(name: str) -> bool:
     return Path(name).expanduser().is_dir()
 
 
-def _found(name: str) -> str:
+def located(name: str) -> str:
     """The folder as a path, or the name of a model of the hub."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
