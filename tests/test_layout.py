@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "modality": LEAVES | {"evaluation"},
     "images": LEAVES | {"losses", "evaluation", "modality"},
     "graphs": LEAVES | {"losses", "evaluation", "modality"},
+    "text": LEAVES | {"losses", "evaluation", "modality"},
     "methods": LEAVES | {"losses", "memory", "modality"},
     "training": LEAVES | {"losses", "memory", "samplers", "evaluation", "modality", "methods", "version"},
     "insight": LEAVES | {"losses", "evaluation", "modality", "training"},
@@ -44,6 +45,10 @@ EXCEPTIONS = {
     ("checks", "losses.schedules"),
     ("methods.cmc", "images.two_views"),
     ("methods.infograph", "graphs.gin"),
+    ("methods.quick_thoughts", "text.encoders"),
+    ("methods.quick_thoughts", "text.tokens"),
+    ("methods.simcse", "text.encoders"),
+    ("methods.simcse", "text.text_set"),
 }
 # The parts that may import Lightning; the rest works in any training loop.
 LIGHTNING = {"methods", "training"}

@@ -23,12 +23,13 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 import hardneg as hn
 from hardneg import matmul
 from hardneg.evaluation import evaluate_features
+from hardneg.evaluation.alignment import alignment, uniformity
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.graphs.data import assemble
 from hardneg.graphs.equivalent_nodes import equivalent_nodes
 from hardneg.graphs.views import GraphViews
 from hardneg.images.views import simclr_views
-from hardneg.insight.diagnostics import alignment, cosine_histograms, hardest_negatives, uniformity
+from hardneg.insight.diagnostics import cosine_histograms, hardest_negatives
 from hardneg.samplers import cosine_histogram, mean_cosine
 from hardneg.training.callbacks.metrics_writer import running_sum
 

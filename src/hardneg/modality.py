@@ -118,11 +118,15 @@ class Modality(ABC):
 
     @abstractmethod
     def accepts(self, source: str) -> bool:
-        """Whether a source of this form can only be of this modality."""
+        """Whether a source of this form is of this modality, unless the method is for another."""
 
     @abstractmethod
     def resolve(self, source: str) -> str:
         """The source with an absolute path, so that a run finds it from every working directory."""
+
+    def resolve_encoder(self, name: str) -> str:
+        """The name of an encoder, with an absolute path if it is a folder."""
+        return name
 
     @abstractmethod
     def location(self, source: str) -> Path | None:
@@ -180,6 +184,10 @@ class Modality(ABC):
     def sample(self, samples: Any, rows: Tensor) -> Any:
         """The samples of these rows, in memory; those that cannot be read are left out."""
 
+    def caption(self, samples: Any, index: int) -> str | None:
+        """One sample as a text that is shown instead of an image; None if it has an image."""
+        return None
+
     @abstractmethod
     def thumbnail(self, samples: Any, index: int) -> Tensor:
         """One sample as an image (C, H, W) uint8."""
@@ -206,8 +214,8 @@ class Modality(ABC):
         """
 
     @abstractmethod
-    def collate(self, inputs: Sequence[Any]) -> Any:
-        """A batch of inputs that `transform` has returned."""
+    def features(self, encoder: nn.Module, inputs: Sequence[Any], device: torch.device) -> Tensor:
+        """Features (B, d) of a batch of inputs that `transform` has returned, by an encoder on this device."""
 
     @abstractmethod
     def resident(self, samples: Any) -> ResidentSamples | None:
@@ -226,6 +234,7 @@ def make_encoder(modality: Modality, encoder: EncoderSection, shape: tuple[int, 
 MODALITIES = {
     "images": "hardneg.images.modality:Images",
     "graphs": "hardneg.graphs.modality:Graphs",
+    "text": "hardneg.text.modality:Text",
 }
 _instances: dict[str, Modality] = {}
 
@@ -243,6 +252,6 @@ def get(name: str) -> Modality:
     return _instances[name]
 
 
-def of_source(source: str) -> str | None:
-    """The name of the only modality that a source of this form can belong to, or None."""
-    return next((name for name in MODALITIES if get(name).accepts(source)), None)
+def of_source(source: str, preferred: Sequence[str] = ()) -> str | None:
+    """The name of the first modality that accepts a source of this form, the preferred ones first, or None."""
+    return next((name for name in (*preferred, *MODALITIES) if get(name).accepts(source)), None)

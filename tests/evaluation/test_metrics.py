@@ -55,9 +55,9 @@ def nearest_error(
 
 
 ERROR = Metric("nearest_error", "1-NN error", nearest_error, better="lower")
-UNIFORMITY = Metric(
-    "uniformity",
-    "uniformity",
+SPREAD = Metric(
+    "spread",
+    "spread",
     lambda features, seed: hn.uniformity(features),
     better="lower",
     protocol="features",
@@ -82,7 +82,7 @@ def test_each_metric_equals_its_own_function() -> None:
 def test_numpy_arrays_give_the_results_of_tensors() -> None:
     assert evaluate_features(*(part.numpy() for part in SETS)) == evaluate_features(*SETS)
     features, labels = (part.numpy() for part in SETS[:2])
-    assert evaluate_set(features, labels, ["svm", UNIFORMITY]) == evaluate_set(*SETS[:2], ["svm", UNIFORMITY])
+    assert evaluate_set(features, labels, ["svm", SPREAD]) == evaluate_set(*SETS[:2], ["svm", SPREAD])
 
 
 def test_metrics_that_need_more_labels_are_left_out() -> None:
@@ -110,10 +110,10 @@ def test_a_metric_is_computed_on_the_data_of_its_protocol() -> None:
         assert torch.equal(labels, SETS[3])
         return seed
 
-    mixed = [Metric("folds", "folds", folds, protocol="folds"), UNIFORMITY, "knn"]
+    mixed = [Metric("folds", "folds", folds, protocol="folds"), SPREAD, "knn"]
     found = evaluate_features(*SETS, metrics=mixed, seed=5)
-    assert found == {"folds": 5, "uniformity": hn.uniformity(SETS[2]), "knn": hn.knn_accuracy(*SETS)}
-    assert evaluate_set(SETS[0], None, [UNIFORMITY]) == {"uniformity": hn.uniformity(SETS[0])}
+    assert found == {"folds": 5, "spread": hn.uniformity(SETS[2]), "knn": hn.knn_accuracy(*SETS)}
+    assert evaluate_set(SETS[0], None, [SPREAD]) == {"spread": hn.uniformity(SETS[0])}
     with pytest.raises(ValueError, match="metric 'knn' needs a train and a test set"):
         evaluate_set(*SETS[:2], ["knn"])
     with pytest.raises(ValueError, match="metric 'svm' needs labels"):
@@ -197,16 +197,16 @@ def test_built_in_metrics_cannot_be_replaced() -> None:
 
 
 def test_a_file_describes_the_metrics_that_are_not_built_in() -> None:
-    found = evaluate_features(*SETS, metrics=["knn", ERROR, UNIFORMITY])
+    found = evaluate_features(*SETS, metrics=["knn", ERROR, SPREAD])
     content = found.to_json()
     assert content["metrics"] == {
         "nearest_error": {"title": "1-NN error", "better": "lower", "percent": True},
-        "uniformity": {"title": "uniformity", "better": "lower", "percent": False},
+        "spread": {"title": "spread", "better": "lower", "percent": False},
     }
     read = EvaluationResult.from_json(content, "evaluation.json")
     assert read == found
-    assert read.formats == {"nearest_error": ERROR.format, "uniformity": UNIFORMITY.format}
-    assert read.format("uniformity").text(-2.0) == "−2"  # not registered here: known from the file
+    assert read.formats == {"nearest_error": ERROR.format, "spread": SPREAD.format}
+    assert read.format("spread").text(-2.0) == "−2"  # not registered here: known from the file
     assert evaluate_features(*SETS, metrics=["knn"]).to_json() == {"knn": found["knn"]}
 
 
@@ -231,9 +231,9 @@ def test_columns_are_ordered_and_undescribed_metrics_are_percentages_if_fraction
     register(ERROR)
     row = {"zeta": [3.0], "few_10": [0.5], "nearest_error": [0.1], "few_2": [0.5], "alpha": [0.5], "linear": [0.9],
            "empty": [], "knn": [0.9]}  # fmt: skip
-    found = columns({"a": row, "b": {"uniformity": [-2.0]}}, {"uniformity": UNIFORMITY.format})
-    assert [*found] == ["knn", "linear", "few_2", "few_10", "nearest_error", "zeta", "alpha", "uniformity"]
-    assert found["uniformity"] == UNIFORMITY.format
+    found = columns({"a": row, "b": {"spread": [-2.0]}}, {"spread": SPREAD.format})
+    assert [*found] == ["knn", "linear", "few_2", "few_10", "nearest_error", "zeta", "alpha", "spread"]
+    assert found["spread"] == SPREAD.format
     assert found["nearest_error"] == ERROR.format
     assert (found["alpha"].percent, found["zeta"].percent) == (True, False)
     assert found["few_10"].title == "10 labels/class"

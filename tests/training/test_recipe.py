@@ -7,20 +7,24 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import write_model
 
 from hardneg import methods
 from hardneg.graphs.data import GraphSet
 from hardneg.graphs.features import extract_graphs
-from hardneg.losses.hardening import BelowPositive, Exponential
+from hardneg.losses.hardening import BelowPositive, Exponential, Uniform
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.randomness import generator
+from hardneg.text.features import extract_texts
+from hardneg.text.text_set import TextSet
 from hardneg.training import build, optimizers, recipe, yaml_files
 
 FOLDER = Path(recipe.__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.glob("*.yaml"))
 OWN = FOLDER / "my-images.yaml"
-PAPERS = [file for file in FILES if not file.stem.startswith("digits") and file != OWN]
+SMALL = ("sentences-simcse", "sentences-quickthoughts", "my-images")
+PAPERS = [file for file in FILES if not file.stem.startswith("digits") and file.stem not in SMALL]
 
 
 def stem(file: Path) -> str:
@@ -32,6 +36,18 @@ def load(name: str, *overrides: str) -> recipe.Recipe:
 
 
 GRAPHS = [file for file in FILES if "tu:" in file.read_text()]
+TEXTS = [file for file in FILES if file.stem.startswith("sentences")]
+
+
+@pytest.mark.parametrize("file", TEXTS, ids=stem)
+def test_a_recipe_for_texts_loads_and_its_method_can_be_built(file: Path, tmp_path: Path) -> None:
+    settings = recipe.load(file)
+    assert recipe.load(recipe_text_as_mapping(settings)) == settings
+    overrides = [f"encoder.name={write_model(tmp_path / 'model')}"] if "wiki" in file.stem else []
+    texts = TextSet(["the cat sat .", "a dog ran .", "the mat"])
+    module = build.method(recipe.load(file, overrides), texts)
+    assert torch.isfinite(module.loss(module.look_up(torch.arange(3)), torch.arange(3), None))
+    assert extract_texts(module.encoder, texts).shape[0] == 3
 
 
 @pytest.mark.parametrize("file", GRAPHS, ids=stem)
@@ -45,7 +61,7 @@ def test_a_recipe_for_graphs_loads_and_its_method_can_be_built(file: Path) -> No
     assert extract_graphs(module.encoder, graphs).shape == (2, 96)
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file not in GRAPHS], ids=stem)
+@pytest.mark.parametrize("file", [file for file in FILES if file not in GRAPHS + TEXTS], ids=stem)
 def test_a_recipe_loads_and_each_of_its_parts_can_be_built(file: Path) -> None:
     settings = recipe.load(file)
     assert isinstance(settings.make_loss(), InfoNCE)
@@ -76,10 +92,10 @@ def recipe_text_as_mapping(settings: recipe.Recipe) -> dict[str, Any]:
 @pytest.mark.parametrize("file", PAPERS, ids=stem)
 def test_a_recipe_names_the_table_it_reproduces(file: Path) -> None:
     about = recipe.load(file).about
-    assert re.match(r"(HCL|H-SCL|ProSampler|Ring|MoCo) (table|figure|appendix) [0-9IVA-F.]+ on ", about), about
+    assert re.match(r"(HCL|H-SCL|ProSampler|Ring|MoCo) (table|figure|appendix|section) [0-9IVA-F.]+ on ", about), about
 
 
-@pytest.mark.parametrize("file", [*PAPERS, OWN], ids=stem)
+@pytest.mark.parametrize("file", [file for file in FILES if file in [*PAPERS, *TEXTS, OWN]], ids=stem)
 def test_the_overrides_in_the_comments_are_accepted(file: Path) -> None:
     """Each line of a comment offers overrides, with alternatives between bars and further values in brackets."""
     tried = 0
@@ -285,6 +301,47 @@ def test_prosampler_settings_of_graphs_are_those_of_its_appendix(
         loss = load(name, f"objective.preset={preset}", "objective.in_batch=other").make_loss()
         assert isinstance(loss, InfoNCE)
         assert (loss.temperature, loss.in_batch, loss.class_prior) == (0.2, "other", prior)
+
+
+# HCL, appendix D.3: "We adopt the official quick-thoughts vectors experimental settings … We keep all hyperparameters
+# at the default values". Those of its code (run.sh, train.py, BS400-W620-S1200-case-bidir/train.json): batch_size 400,
+# sequence_length 30, nepochs 1, learning_rate 0.0005, clip_gradient_norm 5, context_size 1, encoder_dim 1200, bidir
+# true, dim 620, shuffle_input_data False
+def test_quick_thoughts_settings_are_those_of_its_published_code() -> None:
+    settings = load("sentences-books-quickthoughts")
+    assert (settings.trainer.batch_size, settings.trainer.epochs, settings.data.max_length) == (400, 1, 30)
+    assert (settings.optimizer.name, settings.optimizer.lr, settings.optimizer.clip) == ("adam", 5e-4, 5.0)
+    options = settings.encoder.options
+    assert (options["width"], options["word_dim"], options["bidirectional"]) == (1200, 620, True)
+    assert settings.batches.sampler == "consecutive"
+    for objective, hardening, prior in (
+        ("{preset: simclr}", Uniform(), 0.0),
+        ("{preset: debiased}", Uniform(), 0.1),
+        ("{preset: hcl, beta: 1, tau_plus: 0}", Exponential(1), 0.0),
+    ):
+        made = build.loss(load("sentences-books-quickthoughts", f"objective={objective}"))
+        assert isinstance(made, InfoNCE)
+        assert (made.in_batch, made.normalize, made.temperature, made.weight_range) == (None, False, 1.0, 2.0)
+        assert made.hardening in ((hardening,), hardening, ())
+        assert made.class_prior == prior
+
+
+# ProSampler, appendix E.3: "Following the training setting of SimCSE, we train the model for one epoch … Proximity
+# graph will be only built once based on the pretrained language models before training. For BERT, we set the batch size
+# to 64 and learning rate to 3 × 10^-5. For RoBERTa, the batch size is set as 512 and learning rate is fixed as 10^-5.
+# We keep the temperature as 0.05, the number of neighbor candidates M as 1000, the number of neighbors K as 500, and
+# the restart probability α as 0.7"
+def test_prosampler_settings_of_sentences_are_those_of_its_appendix() -> None:
+    settings = load("sentences-wiki-simcse-prosampler")
+    assert (settings.trainer.batch_size, settings.trainer.epochs, settings.optimizer.lr) == (64, 1, 3e-5)
+    batches = settings.batches
+    assert (batches.sampler, batches.candidates, batches.neighbors, batches.restart) == ("proximity", 1000, 500, 0.7)
+    assert batches.refresh_every == 0  # once
+    for preset in ("simcse", "debiased", "hcl"):
+        loss = load("sentences-wiki-simcse-prosampler", f"objective.preset={preset}").make_loss()
+        assert isinstance(loss, InfoNCE)
+        assert (loss.temperature, loss.in_batch) == (0.05, "other")
+    assert settings.evaluation.metrics == ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
 
 
 def accepted(schema: dict[str, Any], value: Any, definitions: dict[str, Any]) -> bool:

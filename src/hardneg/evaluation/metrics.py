@@ -11,19 +11,24 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from hardneg import callables, checks
+from hardneg.evaluation.alignment import uniformity
 from hardneg.evaluation.features import class_indices
 from hardneg.evaluation.knn import few_label_accuracy, knn_accuracy
 from hardneg.evaluation.linear import linear_probe
+from hardneg.evaluation.retrieval import retrieval_scores
+from hardneg.evaluation.sentences import DIVIDED, FOLDED, classification_accuracy, logistic_accuracy, nearest_accuracy
+from hardneg.evaluation.sts import TASKS, spearman, sts_alignment, sts_spearman, sts_uniformity
 from hardneg.evaluation.svm import svm_accuracy
 
 Better = Literal["higher", "lower"]
-Protocol = Literal["train_test", "folds", "features"]
+Protocol = Literal["train_test", "folds", "features", "texts", "pairs", "retrieval"]
 Value = float | tuple[float, str] | None  # what a metric's function returns
 
 DEFAULT_METRICS = ("knn", "nearest", "linear", "few_1", "few_5")
 NOTES, FORMATS = "notes", "metrics"  # keys of evaluation.json that are not metrics
 _NAME = re.compile(r"[A-Za-z]\w{0,99}")
 _FEW = re.compile(r"few_([1-9]\d{0,5})")
+_RETRIEVAL = re.compile(r"(ndcg|recall|mrr)_([1-9]\d{0,5})")
 
 
 @dataclass(frozen=True)
@@ -79,14 +84,17 @@ class Metric:
         better: ``"higher"`` or ``"lower"``.
         protocol: ``"train_test"``: function(train_features, train_labels, test_features, test_labels, seed) ·
             ``"folds"``: function(features, labels, seed) of one labeled set, which the function splits itself ·
-            ``"features"``: function(features, seed), without labels.
+            ``"features"``: function(features, seed), without labels · ``"texts"``: function(encode, seed), where
+            encode maps a list of texts to features (N, d) · ``"pairs"``: function(first, second, scores, seed) of pairs
+            of features and their similarity · ``"retrieval"``: function(queries, corpus, judgements, seed), as for
+            `retrieval_scores`.
         percent: show the value, a fraction, as a percentage.
 
     Examples:
         >>> import hardneg as hn
-        >>> uniformity = Metric(
-        ...     "uniformity",
-        ...     "uniformity",
+        >>> spread = Metric(
+        ...     "spread",
+        ...     "spread",
         ...     lambda features, seed: hn.uniformity(features),
         ...     better="lower",
         ...     protocol="features",
@@ -94,8 +102,8 @@ class Metric:
         ... )
         >>> import torch
         >>> from hardneg.evaluation import evaluate_set
-        >>> evaluate_set(torch.tensor([[1.0], [-1.0]]), None, [uniformity])
-        {'uniformity': -8.0}
+        >>> evaluate_set(torch.tensor([[1.0], [-1.0]]), None, [spread])
+        {'spread': -8.0}
     """
 
     name: str
@@ -159,18 +167,24 @@ def register(metric: Metric) -> Metric:
 
 
 def get_metric(metric: str | Metric) -> Metric:
-    """The registered metric of this name; ``few_N`` is 1-NN accuracy from N labels per class, for every N."""
+    """The registered metric of this name.
+
+    ``few_N`` is 1-NN accuracy from N labels per class; ``ndcg_K``, ``recall_K`` and ``mrr_K`` are of the K texts that
+    are retrieved; for every N and K.
+    """
     if isinstance(metric, Metric):
         return metric
     if few := _FEW.fullmatch(metric):
         return few_label_metric(int(few[1]))
+    if found := _RETRIEVAL.fullmatch(metric):
+        return retrieval_metric(found[1], int(found[2]))
     checks.choice("metric", metric, tuple(_registered))
     return _registered[metric]
 
 
 def is_built_in(name: str) -> bool:
     """Whether a built-in metric has this name."""
-    return name in _BUILT_IN or _FEW.fullmatch(name) is not None
+    return name in _BUILT_IN or any(form.fullmatch(name) for form in (_FEW, _RETRIEVAL))
 
 
 def metric_from(name: str) -> Metric:
@@ -213,10 +227,12 @@ def columns(
     def rank(metric: str) -> tuple[int, int]:
         if few := _FEW.fullmatch(metric):
             return order.index("few_1"), int(few[1])
+        if found := _RETRIEVAL.fullmatch(metric):
+            return order.index(f"{found[1]}_10"), int(found[2])
         return (order.index(metric) if metric in order else len(order)), 0
 
     def shown(metric: str) -> MetricFormat:
-        if metric in _registered or _FEW.fullmatch(metric):
+        if metric in _registered or is_built_in(metric):
             return get_metric(metric).format
         # Neither registered nor described: assume that higher is better, and percentages if all values are fractions.
         fractions = all(0 <= value <= 1 for value in values[metric])
@@ -272,6 +288,46 @@ def _svm(features: Tensor, labels: Tensor, seed: int) -> Value:
     return result.mean, result.note
 
 
+def _fill_folds(labels: Tensor) -> bool:
+    """Whether every class has a sample for each of ten folds."""
+    counts = class_indices(labels[labels >= 0])[1].bincount()
+    return len(counts) > 1 and int(counts.min()) >= 10
+
+
+def _logistic(features: Tensor, labels: Tensor, seed: int) -> Value:
+    if not _fill_folds(labels):
+        return None
+    result = logistic_accuracy(features, labels, seed=seed)
+    return result.mean, result.note
+
+
+def _nearest_folds(features: Tensor, labels: Tensor, seed: int) -> Value:
+    return nearest_accuracy(features, labels, seed=seed) if _fill_folds(labels) else None
+
+
+def retrieval_metric(name: str, k: int) -> Metric:
+    """The metric ``ndcg``, ``recall`` or ``mrr`` of the k texts that are retrieved."""
+    title = {"ndcg": "nDCG", "recall": "recall", "mrr": "MRR"}[name]
+
+    def score(queries: Tensor, corpus: Tensor, judgements: Tensor, seed: int) -> Value:
+        found: float = getattr(retrieval_scores(queries, corpus, judgements, k), name)
+        return found
+
+    return Metric(f"{name}_{k}", f"{title}@{k}", score, protocol="retrieval")
+
+
+def _sts(task: str) -> Metric:
+    title = {"STSB": "STS-B", "SICKR": "SICK-R"}.get(task, task)
+    return Metric(task.lower(), title, lambda encode, seed: sts_spearman(encode, task), protocol="texts")
+
+
+def _classification(task: str) -> Metric:
+    title = "SST-2" if task == "SST2" else task
+    return Metric(
+        task.lower(), title, lambda encode, seed: classification_accuracy(encode, task, seed), protocol="texts"
+    )
+
+
 _BUILT_IN = {
     metric.name: metric
     for metric in (
@@ -281,6 +337,41 @@ _BUILT_IN = {
         few_label_metric(1),
         few_label_metric(5),
         Metric("svm", "SVM, 10 folds", _svm, protocol="folds"),
+        Metric("logistic", "logistic regression, 10 folds", _logistic, protocol="folds"),
+        Metric("nearest_folds", "1-NN, 10 folds", _nearest_folds, protocol="folds"),
+        Metric(
+            "spearman",
+            "Spearman",
+            lambda first, second, scores, seed: spearman(first, second, scores),
+            protocol="pairs",
+        ),
+        *(retrieval_metric(name, 10) for name in ("ndcg", "recall", "mrr")),
+        *map(_sts, TASKS),
+        *map(_classification, (*FOLDED, *DIVIDED)),
+        Metric(
+            "sts_alignment",
+            "alignment on STS-B",
+            lambda encode, seed: sts_alignment(encode),
+            "lower",
+            "texts",
+            percent=False,
+        ),
+        Metric(
+            "sts_uniformity",
+            "uniformity on STS-B",
+            lambda encode, seed: sts_uniformity(encode),
+            "lower",
+            "texts",
+            percent=False,
+        ),
+        Metric(
+            "uniformity",
+            "uniformity",
+            lambda features, seed: None if len(features) < 2 else uniformity(features),
+            "lower",
+            "features",
+            percent=False,
+        ),
     )
 }
 _registered.update(_BUILT_IN)

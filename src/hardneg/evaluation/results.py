@@ -1,6 +1,6 @@
 """Evaluate features by metrics of the registry; the results as they are stored in ``evaluation.json``."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -122,15 +122,60 @@ def evaluate_set(
     return _evaluate(metrics, arguments, seed)
 
 
-def _evaluate(
-    metrics: Sequence[str | Metric], arguments: Mapping[str, tuple[Tensor, ...]], seed: int
+def evaluate_texts(
+    encode: Callable[[Sequence[str]], Tensor],
+    metrics: Sequence[str | Metric],
+    texts: Sequence[str] | None = None,
+    labels: TensorLike | None = None,
+    *,
+    pairs: tuple[Sequence[str], Sequence[str], TensorLike] | None = None,
+    retrieval: tuple[Sequence[str], Sequence[str], TensorLike] | None = None,
+    seed: int = 0,
 ) -> EvaluationResult:
+    """Compute metrics of a text encoder.
+
+    encode: maps a list of texts to features (N, d) · metrics, seed: as for `evaluate_features` · texts, labels: of
+    metrics on one set, labels (N,) · pairs: first texts, second texts and scores (P,) · retrieval: queries, corpus and
+    judgements, as for `retrieval_scores`
+
+    Examples:
+        >>> import torch
+        >>> vectors = {"a": [1.0, 0.0], "b": [0.0, 1.0], "ab": [1.0, 1.0]}
+        >>> def encode(texts): return torch.tensor([vectors[text] for text in texts])
+        >>> evaluate_texts(encode, ["spearman"], pairs=(["a", "a", "a"], ["a", "ab", "b"], [5.0, 3.0, 0.0]))
+        {'spearman': 1.0}
+    """
+    needed = {get_metric(metric).protocol for metric in metrics}
+    arguments: dict[str, tuple[Any, ...]] = {"texts": (encode,)}
+    if texts is not None and needed & {"features", "folds"}:
+        features = encode(texts)
+        arguments["features"] = (features,)
+        if labels is not None:
+            arguments["folds"] = features, checks.as_tensor("labels", labels).to(features.device)
+    if pairs is not None:
+        arguments["pairs"] = encode(pairs[0]), encode(pairs[1]), checks.as_tensor("scores", pairs[2])
+    if retrieval is not None:
+        judgements = checks.as_tensor("judgements", retrieval[2])
+        arguments["retrieval"] = encode(retrieval[0]), encode(retrieval[1]), judgements
+    return _evaluate(metrics, arguments, seed)
+
+
+NEEDED = {
+    "train_test": "a train and a test set",
+    "folds": "labels",
+    "features": "samples",
+    "texts": "a text encoder",
+    "pairs": "pairs of texts with scores",
+    "retrieval": "queries, a corpus and judgements",
+}
+
+
+def _evaluate(metrics: Sequence[str | Metric], arguments: Mapping[str, tuple[Any, ...]], seed: int) -> EvaluationResult:
     """Compute each metric with the arguments of its protocol."""
     chosen = [get_metric(metric) for metric in metrics]
     for metric in chosen:
         if metric.protocol not in arguments:
-            needed = "a train and a test set" if metric.protocol == "train_test" else "labels"
-            raise ValueError(f"metric {metric.name!r} needs {needed}: leave it out, or pass them")
+            raise ValueError(f"metric {metric.name!r} needs {NEEDED[metric.protocol]}: leave it out, or pass them")
     values: dict[str, float] = {}
     notes: dict[str, str] = {}
     for metric in chosen:

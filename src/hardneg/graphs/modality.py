@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from hardneg import callables, checks
@@ -167,8 +168,10 @@ class Graphs(Modality):
     ) -> Callable[[Any], Any]:
         return GraphTransform(shape[0], recorded)
 
-    def collate(self, inputs: Sequence[Any]) -> Any:
-        return required("torch_geometric.data", "graph").Batch.from_data_list(list(inputs))
+    def features(self, encoder: nn.Module, inputs: Sequence[Any], device: torch.device) -> Tensor:
+        batch = required("torch_geometric.data", "graph").Batch.from_data_list(list(inputs))
+        found: Tensor = encoder(batch.to(device))
+        return found
 
     def resident(self, samples: Any) -> GraphSet:
         found: GraphSet = samples

@@ -199,8 +199,9 @@ class Images(Modality):
         channels, height, width = shape
         return ImageTransform((channels, height, width), data.size, getattr(views, "plain", None))
 
-    def collate(self, inputs: Sequence[Any]) -> Tensor:
-        return torch.stack(list(inputs))
+    def features(self, encoder: nn.Module, inputs: Sequence[Any], device: torch.device) -> Tensor:
+        found: Tensor = encoder(torch.stack(list(inputs)).to(device))
+        return found
 
     def resident(self, samples: Any) -> ImageSet | None:
         return samples if isinstance(samples, ImageSet) else None

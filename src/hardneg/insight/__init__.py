@@ -1,13 +1,12 @@
 """Diagnostics of embeddings, and `hardneg.insight.report`, which compares runs on one HTML page."""
 
+from hardneg.evaluation.alignment import alignment, uniformity
 from hardneg.insight.diagnostics import (
     Hardest,
     Histograms,
-    alignment,
     cosine_histograms,
     hardest_false_share,
     hardest_negatives,
-    uniformity,
 )
 
 __all__ = [

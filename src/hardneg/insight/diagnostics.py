@@ -1,9 +1,8 @@
-"""Diagnostics of embeddings (METHODS, section 7): alignment, uniformity, cosines and hardest negatives.
+"""Diagnostics of embeddings : cosines of pairs and hardest negatives.
 
 All are exact, computed in tiles, of normalized vectors; a zero vector stays zero.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.checks import TensorLike, whole
+from hardneg.evaluation.alignment import checked_embeddings
 from hardneg.losses.inputs import normalized
 from hardneg.matmul import exact_products, row_blocks, where_precise
 from hardneg.randomness import generator
@@ -51,7 +51,7 @@ def cosine_histograms(features: TensorLike, labels: TensorLike, bins: int = 50, 
         >>> found.same.tolist(), found.different.tolist(), found.same_mean, found.different_mean
         ([0, 1], [0, 2], 1.0, 0.0)
     """
-    features, dtype = _embeddings("features", features)
+    features, dtype = checked_embeddings("features", features)
     bins = whole("bins", bins)
     features, labels = _labeled(where_precise(features), labels)
     if len(features) > MAX_SAMPLES:
@@ -74,49 +74,6 @@ def cosine_histograms(features: TensorLike, labels: TensorLike, bins: int = 50, 
     return Histograms(torch.linspace(-1, 1, bins + 1), counts[0].cpu(), counts[1].cpu(), means[0], means[1])
 
 
-def alignment(z1: TensorLike, z2: TensorLike) -> float:
-    """Mean squared distance ‖z − z⁺‖² of normalized positive pairs, from 0 (equal) to 4 (opposite); lower is better.
-
-    z1, z2: (B, d), row i of each a view of sample i
-
-    Examples:
-        >>> alignment(torch.eye(3), torch.eye(3)), alignment(torch.eye(3), -2 * torch.eye(3))
-        (0.0, 4.0)
-    """
-    (z1, first), (z2, second) = _embeddings("z1", z1), _embeddings("z2", z2)
-    dtype = torch.promote_types(first, second)
-    if z1.shape != z2.shape:
-        raise ValueError(f"z2 must have the shape {tuple(z1.shape)} of z1, got {tuple(z2.shape)}: pair the rows")
-    with exact_products(z1.device):
-        distance = normalized(z1.to(dtype)) - normalized(z2.to(dtype))  # (B, d)
-        return float(where_precise(distance.square().sum(dim=1)).double().mean())
-
-
-def uniformity(z: TensorLike) -> float:
-    """Log of the mean of e^{−2‖z − z'‖²} over all pairs of different samples: how uniformly they cover the sphere.
-
-    z: (B, d), B ≥ 2 · returns at most 0, the value of equal embeddings; lower is more uniform
-
-    Examples:
-        >>> uniformity(torch.ones(4, 3)), uniformity(torch.tensor([[1.0], [-1.0]]))
-        (0.0, -8.0)
-    """
-    z, dtype = _embeddings("z", z)
-    if len(z) < 2:
-        raise ValueError(f"z must hold at least 2 samples to have pairs, got {len(z)}: pass a larger batch")
-    z = where_precise(z)
-    total = torch.zeros((), dtype=torch.float64, device=z.device)
-    with exact_products(z.device):
-        unit = normalized(z.to(dtype))
-        squares = unit.square().sum(dim=1)  # (B,): 1, or 0 for a zero vector
-        for block in row_blocks(len(z), len(z)):
-            distances = (squares[block, None] + squares - 2 * (unit[block] @ unit.T)).clamp(min=0)  # (R, B)
-            potentials = (-2 * distances.double()).exp()
-            potentials.diagonal(block.start).zero_()  # not a pair: a sample with itself
-            total += potentials.sum()
-    return math.log(float(total) / (len(z) * (len(z) - 1)))
-
-
 def hardest_negatives(features: TensorLike, anchors: TensorLike, k: int) -> Hardest:
     """Find the k other samples with the highest cosine to each anchor; of equal cosines, the first ones.
 
@@ -127,7 +84,7 @@ def hardest_negatives(features: TensorLike, anchors: TensorLike, k: int) -> Hard
         >>> hardest_negatives(features, torch.tensor([0]), k=2).indices
         tensor([[2, 1]])
     """
-    features, dtype = _embeddings("features", features)
+    features, dtype = checked_embeddings("features", features)
     anchors = checks.as_tensor("anchors", anchors)
     if anchors.dim() != 1:
         raise ValueError(f"anchors must have shape (A,), got {tuple(anchors.shape)}: flatten them")
@@ -159,7 +116,7 @@ def hardest_false_share(features: TensorLike, labels: TensorLike, k: int | None 
         >>> round(hardest_false_share(features, torch.tensor([0, 0, 1, 1])), 4)
         0.3333
     """
-    features, labels = _labeled(_embeddings("features", features)[0], labels)
+    features, labels = _labeled(checked_embeddings("features", features)[0], labels)
     if len(labels) < 2:
         raise ValueError(f"labels must be known (≥ 0) for at least 2 samples, got {len(labels)}")
     if k is None:
@@ -168,16 +125,6 @@ def hardest_false_share(features: TensorLike, labels: TensorLike, k: int | None 
     k = _checked_k(k, len(features))
     found = hardest_negatives(features, torch.arange(len(features), device=features.device), k)
     return int((labels[found.indices] == labels[:, None]).sum()) / found.indices.numel()
-
-
-def _embeddings(name: str, given: TensorLike) -> tuple[Tensor, torch.dtype]:
-    """Check embeddings (N, d); returns them as a tensor, and the dtype to compute in, which is at least float32."""
-    vectors = checks.floating(name, checks.as_tensor(name, given))
-    if vectors.dim() != 2 or 0 in vectors.shape:
-        raise ValueError(f"{name} must have shape (N, d) with N, d ≥ 1, got {tuple(vectors.shape)}")
-    if not bool(torch.stack(torch.aminmax(vectors.detach())).isfinite().all()):
-        raise ValueError(f"{name} holds NaN or inf: look for a diverged encoder or an overflow in half precision")
-    return vectors, torch.promote_types(torch.float32, vectors.dtype)
 
 
 def _checked_k(k: int, samples: int) -> int:

@@ -29,13 +29,14 @@ ANCHORS, NEGATIVES, SAME_CLASS = 6, 6, 3  # anchors in the gallery, and their ne
 HARDEST = 8  # most similar samples, of which the share of false negatives is given
 POINTS = 400  # samples in the 2-D projection
 _LOSSLESS = 40  # pixels: images up to this side are stored unchanged
+_CHARACTERS = 300  # of a text
 _THUMBNAIL = 56  # pixels: the longer side of larger images
 
 
 class Images(Protocol):
-    """A sequence of images (C, H, W) uint8: a tensor, or an object that draws them on access."""
+    """A sequence of images (C, H, W) uint8 or texts: a tensor, or an object that makes them on access."""
 
-    def __getitem__(self, index: int, /) -> Tensor: ...
+    def __getitem__(self, index: int, /) -> Tensor | str: ...
     def __len__(self) -> int: ...
 
 
@@ -54,14 +55,16 @@ LoadSamples = Callable[[Path], EncodedSamples]
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """An image of the gallery: its data URI, the name of its class (None if unknown), and its cosine with the anchor.
+    """A sample of the gallery.
 
-    The cosine of an anchor is 1.
+    uri: its image as a data URI, empty for a text · label: name of its class, None if unknown · cosine: with the
+    anchor, 1 for an anchor · text: of a sample that is a text
     """
 
     uri: str
     label: str | None
     cosine: float = 1.0
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,14 @@ def load_test_samples(folder: Path, trust: bool = False) -> EncodedSamples:
 
 
 class Thumbnails:
-    """Images of the samples of a set, drawn when they are read."""
+    """Images or texts of the samples of a set, made when they are read."""
 
     def __init__(self, kind: Modality, samples: Any) -> None:
         self.kind, self.samples = kind, samples
 
-    def __getitem__(self, row: int) -> Tensor:
-        return self.kind.thumbnail(self.samples, row)
+    def __getitem__(self, row: int) -> Tensor | str:
+        text = self.kind.caption(self.samples, row)
+        return self.kind.thumbnail(self.samples, row) if text is None else text
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -187,7 +191,11 @@ def _gallery(samples: EncodedSamples, labels: Tensor | None) -> list[Neighbors]:
     def thumbnail(row: int, cosine: float) -> Thumbnail:
         label = int(known[row])
         name = samples.classes[label] if 0 <= label < len(samples.classes) else label
-        return Thumbnail(data_uri(samples.images[row]), None if label < 0 else str(name), cosine)
+        given, shown = None if label < 0 else str(name), samples.images[row]
+        if isinstance(shown, str):
+            short = shown if len(shown) <= _CHARACTERS else f"{shown[:_CHARACTERS]}…"
+            return Thumbnail("", given, cosine, short)
+        return Thumbnail(data_uri(shown), given, cosine)
 
     gallery = []
     for anchor, rows, cosines in zip(anchors.tolist(), ranked.indices.cpu(), ranked.cosines.cpu(), strict=True):

@@ -17,6 +17,8 @@ METHODS = {
     "local_aggregation": "hardneg.methods.local_aggregation:LocalAggregationMethod",
     "graphcl": "hardneg.methods.graphcl:GraphCL",
     "infograph": "hardneg.methods.infograph:InfoGraph",
+    "simcse": "hardneg.methods.simcse:SimCSE",
+    "quick_thoughts": "hardneg.methods.quick_thoughts:QuickThoughts",
 }
 
 

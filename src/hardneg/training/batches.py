@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from hardneg.recipe_section import naming
-from hardneg.samplers import KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
+from hardneg.samplers import ConsecutiveBatchSampler, KNNBatchSampler, ProximityBatchSampler, UniformBatchSampler
 from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import objectives
 from hardneg.training.recipe import Recipe
 
-SAMPLERS = ("uniform", "proximity", "knn")
+SAMPLERS = ("uniform", "consecutive", "proximity", "knn")
 AHEAD = 64  # batches that are drawn, converted to a tensor and copied to the device at a time
 
 
@@ -104,7 +104,14 @@ def sampler(settings: Recipe, size: int, rank: int = 0, processes: int = 1) -> U
     with naming("batches", type(chosen).model_fields), naming("trainer", ["batch_size"]):
         if chosen.sampler == "uniform":
             return UniformBatchSampler(**common)
-        common |= {"coverage": chosen.coverage, "refresh_every": chosen.refresh_every}
+        if chosen.sampler == "consecutive":
+            return ConsecutiveBatchSampler(**common)
+        if chosen.refresh_every == 0 and chosen.embeddings == "bank":
+            raise ValueError(
+                "refresh_every=0 builds the graph before the first step, when the bank holds no embeddings yet: "
+                "set embeddings=encode"
+            )
+        common |= {"coverage": chosen.coverage, "refresh_every": chosen.refresh_every or None}
         if chosen.sampler == "knn":
             return KNNBatchSampler(**common)
         given = chosen.restart

@@ -55,8 +55,10 @@ NOTHING = Given()
 
 
 def resolved(settings: Recipe) -> Recipe:
-    """The recipe with the precision of this machine, and the absolute path of its data, to find them everywhere."""
-    return with_precision(settings).with_source(settings.kind.resolve(settings.data.source))
+    """The recipe with the precision of this machine, and absolute paths, so that a run finds its files everywhere."""
+    settings = with_precision(settings).with_source(settings.kind.resolve(settings.data.source))
+    name = settings.kind.resolve_encoder(settings.encoder.name)
+    return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"name": name})})
 
 
 def with_precision(settings: Recipe) -> Recipe:

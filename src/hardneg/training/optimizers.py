@@ -85,7 +85,7 @@ def _adapted(matrices: list[Tensor], decay: float, trust: float) -> list[Tensor]
 
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "lars")
-SCHEDULES = ("constant", "cosine", "step")
+SCHEDULES = ("constant", "linear", "cosine", "step")
 
 
 def build(
@@ -118,8 +118,8 @@ def learning_rate(
 ) -> Callable[[float], float]:
     """The factor of the learning rate as a function of the fraction of training done.
 
-    schedule: ``"constant"``, ``"cosine"`` (to 0) or ``"step"`` (times ``factor`` at each of ``drops``) ·
-    warmup: fraction of training over which it rises linearly from 0
+    schedule: ``"constant"``, ``"linear"`` or ``"cosine"`` (to 0), or ``"step"`` (times ``factor`` at each of
+    ``drops``) · warmup: fraction of training over which it rises linearly from 0
 
     Examples:
         >>> [round(learning_rate("cosine", warmup=0.1)(p), 3) for p in (0.05, 0.1, 0.55, 1.0)]
@@ -132,6 +132,8 @@ def learning_rate(
             return progress / warmup
         if schedule == "cosine" and warmup < 1:
             return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+        if schedule == "linear" and warmup < 1:
+            return (1 - progress) / (1 - warmup)
         if schedule == "step":
             return factor ** sum(progress >= drop for drop in drops)
         return 1.0

@@ -36,7 +36,7 @@ class Optimizer(Section):
     lr: Positive = 1e-3
     weight_decay: NotNegative = 1e-6
     momentum: NotNegative = 0.9
-    schedule: Literal["constant", "cosine", "step"] = "constant"
+    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
     warmup: NotNegative = 0.0
     """Epochs over which the learning rate rises from 0."""
     drops: Counts = ()
@@ -73,15 +73,15 @@ class Trainer(Section):
 class Batches(Section):
     """How batches are composed; see `hardneg.ProximityBatchSampler`."""
 
-    sampler: Literal["uniform", "proximity", "knn"] = "uniform"
+    sampler: Literal["uniform", "consecutive", "proximity", "knn"] = "uniform"
     candidates: int = 1000
     neighbors: int = 100
     restart: float | dict[str, Any] = 0.1
     """A number, or a schedule such as ``{schedule: linear, start: 0.2, end: 0.05}``."""
     walk: str = "restart"
     coverage: str = "walk"
-    refresh_every: int = 100
-    """Steps between two graphs."""
+    refresh_every: CountOrZero = 100
+    """Steps between two graphs; 0 builds one graph, before the first step."""
     embeddings: Literal["encode", "bank"] = "encode"
     """What a graph is built from: all samples encoded again, or the last embedding of each in training."""
     drop_last: bool = True
@@ -231,7 +231,7 @@ def _method_and_modality(tree: Mapping[str, Any]) -> tuple[str, str]:
     allowed = methods.get(method).modalities
     data = tree.get("data")
     source = data.get("source") if isinstance(data, Mapping) else None
-    by_source = modalities.of_source(source) if isinstance(source, str) else None
+    by_source = modalities.of_source(source, allowed) if isinstance(source, str) else None
     kind = tree.get("modality") or by_source or allowed[0]
     checks.choice("modality", kind, tuple(modalities.MODALITIES))
     if kind not in allowed:

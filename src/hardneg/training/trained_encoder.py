@@ -1,6 +1,6 @@
 """The encoder of a run, ready to embed raw samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,17 @@ class TrainedEncoder:
     """The encoder of a run and what it needs to embed raw samples.
 
     Called with one sample it returns its features (d,), with a list or tuple of samples (N, d), without gradients. A
-    sample is a path, a PIL image or a uint8 array for images, a ``torch_geometric.data.Data`` for graphs.
+    sample is a path, a PIL image or a uint8 array for images, a ``torch_geometric.data.Data`` for graphs, a string for
+    texts.
 
     Args:
         module: the network, in evaluation mode; maps a batch to features (B, d)
         transform: turns one raw sample into an input of the network, without a batch dimension; usable in a Dataset
-        collate: makes a batch of such inputs
         settings: the recipe of the run
     """
 
     module: nn.Module
     transform: Callable[[Any], Any]
-    collate: Callable[[Sequence[Any]], Any]
     settings: Recipe
 
     @torch.no_grad()
@@ -45,7 +44,7 @@ class TrainedEncoder:
         with evaluating(self.module):
             for start in range(0, len(samples), batch_size):
                 inputs = [self.transform(sample) for sample in samples[start : start + batch_size]]
-                features.append(self.module(self.collate(inputs).to(device)))
+                features.append(self.settings.kind.features(self.module, inputs, device))
         return torch.cat(features)
 
     def to(self, device: torch.device | str) -> "TrainedEncoder":
@@ -61,4 +60,4 @@ def load_encoder(
     loaded.warn_if_unfinished()
     kind = loaded.settings.kind
     transform = kind.transform(loaded.settings.data, loaded.shape, loaded.views, loaded.recorded)
-    return TrainedEncoder(loaded.encoder, transform, kind.collate, loaded.settings)
+    return TrainedEncoder(loaded.encoder, transform, loaded.settings)

@@ -18,7 +18,8 @@ def gallery(contents: Contents) -> Part:
     anchors: dict[str, list[tuple[str, Neighbors]]] = {}
     for name, summary in summaries.items():
         for neighbors in summary.gallery:
-            anchors.setdefault(neighbors.anchor.uri, []).append((name, neighbors))
+            anchor = neighbors.anchor
+            anchors.setdefault(anchor.uri or anchor.text, []).append((name, neighbors))
     boxes = "".join(_anchor(number, rows) for number, rows in enumerate(anchors.values()))
     body = unavailable(contents) + _shares(summaries, contents.heading, unit) + boxes
     return Part("gallery", "Hardest negatives", hint, body)
@@ -44,12 +45,11 @@ def _shares(summaries: dict[str, EmbeddingSummary], heading: str, unit: str) -> 
 def _anchor(number: int, rows: list[tuple[str, Neighbors]]) -> str:
     anchor = rows[0][1].anchor
     label = _label(anchor)
+    shown = f'<img src="{anchor.uri}" alt="Anchor, {visible(label)}"><span>anchor: {isolated(label)}</span>'
+    if anchor.text:
+        shown = f"<span>anchor: {isolated(anchor.text)} · {isolated(label)}</span>"
     lines = "".join(_line(name, neighbors) for name, neighbors in rows)
-    return (
-        f'<details class="anchor"{" open" * (number == 0)}><summary>'
-        f'<img src="{anchor.uri}" alt="Anchor, {visible(label)}"><span>anchor: {isolated(label)}</span></summary>'
-        f"{lines}</details>"
-    )
+    return f'<details class="anchor"{" open" * (number == 0)}><summary>{shown}</summary>{lines}</details>'
 
 
 def _line(name: str, neighbors: Neighbors) -> str:
@@ -62,11 +62,14 @@ def _line(name: str, neighbors: Neighbors) -> str:
 def _side(title: str, attributes: str, shown: list[Thumbnail]) -> str:
     if not shown:
         return ""
-    return f'<div{attributes}><p>{title}</p><div class="thumbnails">{"".join(map(_thumbnail, shown))}</div></div>'
+    kind = "texts" if shown[0].text else "thumbnails"
+    return f'<div{attributes}><p>{title}</p><div class="{kind}">{"".join(map(_thumbnail, shown))}</div></div>'
 
 
 def _thumbnail(shown: Thumbnail) -> str:
     label = _label(shown)
+    if shown.text:
+        return f"<p>{shown.cosine:.3f} · {isolated(shown.text)} <small>{isolated(label)}</small></p>"
     return (
         f'<figure><img src="{shown.uri}" alt="{visible(label)}, cosine {shown.cosine:.3f}">'
         f"<figcaption>{shown.cosine:.3f} · {isolated(label)}</figcaption></figure>"

@@ -16,11 +16,13 @@ from hardneg.samplers.refreshed import RefreshedBatchSampler
 class Refresh(L.Callback):
     """Moves a sampler's schedules with training, and refreshes it every ``refresh_every`` batches.
 
+    If ``refresh_every`` is None, it is refreshed once, before the first batch.
+
     Works with any LightningModule and any loader. Pass Lightning's Trainer ``use_distributed_sampler=False``, or it
     replaces the sampler in several processes.
 
     Args:
-        sampler: `ProximityBatchSampler` or `KNNBatchSampler` with ``refresh_every``
+        sampler: `ProximityBatchSampler` or `KNNBatchSampler`
         embeddings: returns the embeddings of all samples, (N, d); with several processes, all use those of the first.
             `shared_embeddings` makes such a function that divides the work
     """
@@ -32,6 +34,10 @@ class Refresh(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._total_steps = trainer.estimated_stepping_batches
+        if self.sampler.refresh_every is None and self.sampler.refreshes == 0:
+            began = time.perf_counter()
+            self.sampler.refresh(self._same_on_all_processes())
+            self.seconds += time.perf_counter() - began
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -40,6 +46,8 @@ class Refresh(L.Callback):
         timer = getattr(pl_module, "clock", None)
         if timer is not None:
             timer.mark("network")
+        if self.sampler.refresh_every is None:
+            return
         began = time.perf_counter()
         if self.sampler.after_step(self._same_on_all_processes):
             self.seconds += time.perf_counter() - began
