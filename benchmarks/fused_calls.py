@@ -187,7 +187,7 @@ def with_bad_value(bench: Bench, loss: hn.InfoNCE, given: dict[str, Tensor], nam
 
 def random(bench: Bench) -> None:
     """Random settings against the reference kernel in float64, in several processes that compile kernels."""
-    workers = min(8, max(1, (os.cpu_count() or 1) // 2))
+    workers = max(1, (os.cpu_count() or 1) - 2)
     limits = Limits(device=str(bench.device), backend=bench.backend)
     if bench.quick:
         limits = Limits(str(bench.device), rows=12, keys=20, dim=40, backend=bench.backend)
