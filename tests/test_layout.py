@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": LEAVES | {"losses", "memory", "samplers", "evaluation", "modality", "methods", "version"},
     "insight": LEAVES | {"losses", "evaluation", "modality", "training"},
     "public": {"cached", "losses", "memory", "samplers", "evaluation", "insight"},
+    "integrations": LEAVES | {"losses", "samplers"},
     "terminal": LEAVES | {"evaluation", "insight"},
     "demo": LEAVES | {"evaluation", "training"},
     "doctor": LEAVES | {"version"},
