@@ -51,7 +51,8 @@ def assert_same(model: SentenceTransformer, ours: nn.Module, theirs: nn.Module, 
     expected, found = gradients(model, theirs, texts), gradients(model, ours, texts)
     assert len(expected) > 10
     assert max(float(g.abs().max()) for g in expected[1:]) > 1e-3  # the gradient is not zero
-    assert_close(found, expected, rtol=0, atol=1e-9)
+    assert_close(found[0], expected[0], rtol=0, atol=1e-9)
+    assert_close(found[1:], expected[1:], rtol=0, atol=1e-6)  # version 6.0 keeps cached gradients in float32
 
 
 @pytest.mark.parametrize("number", [2, 3, 5])
@@ -116,7 +117,7 @@ def test_a_learned_temperature_gets_the_same_gradient_from_the_cached_loss(model
     found = gradients(model, CachedHardNegativeLoss(model, losses[1], mini_batch_size=2), texts, factor=0.25)
     (learned,) = losses[0].parameters()
     assert float(learned.grad.abs()) > 1e-3  # type: ignore[union-attr]
-    assert_close(found, expected, rtol=0, atol=1e-9)
+    assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("cached", [False, True])
