@@ -3,7 +3,7 @@
 from hardneg.cached import cached_step
 from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
 from hardneg.insight import alignment, uniformity
-from hardneg.losses.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
+from hardneg.losses.hardening import BelowPositive, Custom, Exponential, Guided, Hardening, Ring, Threshold, Uniform
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.losses.local_aggregation import LocalAggregation
@@ -11,12 +11,18 @@ from hardneg.losses.presets import (
     clip,
     debiased,
     decoupled,
+    embedding_gemma,
+    gist,
     graphcl,
+    gte,
+    hardness,
     hcl,
     hscl,
     hscl_threshold,
     instance_discrimination,
+    llave,
     moco,
+    qwen3_embedding,
     ring_nce,
     scl,
     simclr,
@@ -42,6 +48,7 @@ __all__ = [
     "Constant",
     "Custom",
     "Exponential",
+    "Guided",
     "Hardening",
     "HardnessAnneal",
     "InfoNCE",
@@ -65,16 +72,22 @@ __all__ = [
     "clip",
     "debiased",
     "decoupled",
+    "embedding_gemma",
     "false_negative_share",
     "few_label_accuracy",
+    "gist",
     "graphcl",
+    "gte",
+    "hardness",
     "hcl",
     "hscl",
     "hscl_threshold",
     "instance_discrimination",
     "knn_accuracy",
     "linear_probe",
+    "llave",
     "moco",
+    "qwen3_embedding",
     "ring_nce",
     "scl",
     "simclr",

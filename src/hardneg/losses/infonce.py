@@ -15,6 +15,7 @@ from hardneg.losses import combine, infonce_settings, kernels, paired, sources
 from hardneg.losses import settings as options
 from hardneg.losses.diagnostics import CallRecord, Diagnostics, pair_record
 from hardneg.losses.given_scores import score_set
+from hardneg.losses.guide_inputs import Guide, check_guide
 from hardneg.losses.hardening import Hardening, Uniform
 from hardneg.losses.inputs import check_call, prepare
 from hardneg.losses.kernels import Kernel
@@ -39,7 +40,11 @@ class InfoNCE(Adjustable):
             only the batch is debiased
         class_prior: τ⁺, probability that a random sample has the anchor's class, in [0, 1); 0 disables debiasing
         debias: ``"hcl"`` (the paper's formula) or ``"exact"`` (the tilted share of the anchor's class)
-        in_batch: candidates from ``"both"`` views (2B−2), from the ``"other"`` view (B−1), or None: no in-batch ones
+        in_batch: candidates from ``"both"`` views (2B−2), from the ``"other"`` view (B−1), or None: no in-batch ones;
+            or a tuple of directions, where z1 are queries and z2 documents: ``"query_to_doc"`` (required),
+            ``"query_to_query"``, ``"doc_to_query"``, ``"doc_to_doc"``. Then anchors are z1, each direction is a
+            distribution of its own, and their totals Q·G are added; ``"doc_to_query"`` adds the positive's e^p once
+            more, as GTE does
         symmetric: with ``"other"``: the second view's rows are anchors too
         supervision: what labels are used for: ``"none"``, ``"positives"``, ``"negatives"`` or ``"full"``
         combine_positives: ``"mean_of_logs"``, ``"log_of_mean"``, ``"log_of_sum"`` (the sum of the positives'
@@ -147,6 +152,8 @@ class InfoNCE(Adjustable):
         ids: Tensor | None = None,
         negative_ids: SourceTensors | None = None,
         not_negatives: Tensor | None = None,
+        guide: Guide | None = None,
+        negative_guide: SourceTensors | None = None,
         scale: float | Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch.
@@ -164,10 +171,14 @@ class InfoNCE(Adjustable):
         anchor or of its positive, or that forms such a pair with the anchor, is no negative. This takes memory for
         A + N + P numbers.
 
+        guide: embeddings of z1 and of z2 by a guide model, (B, e) each (for M positives (B, M, e)), for `Guided`; one
+        tensor if there is no z2 · negative_guide: (N, e) or (B, N, e). Its scores take no more memory than the loss's.
+
         scale: number or tensor (), replaces 1/temperature in this call; differentiable
 
         ``negatives`` may be a mapping of tensors by the caller's own names of sources, and ``exclude``,
-        ``negative_labels``, ``negative_mask``, ``negative_ids`` then are mappings with some of its names.
+        ``negative_labels``, ``negative_mask``, ``negative_ids``, ``negative_guide`` then are mappings with some of its
+        names.
 
         Examples:
             >>> import torch, hardneg as hn
@@ -177,8 +188,8 @@ class InfoNCE(Adjustable):
             torch.Size([])
         """
         compiling = torch.compiler.is_compiling()
-        given = (negatives, exclude, negative_labels, negative_mask, negative_ids)
-        others = (ids, not_negatives, scale)
+        given = (negatives, exclude, negative_labels, negative_mask, negative_ids, negative_guide)
+        others = (ids, not_negatives, scale, guide)
         if compiling:
             found = self._compiled_loss(z1, z2, labels, given, positive_mask, others)
             if found is not None:
@@ -198,8 +209,10 @@ class InfoNCE(Adjustable):
             kernel = self._kernel(device)
             key = None if settings.num_negatives is None else self._next_key()
             names, by_name = sources.by_name(given)
+            guides = check_guide(settings, guide, z2, names, by_name)
             # As `prepare` takes them: the first source's tensors before those of others.
-            tensors: tuple[Any, ...] = (z1, z2, labels, *by_name[:4], positive_mask, ids, not_negatives, *by_name[4:])
+            rest = (positive_mask, ids, not_negatives, *guides)
+            tensors: tuple[Any, ...] = (z1, z2, labels, *by_name[:4], *rest, *by_name[4:])
             inputs = prepare(*tensors, names=names, normalize=settings.normalize, kernel=kernel)
             settings, inverse, validity = combine.with_scale(settings, scale, inputs.views)
             inputs = replace(inputs, validity=checks.jointly(inputs.validity, validity))
@@ -300,13 +313,13 @@ class InfoNCE(Adjustable):
         labels: Tensor | None,
         given: Sequence[SourceTensors | None],
         positive_mask: Tensor | None,
-        others: Sequence[float | Tensor | None],
+        others: Sequence[float | Guide | None],
     ) -> paired.Plan | None:
         """The plan of the short path, None if this call takes the general one; raises if arguments do not fit.
 
         given: the arguments of `forward` that `PER_SOURCE` names · others: its further arguments
         """
-        negatives, exclude, negative_labels, negative_mask, negative_ids = given
+        negatives, exclude, negative_labels, negative_mask, negative_ids, _ = given
         eager = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
         short = eager and _has_short_form(negative_labels, negative_ids, positive_mask, others)
         repeatable = short and exclude is None and negative_mask is None
@@ -317,7 +330,7 @@ class InfoNCE(Adjustable):
         check_call(settings, z2, labels, names, by_name, positive_mask)
         plan = None
         if short and not isinstance(negatives, Mapping):
-            rows, excluded, _, allowed, _ = by_name
+            rows, excluded, _, allowed, *_ = by_name
             plan = paired.plan(settings, self._kernel(device), z1, z2, labels, rows, excluded, allowed)
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
         kept = repeatable and not settings.gather and paired.is_constant(settings)
@@ -331,7 +344,7 @@ class InfoNCE(Adjustable):
         labels: Tensor | None,
         given: Sequence[SourceTensors | None],
         positive_mask: Tensor | None,
-        others: Sequence[float | Tensor | None],
+        others: Sequence[float | Guide | None],
     ) -> Tensor | None:
         """The loss inside `torch.compile` by the fused kernel; None if the reference kernel is compiled instead.
 
@@ -344,13 +357,13 @@ class InfoNCE(Adjustable):
         settings, keyed = self._settings, self._key
         if not compiled.is_fused(self.backend, z1.device.type):
             return None
-        negatives, exclude, negative_labels, negative_mask, negative_ids = given
-        ids, not_negatives, scale = others
+        negatives, exclude, negative_labels, negative_mask, negative_ids, negative_guide = given
+        ids, not_negatives, scale, guide = others
         short = _has_short_form(negative_labels, negative_ids, positive_mask, others)
         if keyed is not None and short and not isinstance(negatives, Mapping):
             key, _ = keyed
             names, by_name = sources.by_name(given)
-            rows, excluded, _, allowed, _ = by_name
+            rows, excluded, _, allowed, *_ = by_name
             if paired.suits_call(settings, z1, z2, rows):
                 check_call(settings, z2, labels, names, by_name, positive_mask)
                 inverse = combine.inverse_temperature(settings, z1, torch.float32)
@@ -364,7 +377,7 @@ class InfoNCE(Adjustable):
         return compiled.uncompiled(  # type: ignore[no-any-return]
             self.forward, z1, z2, labels=labels, negatives=negatives, exclude=exclude, negative_labels=negative_labels,
             negative_mask=negative_mask, positive_mask=positive_mask, ids=ids, negative_ids=negative_ids,
-            not_negatives=not_negatives, scale=scale,
+            not_negatives=not_negatives, guide=guide, negative_guide=negative_guide, scale=scale,
         )  # fmt: skip
 
     def _kernel(self, device: torch.device) -> Kernel:
