@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from integrations import gather_processes
-from integrations.tiny_model import sentences, tiny_model
+from integrations.tiny_model import WORDS, sentences, tiny_model
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
+    GISTEmbedLoss,
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
@@ -67,27 +68,45 @@ def test_the_symmetric_loss_is_that_of_both_directions(model: SentenceTransforme
     assert_same(model, ours, CachedMultipleNegativesRankingLoss(model, mini_batch_size=3, **BOTH), columns(number))
 
 
-HARDNESS = {
-    "in_batch_negatives": lambda tilt: {"batch": tilt, "others": tilt},
-    "hard_negatives": lambda tilt: {"own": tilt},
-    "all_negatives": lambda tilt: tilt,
-}
-
-
-@pytest.mark.parametrize("mode", HARDNESS)
+@pytest.mark.parametrize("mode", ["in_batch_negatives", "hard_negatives", "all_negatives"])
 @pytest.mark.parametrize("number", [2, 4])
-def test_hardness_modes_are_tilts_by_source(model: SentenceTransformer, mode: str, number: int) -> None:
-    if mode == "hard_negatives" and number == 2:
-        pytest.skip("without explicit negatives this mode changes nothing")
+def test_hardness_modes_are_tilts_by_source(model: SentenceTransformer, mode: Any, number: int) -> None:
     hardness: dict[str, Any] = {"hardness_mode": mode, "hardness_strength": 9.0}
-    tilt = hn.Exponential(9.0 * 0.05)
-    loss = hn.simcse(0.05, hardening=HARDNESS[mode](tilt), normalize_weights=False, grad_through_weights=False)
+    loss = hn.hardness(mode, 9.0, temperature=0.05)
     theirs = MultipleNegativesRankingLoss(model, **hardness)
     assert_same(model, HardNegativeLoss(model, loss), theirs, columns(number))
-    plain = MultipleNegativesRankingLoss(model)(features(model, columns(number)), None)
-    assert abs(float(theirs(features(model, columns(number)), None).detach() - plain.detach())) > 1e-3
     cached = CachedMultipleNegativesRankingLoss(model, mini_batch_size=4, **hardness)
     assert_same(model, CachedHardNegativeLoss(model, loss, mini_batch_size=3), cached, columns(number))
+    if mode != "hard_negatives" or number > 2:  # without explicit negatives that mode changes nothing
+        plain = MultipleNegativesRankingLoss(model)(features(model, columns(number)), None)
+        assert abs(float((theirs(features(model, columns(number)), None) - plain).detach())) > 1e-3
+
+
+def test_gte_is_the_joint_loss_of_all_directions(model: SentenceTransformer) -> None:
+    directions: Any = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+    theirs = MultipleNegativesRankingLoss(model, directions=directions)
+    assert_same(model, HardNegativeLoss(model, hn.gte(0.05)), theirs, columns(2))
+
+
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("shared", [True, False], ids=["same tokens", "other tokens"])
+@pytest.mark.parametrize("margin", [("absolute", 0.02), ("relative", 0.05)], ids=str)
+def test_gist_is_their_loss_with_a_guide(
+    model: SentenceTransformer, tmp_path: Path, number: int, shared: bool, margin: tuple[Any, float]
+) -> None:
+    guide = tiny_model(tmp_path, words=None if shared else WORDS[::-1], seed=1).double()
+    kind, size = margin
+    theirs = GISTEmbedLoss(model, guide, temperature=0.05, margin_strategy=kind, margin=size)
+    # Their mean counts anchors without negatives, ours leaves them out.
+    loss = hn.gist(0.05, **({"margin": size} if kind == "absolute" else {"relative": 1 - size}), reduction="sum")
+    ours = HardNegativeLoss(model, loss, guide=guide)
+    expected, found = (run(features(model, columns(number)), None).detach() for run in (theirs, ours))
+    assert_close(found / BATCH, expected, rtol=0, atol=1e-9)
+    support = loss.diagnostics()["support"]
+    assert 1 < support < (3 * (BATCH - 1) + (BATCH if number == 3 else 0)) - 1  # the guide drops some
+    cached = CachedHardNegativeLoss(model, loss, guide=guide, mini_batch_size=3)
+    assert_close(cached(features(model, columns(number))).detach() / BATCH, expected, rtol=0, atol=1e-9)
+    assert not any(name.startswith("guide") or "_guide" in name for name, _ in ours.named_parameters())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

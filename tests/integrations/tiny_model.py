@@ -1,5 +1,6 @@
 """A random SentenceTransformer small enough for tests, and texts for it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,18 +13,20 @@ WORDS = [f"w{number}" for number in range(40)]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
-def tiny_model(folder: Path, dropout: float = 0.0) -> SentenceTransformer:
-    """Two layers of width 16 with mean pooling, saved in and loaded from ``folder``."""
-    words = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+def tiny_model(
+    folder: Path, dropout: float = 0.0, words: Sequence[str] | None = None, seed: int = 0
+) -> SentenceTransformer:
+    """Two layers of width 16 with mean pooling, saved in and loaded from ``folder``. words: in order of their tokens"""
+    tokens = {word: number for number, word in enumerate([*SPECIAL, *(WORDS if words is None else words)])}
+    tokenizer = Tokenizer(models.WordLevel(tokens, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    ends = [("[CLS]", words["[CLS]"]), ("[SEP]", words["[SEP]"])]
+    ends = [("[CLS]", tokens["[CLS]"]), ("[SEP]", tokens["[SEP]"])]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), SPECIAL, strict=True))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=12, **names).save_pretrained(folder)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=len(words),
+        vocab_size=len(tokens),
         hidden_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hardneg import checks, distributed
 from hardneg.extras import required
 from hardneg.integrations.sentence_batches import ProgressCallback, ProximityBatches, RefreshCallback
-from hardneg.integrations.text_columns import rows_share_ids, token_counts, token_ids
+from hardneg.integrations.text_columns import Guide, rows_share_ids, token_counts, token_ids
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.presets import simcse
 from hardneg.losses.sources import BySource
@@ -32,11 +32,12 @@ class Texts:
     """What the loss needs of the texts of a batch, besides their embeddings.
 
     ids: (B, columns), equal for equal texts; None if no text occurs in two rows · present: (B, columns) bool, False
-    where a text is empty; None if none is
+    where a text is empty; None if none is · guide: embeddings of each column by the guide model, (B, e)
     """
 
     ids: Tensor | None = None
     present: Tensor | None = None
+    guide: Sequence[Tensor] | None = None
 
 
 class HardNegativeLoss(nn.Module):
@@ -55,6 +56,8 @@ class HardNegativeLoss(nn.Module):
             negatives
         mask_duplicates: a text is never a negative of a row that has the same text as anchor or positive; the same
             means the same tokens
+        guide: a SentenceTransformer whose scores choose the negatives, for a loss with `hardneg.Guided`, such as
+            ``hn.gist()``; it is not trained. Texts are tokenized again if its tokens differ
         gather_across_devices: candidates from all processes, as ``gather=True`` of the loss
         parts: return a mapping of the directions' shares of the loss, which the trainer logs and adds up
 
@@ -73,6 +76,7 @@ class HardNegativeLoss(nn.Module):
         *,
         symmetric: bool = False,
         mask_duplicates: bool = True,
+        guide: nn.Module | None = None,
         gather_across_devices: bool = False,
         parts: bool = False,
     ) -> None:
@@ -94,6 +98,8 @@ class HardNegativeLoss(nn.Module):
         if checks.boolean("gather_across_devices", gather_across_devices):
             loss.gather = True
         self.parts = checks.boolean("parts", parts)
+        # Kept from the trainer, which replaces submodules by the model that it trains.
+        self._guide = None if guide is None else (Guide(model, guide),)
         self._empty_length: int | None = None  # tokens of an empty text
 
     @property
@@ -132,7 +138,8 @@ class HardNegativeLoss(nn.Module):
                 self._empty_length = int(token_counts(self.model.preprocess([""]))[0])  # type: ignore[operator]
             present = torch.stack([token_counts(column) for column in features], dim=1) > self._empty_length
             present = None if bool(present[:, 2:].all()) else present
-        return Texts(ids, present)
+        guide = None if self._guide is None else self._guide[0].embed(features)
+        return Texts(ids, present, guide)
 
     def _directions(self, embeddings: Sequence[Tensor], texts: Texts, labels: Tensor | None) -> dict[str, Tensor]:
         """The loss of each direction, or half of it if there are two: they add up to the loss."""
@@ -144,9 +151,11 @@ class HardNegativeLoss(nn.Module):
         backward = {}
         if self.symmetric:
             flipped = None if ids is None else ids.flip(1)
-            backward["doc_to_query"] = self.loss(positives, anchors, ids=flipped, **supervised) / 2
+            guide = None if texts.guide is None else (texts.guide[1], texts.guide[0])
+            backward["doc_to_query"] = self.loss(positives, anchors, ids=flipped, guide=guide, **supervised) / 2
         given = {} if len(embeddings) == 2 else self._negatives(embeddings, texts)
-        forward = self.loss(anchors, positives, ids=ids, **supervised, **given)
+        guide = None if texts.guide is None else (texts.guide[0], texts.guide[1])
+        forward = self.loss(anchors, positives, ids=ids, guide=guide, **supervised, **given)
         return {"query_to_doc": forward / 2 if self.symmetric else forward} | backward
 
     def _negatives(self, embeddings: Sequence[Tensor], texts: Texts) -> dict[str, Any]:
@@ -160,10 +169,13 @@ class HardNegativeLoss(nn.Module):
         batch, number, _ = rows.shape
         ids = None if texts.ids is None else texts.ids[:, 2:].contiguous()  # (B, n)
         present = None if texts.present is None else texts.present[:, 2:]  # (B, n)
+        guide = None if texts.guide is None else torch.stack(tuple(texts.guide[2:]), dim=1)  # (B, n, e)
         by_source = isinstance(self.loss.hardening, BySource)
         found: dict[str, dict[str, Tensor | None]] = {}
         if by_source or self.loss.in_batch is None:
-            found["own"] = {"negatives": rows, "negative_ids": ids, "negative_mask": present}
+            found["own"] = {
+                "negatives": rows, "negative_ids": ids, "negative_mask": present, "negative_guide": guide,
+            }  # fmt: skip
         if by_source and self.loss.in_batch is not None:
             if present is not None and self.gather_across_devices:
                 raise ValueError(
@@ -173,6 +185,7 @@ class HardNegativeLoss(nn.Module):
             found["others"] = {
                 "negatives": rows.flatten(0, 1),  # (B·n, d)
                 "negative_ids": None if ids is None else ids.flatten(),
+                "negative_guide": None if guide is None else guide.flatten(0, 1),
                 "negative_mask": None if present is None else present.flatten().expand(batch, -1),
                 "exclude": torch.arange(batch * number, device=rows.device).view(batch, number),
             }
@@ -181,6 +194,7 @@ class HardNegativeLoss(nn.Module):
             found["others"] = {
                 "negatives": rows.flatten(0, 1) if present is None else rows[chosen],
                 "negative_ids": None if ids is None else ids[chosen],
+                "negative_guide": None if guide is None else guide[chosen],
             }
         if self.loss.supervision != "none":
             for source in found.values():
@@ -202,7 +216,7 @@ class CachedHardNegativeLoss(_CachedLossMixin, HardNegativeLoss):  # type: ignor
     itself takes memory linear in the batch.
 
     Args:
-        model, loss, symmetric, mask_duplicates, gather_across_devices: as in `HardNegativeLoss`
+        model, loss, symmetric, mask_duplicates, guide, gather_across_devices: as in `HardNegativeLoss`
         mini_batch_size: texts that are encoded at once
         mini_batch_num_tokens: if given, tokens that are encoded at once instead
         show_progress_bar: of the mini-batches
@@ -215,13 +229,14 @@ class CachedHardNegativeLoss(_CachedLossMixin, HardNegativeLoss):  # type: ignor
         *,
         symmetric: bool = False,
         mask_duplicates: bool = True,
+        guide: nn.Module | None = None,
         gather_across_devices: bool = False,
         mini_batch_size: int = 32,
         mini_batch_num_tokens: int | None = None,
         show_progress_bar: bool = False,
     ) -> None:
-        options = {"mask_duplicates": mask_duplicates, "gather_across_devices": gather_across_devices}
-        HardNegativeLoss.__init__(self, model, loss, symmetric=symmetric, **options)
+        options: dict[str, Any] = {"mask_duplicates": mask_duplicates, "gather_across_devices": gather_across_devices}
+        HardNegativeLoss.__init__(self, model, loss, symmetric=symmetric, guide=guide, **options)
         self.mini_batch_size = checks.whole("mini_batch_size", mini_batch_size)
         self.mini_batch_num_tokens = (
             None if mini_batch_num_tokens is None else checks.whole("mini_batch_num_tokens", mini_batch_num_tokens)

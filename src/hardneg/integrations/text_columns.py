@@ -1,6 +1,6 @@
-"""Tokenized columns of texts: ids by which equal texts are found, and the number of their tokens."""
+"""Tokenized columns of texts: ids by which equal texts are found, numbers of tokens, and embeddings by a guide."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -44,6 +44,39 @@ def rows_share_ids(ids: Tensor) -> bool:
     pairs = (ids[:, 0] == ids[:, 1]).sum() if ids.shape[1] > 1 else 0
     ordered = ids.flatten().sort().values
     return bool((ordered[1:] == ordered[:-1]).sum() > pairs)
+
+
+class Guide:
+    """A model that embeds texts which were tokenized for another model.
+
+    model: whose tokens the texts have · guide: the SentenceTransformer that embeds them, without gradient
+    """
+
+    def __init__(self, model: Any, guide: Any) -> None:
+        self.guide = guide.eval()
+        self.tokenizer = model.tokenizer
+        same = model.tokenizer.get_vocab() == guide.tokenizer.get_vocab()
+        self.shares_tokens = same and guide.max_seq_length >= model.max_seq_length
+
+    @torch.no_grad()
+    def embed(self, columns: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+        """The embeddings of each column, (B, e). columns: features of the other model"""
+        found = []
+        for column in columns:
+            tokens, _ = _tokens(column)
+            # A copy: models add their outputs to the features.
+            features = dict(column)
+            device = tokens.device
+            if next(self.guide.parameters()).device != device:
+                self.guide.to(device)
+            if not self.shares_tokens:
+                texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+                features = {
+                    key: part.to(device) if isinstance(part, Tensor) else part
+                    for key, part in self.guide.preprocess(texts).items()
+                }
+            found.append(self.guide(features)["sentence_embedding"])
+        return found
 
 
 def _tokens(features: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
