@@ -279,6 +279,27 @@ def test_two_processes_compute_the_gradient_of_one(tmp_path: Path) -> None:
             assert_close(found[name], expected)
 
 
+def test_a_model_without_pooling_gives_one_line(model: SentenceTransformer) -> None:
+    with pytest.raises(ValueError, match="the model returns no sentence_embedding: add a Pooling module"):
+        HardNegativeLoss(model[0])(features(model, columns(2)))
+
+
+def test_texts_cut_to_the_same_tokens_are_equal(model: SentenceTransformer) -> None:
+    """Their embeddings are equal, so they must not be negatives of each other."""
+    anchor, positive = columns(2)
+    long = " ".join(WORDS[:30])
+    positive[0], positive[1] = long, long + " w1 w2"
+    loss = HardNegativeLoss(model)
+    loss(features(model, [anchor, positive]))
+    assert loss.loss.diagnostics()["support"] == pytest.approx((5 * (BATCH - 1) + 2 * (BATCH - 2)) / BATCH)
+
+
+def test_one_pair_alone_has_no_loss(model: SentenceTransformer) -> None:
+    value = HardNegativeLoss(model)(features(model, [["w1 w2"], ["w3"]]))
+    assert isinstance(value, Tensor)
+    assert value.detach() == 0
+
+
 def test_in_float32_the_loss_agrees_to_rounding(tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
     expected = MultipleNegativesRankingLoss(model)(features(model, columns(3)), None)

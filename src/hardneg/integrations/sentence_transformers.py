@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hardneg import checks, distributed
 from hardneg.extras import required
 from hardneg.integrations.sentence_batches import ProgressCallback, ProximityBatches, RefreshCallback
-from hardneg.integrations.text_columns import Guide, rows_share_ids, token_counts, token_ids
+from hardneg.integrations.text_columns import Guide, has_tokens, rows_share_ids, token_counts, token_ids
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.presets import simcse
 from hardneg.losses.sources import BySource
@@ -98,7 +98,7 @@ class HardNegativeLoss(nn.Module):
         if checks.boolean("gather_across_devices", gather_across_devices):
             loss.gather = True
         self.parts = checks.boolean("parts", parts)
-        # Kept from the trainer, which replaces submodules by the model that it trains.
+        # In a tuple, because the trainer would optimize the parameters of a submodule.
         self._guide = None if guide is None else (Guide(model, guide),)
         self._empty_length: int | None = None  # tokens of an empty text
 
@@ -133,7 +133,7 @@ class HardNegativeLoss(nn.Module):
             # All processes must pass ids, or none. Where no text occurs twice, the loss is faster without them.
             if not distributed.gathers(self.loss.gather) and not rows_share_ids(ids):
                 ids = None
-        if len(features) > 2 and "input_ids" in features[2]:
+        if len(features) > 2 and has_tokens(features[2]):
             if self._empty_length is None:
                 self._empty_length = int(token_counts(self.model.preprocess([""]))[0])  # type: ignore[operator]
             present = torch.stack([token_counts(column) for column in features], dim=1) > self._empty_length
@@ -286,7 +286,12 @@ class CachedHardNegativeLoss(_CachedLossMixin, HardNegativeLoss):  # type: ignor
 def _embed(model: nn.Module, features: list[Features]) -> list[Tensor]:
     """The embeddings of each column, (B, d); columns of candidates are encoded together where that is possible."""
     merged = required("sentence_transformers.base.losses.merged_forward", "text")
-    columns: list[Tensor] = merged.embed_columns(model, features)
+    try:
+        columns: list[Tensor] = merged.embed_columns(model, features)
+    except KeyError as error:
+        if error.args != ("sentence_embedding",):
+            raise
+        raise ValueError("the model returns no sentence_embedding: add a Pooling module to it") from error
     return columns
 
 

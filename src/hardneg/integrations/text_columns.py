@@ -64,29 +64,30 @@ class Guide:
         found = []
         for column in columns:
             tokens, _ = _tokens(column)
-            # A copy: models add their outputs to the features.
-            features = dict(column)
-            device = tokens.device
-            if next(self.guide.parameters()).device != device:
-                self.guide.to(device)
+            self.guide.to(tokens.device)  # no-op if it is there
+            features = dict(column)  # a copy: models add their outputs to the features
             if not self.shares_tokens:
-                texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-                features = {
-                    key: part.to(device) if isinstance(part, Tensor) else part
-                    for key, part in self.guide.preprocess(texts).items()
-                }
+                features = self.guide.preprocess(self.tokenizer.batch_decode(tokens, skip_special_tokens=True))
+                for key, part in features.items():
+                    features[key] = part.to(tokens.device) if isinstance(part, Tensor) else part
             found.append(self.guide(features)["sentence_embedding"])
         return found
 
 
+def has_tokens(features: Mapping[str, Any]) -> bool:
+    """Whether a column has tokens in rows (B, L): not images, nor texts that are joined to one sequence."""
+    tokens = features.get("input_ids")
+    return isinstance(tokens, Tensor) and tokens.dim() == 2 and "cu_seq_lens_q" not in features
+
+
 def _tokens(features: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """The tokens (B, L), and 1 where there is one and 0 for padding."""
-    tokens = features.get("input_ids")
-    if not isinstance(tokens, Tensor) or tokens.dim() != 2 or "cu_seq_lens_q" in features:
+    if not has_tokens(features):
         raise ValueError(
-            "equal and empty texts are found by tokens in rows (B, L), which these inputs do not have: pass "
-            "mask_duplicates=False"
+            "texts are compared by tokens in rows (B, L), which these inputs do not have: pass mask_duplicates=False, "
+            "and no guide"
         )
+    tokens: Tensor = features["input_ids"]
     mask = features.get("attention_mask")
     mask = mask if isinstance(mask, Tensor) and mask.shape == tokens.shape else torch.ones_like(tokens)
     return tokens.long(), mask.long()
