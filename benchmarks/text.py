@@ -10,7 +10,8 @@ loss        the loss and its gradient alone, on embeddings of the width of the m
 duplicates  500,000 pairs, of which some occur several times: the NO_DUPLICATES sampler (time to the first batch, and of
             an epoch) against a shuffled sampler whose duplicates the loss masks (that, and the search in all batches)
 
-The model is a BERT of MiniLM's size (6 layers, 384) with random weights: the time of a step does not depend on them.
+On a CPU all times are CPU times of this process, with one thread, so that other processes count little. The model is a
+BERT of MiniLM's size (6 layers, 384) with random weights: the time of a step does not depend on them.
 """
 
 import argparse
@@ -46,6 +47,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=PAIRS)
     options = parser.parse_args()
     watch = Stopwatch(torch.device(options.device))
+    if not watch.on_gpu:
+        torch.set_num_threads(1)
     record: dict[str, Any] = {
         "command": " ".join(["python", "benchmarks/text.py", *sys.argv[1:]]),
         "device": torch.cuda.get_device_name() if watch.on_gpu else f"{processor()}, {torch.get_num_threads()} threads",
@@ -110,7 +113,7 @@ def compared(watch: Stopwatch, title: str, runs: dict[str, Callable[[], None]], 
     for _ in range(repetitions):
         for name, run in runs.items():
             before = watch.used_bytes()
-            found[name].append(watch.wall(run))
+            found[name].append(watch.wall(run) if watch.on_gpu else cpu_ms(run))
             peak = watch.peak_bytes()
             peaks[name] = None if peak is None else peak - before
     ratio = statistics.median(a / b for a, b in zip(found["ours"], found["theirs"], strict=True))
@@ -123,6 +126,13 @@ def compared(watch: Stopwatch, title: str, runs: dict[str, Callable[[], None]], 
         f"ratio {ratio:.2f}{memory}"
     )
     return result
+
+
+def cpu_ms(run: Callable[[], None]) -> float:
+    """Milliseconds of CPU time of one run."""
+    begin = time.process_time()
+    run()
+    return 1000 * (time.process_time() - begin)
 
 
 def duplicates(pairs: int) -> dict[str, Any]:
@@ -143,16 +153,16 @@ def duplicates(pairs: int) -> dict[str, Any]:
     }
     result: dict[str, Any] = {"pairs": pairs, "batch_size": BATCH, "different_anchors": min(TEXTS, pairs)}
     for name, make in makers.items():
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             batches = iter(make())
             next(batches)
         except ImportError as error:
             result[name] = {"skipped": str(error)}
             continue
-        first = time.perf_counter() - begin
+        first = time.process_time() - begin
         number = 1 + sum(1 for _ in batches)
-        epoch = time.perf_counter() - begin
+        epoch = time.process_time() - begin
         if name == "masked in the loss":
             epoch += number * search_seconds()
         result[name] = {"first_batch_s": first, "epoch_s": epoch, "batches": number}
@@ -165,10 +175,10 @@ def search_seconds(repetitions: int = 50) -> float:
     tokens = torch.randint(5, WORDS, (2, BATCH, LENGTH + 2))
     seconds = []
     for _ in range(repetitions):
-        begin = time.perf_counter()
+        begin = time.process_time()
         columns: Sequence[Tensor] = [token_ids({"input_ids": column}) for column in tokens]
         rows_share_ids(torch.stack(tuple(columns), dim=1))
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     return statistics.median(seconds)
 
 

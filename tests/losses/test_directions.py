@@ -71,6 +71,36 @@ def test_query_to_doc_alone_is_the_other_view() -> None:
     assert_close(one(Q, D, **arguments), other(Q, D, **arguments))
 
 
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_ids_and_hardenings_by_source_hold_in_every_direction(backend: str) -> None:
+    ids = torch.tensor([[0, 10], [1, 11], [0, 12], [3, 10], [4, 1], [-1, -1]])  # of queries and documents
+    ends, columns = {"query": Q, "doc": D}, {"query": 0, "doc": 1}
+    dropped = 0
+
+    def total(i: int) -> float:
+        nonlocal dropped
+        found = 0.0
+        for first, second in (direction.split("_to_") for direction in ALL):
+            scores = []
+            for j in range(ROWS):
+                same = ids[j, columns[second]] >= 0 and ids[j, columns[second]] in ids[i]
+                dropped += int(j != i and bool(same))
+                if j != i and not same:
+                    scores.append(cosine(ends[first][i], ends[second][j]) / TEMPERATURE)
+            weights = [math.exp(0.5 * s) for s in scores]
+            mean = sum(w * math.exp(s) for w, s in zip(weights, scores, strict=True)) / sum(weights)
+            found += len(scores) * mean
+        return found + sum(math.exp(cosine(Q[i], z) / TEMPERATURE) for z in OWN[i])
+
+    def terms(i: int) -> list[float]:
+        return [2 * math.exp(positive(i) / TEMPERATURE), total(i)]
+
+    loss = hn.InfoNCE(TEMPERATURE, {"batch": hn.Exponential(0.5)}, in_batch=ALL, backend=backend)
+    found = loss(Q, D, negatives={"mined": OWN}, ids=ids)
+    assert float(found) == pytest.approx(loss_by_loop(terms, positive, TEMPERATURE), rel=1e-12)
+    assert dropped == 12
+
+
 def test_gte_is_all_directions() -> None:
     assert_close(hn.gte(TEMPERATURE)(Q, D), hn.InfoNCE(TEMPERATURE, in_batch=ALL)(Q, D))
     assert hn.gte().temperature == 0.01
