@@ -145,7 +145,7 @@ class HardNegativeLoss(nn.Module):
         """The loss of each direction, or half of it if there are two: they add up to the loss."""
         supervised = {} if self.loss.supervision == "none" else {"labels": labels}
         if len(embeddings) == 1:
-            return {"loss": self.loss(embeddings[0], **supervised)}
+            return {"loss": self.loss(embeddings[0], guide=texts.guide, **supervised)}
         anchors, positives = embeddings[:2]
         ids = None if texts.ids is None else texts.ids[:, :2]
         backward = {}
@@ -166,47 +166,26 @@ class HardNegativeLoss(nn.Module):
                 "HardNegativeLoss instead"
             )
         rows = torch.stack(tuple(embeddings[2:]), dim=1)  # (B, n, d)
-        batch, number, _ = rows.shape
-        ids = None if texts.ids is None else texts.ids[:, 2:].contiguous()  # (B, n)
-        present = None if texts.present is None else texts.present[:, 2:]  # (B, n)
-        guide = None if texts.guide is None else torch.stack(tuple(texts.guide[2:]), dim=1)  # (B, n, e)
-        by_source = isinstance(self.loss.hardening, BySource)
-        found: dict[str, dict[str, Tensor | None]] = {}
-        if by_source or self.loss.in_batch is None:
-            found["own"] = {
-                "negatives": rows, "negative_ids": ids, "negative_mask": present, "negative_guide": guide,
-            }  # fmt: skip
-        if by_source and self.loss.in_batch is not None:
-            if present is not None and self.gather_across_devices:
-                raise ValueError(
-                    "empty negatives cannot be gathered with a hardening by source: give every row the same number of "
-                    "negatives, or use one hardening"
-                )
-            found["others"] = {
-                "negatives": rows.flatten(0, 1),  # (B·n, d)
-                "negative_ids": None if ids is None else ids.flatten(),
-                "negative_guide": None if guide is None else guide.flatten(0, 1),
-                "negative_mask": None if present is None else present.flatten().expand(batch, -1),
-                "exclude": torch.arange(batch * number, device=rows.device).view(batch, number),
-            }
-        if not found:  # one distribution: an anchor's own negatives are among those of all rows
-            chosen = torch.ones_like(rows[:, :, 0], dtype=torch.bool) if present is None else present
-            found["others"] = {
-                "negatives": rows.flatten(0, 1) if present is None else rows[chosen],
-                "negative_ids": None if ids is None else ids[chosen],
-                "negative_guide": None if guide is None else guide[chosen],
-            }
+        parts = {"negatives": rows}  # (B, n, …) each
+        if texts.ids is not None:
+            parts["negative_ids"] = texts.ids[:, 2:].contiguous()
+        if texts.guide is not None:
+            parts["negative_guide"] = torch.stack(tuple(texts.guide[2:]), dim=1)
         if self.loss.supervision != "none":
-            for source in found.values():
-                assert source["negatives"] is not None
-                source["negative_labels"] = rows.new_full(source["negatives"].shape[:-1], -1, dtype=torch.long)
-        if not by_source:
-            (only,) = found.values()
-            return only
-        keys = {key for source in found.values() for key, given in source.items() if given is not None}
-        return {
-            key: {name: source[key] for name, source in found.items() if source.get(key) is not None} for key in keys
-        }
+            parts["negative_labels"] = torch.full_like(rows[:, :, 0], -1, dtype=torch.long)
+        present = None if texts.present is None else texts.present[:, 2:]  # (B, n)
+        by_source = isinstance(self.loss.hardening, BySource)
+        if self.loss.in_batch is None:
+            own = parts if present is None else parts | {"negative_mask": present}
+            return {key: {"own": part} for key, part in own.items()} if by_source else own
+        if not by_source:  # an anchor's own negatives are among those of all rows
+            return {key: part.flatten(0, 1) if present is None else part[present] for key, part in parts.items()}
+        if present is not None and self.gather_across_devices:
+            raise ValueError(
+                "empty negatives cannot be gathered with a hardening by source: give every row the same number of "
+                "negatives, or use one hardening"
+            )
+        return _own_and_others(parts, present)
 
 
 class CachedHardNegativeLoss(_CachedLossMixin, HardNegativeLoss):  # type: ignore[misc]
@@ -293,6 +272,20 @@ def _embed(model: nn.Module, features: list[Features]) -> list[Tensor]:
             raise
         raise ValueError("the model returns no sentence_embedding: add a Pooling module to it") from error
     return columns
+
+
+def _own_and_others(parts: Mapping[str, Tensor], present: Tensor | None) -> dict[str, dict[str, Tensor]]:
+    """The arguments of a loss in which an anchor's own negatives and those of other rows are two sources.
+
+    parts: arguments for the negatives of all rows, (B, n, …) each · present: (B, n) bool, or None for all
+    """
+    batch, number = parts["negatives"].shape[:2]
+    found = {key: {"own": part, "others": part.flatten(0, 1)} for key, part in parts.items()}
+    rows = torch.arange(batch * number, device=parts["negatives"].device)
+    found["exclude"] = {"others": rows.view(batch, number)}
+    if present is not None:
+        found["negative_mask"] = {"own": present, "others": present.flatten().expand(batch, -1)}
+    return found
 
 
 def _total(parts: Mapping[str, Tensor]) -> Tensor:
