@@ -71,7 +71,12 @@ def losses_of(run: SentenceTransformerTrainer) -> list[float]:
     return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
 
 
-@pytest.mark.parametrize("kind", ["plain", "cached", "matryoshka", "accumulated"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind", ["plain", *[pytest.param(x, marks=SLOW) for x in ("cached", "matryoshka", "accumulated")]]
+)
 def test_the_trainer_lowers_the_loss(tmp_path: Path, kind: str) -> None:
     model = tiny_model(tmp_path / "model")
     loss: Any = HardNegativeLoss(model, hn.hcl(0.5, 0.0, 0.1, in_batch="other"))
@@ -96,7 +101,7 @@ def test_parts_of_the_loss_are_logged(tmp_path: Path) -> None:
     assert entry["query_to_doc"] + entry["doc_to_query"] == pytest.approx(entry["loss"], abs=1e-3)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=SLOW)])
 def test_batches_of_the_trainer_are_composed_by_proximity(tmp_path: Path, workers: int) -> None:
     model, recorder = tiny_model(tmp_path / "model"), Recorder()
     topics = [f"{WORDS[row % 5]} {WORDS[row % 5]} {WORDS[5 + row % 35]}" for row in range(200)]
