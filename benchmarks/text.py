@@ -10,8 +10,9 @@ loss        the loss and its gradient alone, on embeddings of the width of the m
 duplicates  500,000 pairs, of which some occur several times: the NO_DUPLICATES sampler (time to the first batch, and of
             an epoch) against a shuffled sampler whose duplicates the loss masks (that, and the search in all batches)
 
-On a CPU all times are CPU times of this process, with one thread, so that other processes count little. The model is a
-BERT of MiniLM's size (6 layers, 384) with random weights: the time of a step does not depend on them.
+On a CPU, step and loss are CPU times of this process with one thread, so that other processes count little; the
+comparison of samplers is wall time. The model is a BERT of MiniLM's size (6 layers, 384) with random weights: the time
+of a step does not depend on them.
 """
 
 import argparse
@@ -153,16 +154,16 @@ def duplicates(pairs: int) -> dict[str, Any]:
     }
     result: dict[str, Any] = {"pairs": pairs, "batch_size": BATCH, "different_anchors": min(TEXTS, pairs)}
     for name, make in makers.items():
-        begin = time.process_time()
+        begin = time.perf_counter()
         try:
             batches = iter(make())
             next(batches)
         except ImportError as error:
             result[name] = {"skipped": str(error)}
             continue
-        first = time.process_time() - begin
+        first = time.perf_counter() - begin
         number = 1 + sum(1 for _ in batches)
-        epoch = time.process_time() - begin
+        epoch = time.perf_counter() - begin
         if name == "masked in the loss":
             epoch += number * search_seconds()
         result[name] = {"first_batch_s": first, "epoch_s": epoch, "batches": number}
@@ -175,10 +176,10 @@ def search_seconds(repetitions: int = 50) -> float:
     tokens = torch.randint(5, WORDS, (2, BATCH, LENGTH + 2))
     seconds = []
     for _ in range(repetitions):
-        begin = time.process_time()
+        begin = time.perf_counter()
         columns: Sequence[Tensor] = [token_ids({"input_ids": column}) for column in tokens]
         rows_share_ids(torch.stack(tuple(columns), dim=1))
-        seconds.append(time.process_time() - begin)
+        seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds)
 
 

@@ -72,11 +72,10 @@ def losses_of(run: SentenceTransformerTrainer) -> list[float]:
 
 
 SLOW = pytest.mark.slow
+KINDS = ["plain", *[pytest.param(kind, marks=SLOW) for kind in ("cached", "matryoshka", "accumulated")]]
 
 
-@pytest.mark.parametrize(
-    "kind", ["plain", *[pytest.param(x, marks=SLOW) for x in ("cached", "matryoshka", "accumulated")]]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_trainer_lowers_the_loss(tmp_path: Path, kind: str) -> None:
     model = tiny_model(tmp_path / "model")
     loss: Any = HardNegativeLoss(model, hn.hcl(0.5, 0.0, 0.1, in_batch="other"))
