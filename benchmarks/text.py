@@ -6,7 +6,7 @@
 
 step        a training step (encode two columns, loss, backward) with MultipleNegativesRankingLoss and with
             HardNegativeLoss, which also looks for equal texts; alternating, so that both see the same machine
-loss        the loss and its gradient alone, on embeddings of the width of the model
+loss        the loss and its gradient alone, on embeddings of the width of the model; on a CPU also the memory it adds
 duplicates  500,000 pairs, of which some occur several times: the NO_DUPLICATES sampler (time to the first batch, and of
             an epoch) against a shuffled sampler whose duplicates the loss masks (that, and the search in all batches)
 
@@ -17,6 +17,7 @@ of a step does not depend on them.
 
 import argparse
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -46,7 +47,11 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", help="batch sizes of step and loss")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--peak", choices=["theirs", "ours"], help=argparse.SUPPRESS)  # in a process of its own
     options = parser.parse_args()
+    if options.peak is not None:
+        print(resident_bytes(options.peak, options.sizes[0]))
+        return
     watch = Stopwatch(torch.device(options.device))
     if not watch.on_gpu:
         torch.set_num_threads(1)
@@ -91,18 +96,45 @@ def step(watch: Stopwatch, batch: int, repetitions: int) -> dict[str, Any]:
 
 def loss_alone(watch: Stopwatch, batch: int, repetitions: int) -> dict[str, Any]:
     """Time and memory of the loss and of its gradient in the embeddings."""
-    z1, z2 = (torch.randn(batch, WIDTH, device=watch.device, requires_grad=True) for _ in range(2))
+    runs = {name: loss_run(name, batch, watch.device) for name in ("theirs", "ours")}
+    result = compared(watch, f"loss, B = {batch}", runs, 3 * repetitions)
+    if not watch.on_gpu:
+        for name in runs:
+            command = [sys.executable, __file__, "--peak", name, "--sizes", str(batch)]
+            printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            result[name]["resident_bytes"] = int(printed.split()[-1])
+        theirs, ours = (result[name]["resident_bytes"] / 2**20 for name in ("theirs", "ours"))
+        print(f"{'':16s} theirs {theirs:9.1f} MiB  ours {ours:9.1f} MiB")
+    return result
 
-    def run(loss: Any) -> Callable[[], None]:
-        def one() -> None:
-            z1.grad = z2.grad = None
-            loss.compute_loss_from_embeddings([z1, z2], None).backward()
 
-        return one
-
+def loss_run(name: str, batch: int, device: torch.device) -> Callable[[], None]:
+    """A forward and backward pass of the loss alone, theirs or ours."""
+    z1, z2 = (torch.randn(batch, WIDTH, device=device, requires_grad=True) for _ in range(2))
     nothing: Any = torch.nn.Identity()
-    theirs, ours = ranking_loss(nothing), HardNegativeLoss(nothing, hn.simcse(0.05))
-    return compared(watch, f"loss, B = {batch}", {"theirs": run(theirs), "ours": run(ours)}, 3 * repetitions)
+    loss: Any = ranking_loss(nothing) if name == "theirs" else HardNegativeLoss(nothing, hn.simcse(0.05))
+
+    def one() -> None:
+        z1.grad = z2.grad = None
+        loss.compute_loss_from_embeddings([z1, z2], None).backward()
+
+    return one
+
+
+def resident_bytes(name: str, batch: int) -> int:
+    """By how much a pass of the loss raises the peak of this process's resident memory, after a small one."""
+    torch.set_num_threads(1)
+    loss_run(name, 8, torch.device("cpu"))()
+    run = loss_run(name, batch, torch.device("cpu"))
+    before = peak_resident()
+    run()
+    return peak_resident() - before
+
+
+def peak_resident() -> int:
+    """The peak of this process's resident memory in bytes. Unlike ru_maxrss it does not start at that of the parent."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
 def compared(watch: Stopwatch, title: str, runs: dict[str, Callable[[], None]], repetitions: int) -> dict[str, Any]:
