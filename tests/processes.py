@@ -49,6 +49,8 @@ def settings() -> dict[str, tuple[dict[str, Any], list[str]]]:
         ),
         "ids": ({"normalize_weights": False, "hardening": hn.Exponential(0.5)}, ["bank", "bank ids", "ids", "pairs"]),
         "ids and labels": ({"supervision": "full"}, ["bank", "bank ids", "bank labels", "labels", "ids"]),
+        "guide": ({"hardening": (hn.Guided(0.1), hn.Exponential(0.5))}, ["bank", "bank guide", "guide"]),
+        "directions": ({"in_batch": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")}, []),
         "sum": ({"reduction": "sum"}, []),
         "none": ({"reduction": "none"}, []),
     }
@@ -71,6 +73,8 @@ def inputs() -> dict[str, Tensor]:
         "bank": torch.randn(ROWS, DIM, generator=generator, dtype=torch.float64),
         "bank labels": torch.tensor([0, 1, -1, 2, 1, 3, 3, 0, 5, 0, 4, 1]),
         "bank ids": torch.tensor([1, 20, 3, 21, 22, 4, 4, 23, -1, 24, 25, 9]),
+        "bank guide": torch.randn(ROWS, 3, generator=generator, dtype=torch.float64),
+        "guide": torch.randn(ROWS, 2, 3, generator=generator, dtype=torch.float64),
         "ids": torch.stack([torch.arange(ROWS), torch.arange(ROWS) // 3 + 10], dim=1),
         "pairs": torch.tensor([[8, 20], [20, 2], [0, 11], [5, 21], [11, 5], [13, 24], [3, 3], [9, 1], [40, 41],
                                [22, 12], [23, 7], [25, 6]]),
@@ -86,7 +90,10 @@ def sources(whole: dict[str, Tensor], rows: slice, names: list[str]) -> dict[str
         found["exclude"] = {"bank": own}
     if "bank mask" in names:
         found["negative_mask"] = {"bank": own[:, None] != own}
-    for name, key in (("bank labels", "negative_labels"), ("bank ids", "negative_ids")):
+    if "guide" in names:
+        found["guide"] = whole["guide"][rows].unbind(dim=1)
+    bank_arguments = (("labels", "negative_labels"), ("ids", "negative_ids"), ("guide", "negative_guide"))
+    for name, key in [(f"bank {name}", key) for name, key in bank_arguments]:
         if name in names:
             found[key] = {"bank": whole[name][rows]}
     for name, key in (("labels", "labels"), ("ids", "ids"), ("pairs", "not_negatives")):

@@ -150,23 +150,21 @@ def test_sentence_transformers_ranking_loss(views: tuple[Tensor, Tensor]) -> Non
     assert_close(hn.simcse(1 / 20, symmetric=True)(anchors, positives), (plain + backward) / 2)
 
 
-def test_gist_without_its_positive_positive_scores(views: tuple[Tensor, Tensor]) -> None:
+def test_gist(views: tuple[Tensor, Tensor]) -> None:
     anchors, positives = views
     guide_a, guide_p = (normalize(torch.randn(10, 4, dtype=torch.float64), dim=1) for _ in range(2))
     rows = torch.arange(10)
     limit = (guide_a * guide_p).sum(dim=1, keepdim=True)
-    others = (matrix(anchors, positives), guide_a @ guide_p.T), (matrix(anchors, anchors), guide_a @ guide_a.T)
-    logits = torch.cat([scores.masked_fill(guided > limit, -torch.inf) for scores, guided in others], dim=1) / 0.01
-    # An anchor's score with itself is masked because the guide finds it closer than the positive.
+    blocks = [
+        (matrix(anchors, positives), guide_a @ guide_p.T),
+        (matrix(anchors, anchors), guide_a @ guide_a.T),
+        (matrix(positives, positives), guide_p @ guide_p.T),
+    ]
+    logits = torch.cat([scores.masked_fill(guided > limit, -torch.inf) for scores, guided in blocks], dim=1) / 0.01
+    # A score of a text with itself is masked because the guide finds it closer than the positive.
     logits[rows, rows] = matrix(anchors, positives).diagonal() / 0.01  # rounding may put the positive above itself
-    found = hn.InfoNCE(temperature=0.01, in_batch=None, reduction="sum")(  # an anchor without negatives adds 0
-        anchors,
-        positives,
-        negatives=torch.cat([positives, anchors]),
-        exclude=torch.stack([rows, rows + 10], dim=1),
-        negative_mask=guide_a @ torch.cat([guide_p, guide_a]).T <= limit,
-    )
-    assert_close(found, cross_entropy(logits, rows, reduction="sum"))
+    loss = hn.gist(0.01, reduction="sum")  # an anchor without negatives adds 0
+    assert_close(loss(anchors, positives, guide=(guide_a, guide_p)), cross_entropy(logits, rows, reduction="sum"))
 
 
 def test_debiased_is_the_published_formula(views: tuple[Tensor, Tensor]) -> None:

@@ -9,7 +9,7 @@ from hardneg.cached import cached_step
 from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
 from hardneg.extras import required
 from hardneg.insight import alignment, uniformity
-from hardneg.losses.hardening import BelowPositive, Custom, Exponential, Hardening, Ring, Threshold, Uniform
+from hardneg.losses.hardening import BelowPositive, Custom, Exponential, Guided, Hardening, Ring, Threshold, Uniform
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.losses.local_aggregation import LocalAggregation
@@ -17,12 +17,18 @@ from hardneg.losses.presets import (
     clip,
     debiased,
     decoupled,
+    embedding_gemma,
+    gist,
     graphcl,
+    gte,
+    hardness,
     hcl,
     hscl,
     hscl_threshold,
     instance_discrimination,
+    llave,
     moco,
+    qwen3_embedding,
     ring_nce,
     scl,
     simclr,
@@ -76,6 +82,7 @@ __all__ = [
     "Constant",
     "Custom",
     "Exponential",
+    "Guided",
     "Hardening",
     "HardnessAnneal",
     "InfoNCE",
@@ -99,17 +106,23 @@ __all__ = [
     "clip",
     "debiased",
     "decoupled",
+    "embedding_gemma",
     "false_negative_share",
     "few_label_accuracy",
+    "gist",
     "graphcl",
+    "gte",
+    "hardness",
     "hcl",
     "hscl",
     "hscl_threshold",
     "instance_discrimination",
     "knn_accuracy",
     "linear_probe",
+    "llave",
     "load_encoder",
     "moco",
+    "qwen3_embedding",
     "ring_nce",
     "scl",
     "simclr",

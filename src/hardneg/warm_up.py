@@ -83,6 +83,8 @@ def _call(name: str, dtype: torch.dtype, device: torch.device, batch_size: int, 
     if name == "instance_discrimination":
         arguments["exclude"] = torch.arange(batch_size, device=device) % ROWS
     z1, z2 = embeddings(batch_size).requires_grad_(), embeddings(batch_size).requires_grad_()
+    if name == "gist":
+        arguments["guide"] = (z1.detach(), z2.detach())
     loss(z1, z2, **arguments).backward()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

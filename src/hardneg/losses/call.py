@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from hardneg.losses.guide_inputs import Guide
 from hardneg.losses.settings import Settings
 from hardneg.losses.sources import PER_SOURCE, SourceTensors, argument, by_name, check_sources
 
@@ -22,6 +23,8 @@ class Call(NamedTuple):
     ids: Tensor | None
     negative_ids: SourceTensors | None
     not_negatives: Tensor | None
+    guide: Guide | None
+    negative_guide: SourceTensors | None
     scale: float | Tensor | None
 
     @property
@@ -33,13 +36,15 @@ class Call(NamedTuple):
             and self.positive_mask is None
             and self.ids is None
             and self.not_negatives is None
+            and self.guide is None
+            and self.negative_guide is None
             and self.scale is None
             and (self.negatives is None or isinstance(self.negatives, Tensor))
         )
 
     def by_source(self) -> tuple[tuple[str, ...], list[Tensor | None]]:
         """The names of the given sources, and their tensors; see `sources.by_name`."""
-        return by_name([self.negatives, self.exclude, self.negative_labels, self.negative_mask, self.negative_ids])
+        return by_name([getattr(self, name) for name in PER_SOURCE])
 
     def check(self, settings: Settings) -> None:
         """Raise where the arguments do not fit the settings, or each other."""
@@ -56,6 +61,8 @@ class Call(NamedTuple):
             )
         if z2 is None and in_batch == "other":
             raise ValueError("in_batch='other' needs a second view: pass z2, or set in_batch='both'")
+        if isinstance(in_batch, tuple) and (z2 is None or z2.dim() != 2):
+            raise ValueError(f"in_batch={in_batch!r} needs one positive for each anchor: pass z2 of shape (B, d)")
         if settings.symmetric and isinstance(z2, Tensor) and z2.dim() == 3:
             raise ValueError(f"symmetric=True needs z2 of shape (B, d), got {tuple(z2.shape)}")
         if self.positive_mask is not None and (in_batch is not None or supervision in ("positives", "full")):

@@ -10,7 +10,8 @@ from torch import Tensor
 from hardneg import checks, distributed
 from hardneg.losses.columns import BatchIds, Columns, LabelledRows
 from hardneg.losses.inputs import Given, Inputs
-from hardneg.losses.kernels import Eligibility, RowLayout
+from hardneg.losses.kernels import Eligibility, RowLayout, tiled
+from hardneg.losses.kernels.guide import GuideRows
 from hardneg.losses.settings import Settings
 from hardneg.losses.sources import BATCH
 
@@ -25,7 +26,8 @@ class CandidateSet:
     products of instances' first view with their own positives, or None if positives are found by label · positive_mask:
     (A, M) bool, which of the own positives exist; None for all · pool: (P, d) where positives are found by label ·
     same_label: which rows of the pool are positives of an anchor · given_positives: given rows with labels, of which
-    some are positives too · source: whose candidates these are, where each source has a distribution of its own
+    some are positives too · source: whose candidates these are, where each source has a distribution of its own ·
+    guide: a guide model's vectors of anchors and candidates, if they are chosen by its scores
     """
 
     anchors: Tensor
@@ -39,6 +41,7 @@ class CandidateSet:
     same_label: Eligibility
     given_positives: tuple[LabelledRows, ...] = ()
     source: str = BATCH
+    guide: GuideRows | None = None
 
     @property
     def labelled_rows(self) -> tuple[LabelledRows, ...]:
@@ -76,10 +79,11 @@ def candidate_sets(inputs: Inputs, settings: Settings) -> list[list[CandidateSet
     """The candidate sets of one call: for one direction, or for both if ``symmetric``.
 
     Each direction has one set; or, where sources have distributions of their own, one set per source, which differ in
-    the candidates only.
+    the candidates only. If ``in_batch`` names directions, their sets are added up for the anchors of the first.
     """
     count, batch, _ = inputs.views.shape
-    global_batch = _GlobalBatch(inputs, inputs.views, inputs.labels, inputs.ids, inputs.not_negatives, 0, settings)
+    local = (inputs.views, inputs.labels, inputs.ids, inputs.not_negatives, inputs.guide)
+    global_batch = _GlobalBatch(inputs, *local, 0, settings)
     if distributed.gathers(settings.gather):
         global_batch = _gathered(inputs, settings, batch)
     first, rest = range(1), range(1, count) if count > 1 else range(1)
@@ -88,9 +92,22 @@ def candidate_sets(inputs: Inputs, settings: Settings) -> list[list[CandidateSet
     if settings.in_batch is None:
         return [global_batch.candidate_sets(first, rest, in_batch=False)]
     sets = [global_batch.candidate_sets(first, rest, in_batch=True)]
+    if isinstance(settings.in_batch, tuple):
+        without_given = replace(global_batch, inputs=replace(global_batch.inputs, given=()))
+        for direction in settings.in_batch:
+            if direction != "query_to_doc":
+                anchors, pool = _VIEWS[direction]
+                sets[0] += without_given.candidate_sets(anchors, pool, in_batch=True)
     if settings.symmetric:
         sets.append(global_batch.candidate_sets(rest, first, in_batch=True))
     return sets
+
+
+_VIEWS = {  # of the anchors and of the candidates
+    "query_to_query": (range(1), range(1)),
+    "doc_to_query": (range(1, 2), range(1)),
+    "doc_to_doc": (range(1, 2), range(1, 2)),
+}
 
 
 def _gathered(inputs: Inputs, settings: Settings, batch: int) -> "_GlobalBatch":
@@ -104,13 +121,19 @@ def _gathered(inputs: Inputs, settings: Settings, batch: int) -> "_GlobalBatch":
         pairs = distributed.gather(pairs, distributed.batch_sizes(len(pairs), views.device, group), group)
     return _GlobalBatch(
         inputs=replace(inputs, given=tuple([_gathered_rows(given, group) for given in inputs.given])),
-        views=distributed.gather(views.transpose(0, 1), sizes, group).transpose(0, 1),
+        views=_gathered_views(views, sizes, group),
         labels=None if labels is None else distributed.gather(labels, sizes, group),
         ids=ids,
         not_negatives=pairs,
+        guide=None if inputs.guide is None else _gathered_views(inputs.guide, sizes, group),
         offset=sum(sizes[: distributed.rank(group)]),
         settings=settings,
     )
+
+
+def _gathered_views(views: Tensor, sizes: list[int], group: distributed.Group) -> Tensor:
+    """Views (V, B, d) of all processes, (V, G, d)."""
+    return distributed.gather(views.transpose(0, 1), sizes, group).transpose(0, 1)
 
 
 def _gathered_rows(given: Given, group: distributed.Group) -> Given:
@@ -128,6 +151,7 @@ def _gathered_rows(given: Given, group: distributed.Group) -> Given:
         labels=None if given.labels is None else distributed.gather(given.labels, sizes, group),
         allowed=None if allowed is None else torch.nn.functional.pad(allowed, (before, after), value=True),
         ids=None if given.ids is None else distributed.gather(given.ids, sizes, group),
+        guide=None if given.guide is None else distributed.gather(given.guide, sizes, group),
     )
 
 
@@ -151,7 +175,8 @@ def check_score_range(sets: Sequence[CandidateSet], scale: Tensor, tilt: float |
 
 @dataclass(frozen=True)
 class _GlobalBatch:
-    """The inputs of one call, with views (V, G, d), labels (G,), ids (G, V) and pairs of ids (P, 2) of all processes.
+    """The inputs of one call; views (V, G, d), labels (G,), ids (G, V), pairs of ids (P, 2) and guide (V, G, e) of all
+    processes.
 
     offset: position of this process's first instance among the G of all processes
     """
@@ -161,6 +186,7 @@ class _GlobalBatch:
     labels: Tensor | None
     ids: Tensor | None
     not_negatives: Tensor | None
+    guide: Tensor | None
     offset: int
     settings: Settings
 
@@ -199,14 +225,52 @@ class _GlobalBatch:
             given_positives=columns.positives(self.inputs.given) if by_label else (),
         )
 
+        best = self._best_by_guide(whole, anchor_views, pool_views, columns)
+
         def of_source(name: str, in_batch: bool, given: Sequence[Given]) -> CandidateSet:
             blocks, eligibility, count = columns.negatives(in_batch, given)
-            return replace(whole, candidates=blocks, eligibility=eligibility, count_before_labels=count, source=name)
+            guide = None
+            if best is not None and self.settings.is_guided(name):
+                guide = self._guide_rows(anchor_views, pool_views if in_batch else None, given, best)
+            return replace(
+                whole, candidates=blocks, eligibility=eligibility, count_before_labels=count, source=name, guide=guide
+            )
 
         if self.settings.by_source is None:
             return [of_source(BATCH, in_batch, self.inputs.given)]
         sets = [of_source(BATCH, True, ())] if in_batch else []
         return sets + [of_source(given.name, False, (given,)) for given in self.inputs.given]
+
+    def _guide_rows(
+        self, anchor_views: range, pool_views: range | None, given: Sequence[Given], best: Tensor
+    ) -> GuideRows:
+        """The guide's rows of the anchors, of the pool, and of given sources. best: (A,), as in `GuideRows`"""
+        assert self.inputs.guide is not None
+        assert self.guide is not None
+        blocks = [] if pool_views is None else [_flatten_views(self.guide, pool_views)]
+        for source in given:
+            if source.rows.shape[-2] > 0:
+                assert source.guide is not None
+                blocks.append(source.guide.to(self.guide.dtype))
+        return GuideRows(_flatten_views(self.inputs.guide, anchor_views), tuple(blocks), best)
+
+    def _best_by_guide(
+        self, whole: CandidateSet, anchor_views: range, pool_views: range, columns: Columns
+    ) -> Tensor | None:
+        """The guide's score of each anchor's best positive, (A,); None without a guide."""
+        guide = self.inputs.guide
+        if guide is None or self.guide is None:
+            return None
+        if whole.pair_similarity is not None:
+            scores = (guide[0] * guide[1:]).sum(dim=-1).T  # (B, M)
+            mask = self.inputs.positive_mask
+            scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+            return scores.amax(dim=1).repeat(len(anchor_views))
+        given = [replace(source, rows=source.guide) for source in self.inputs.given if source.guide is not None]
+        anchors, scale = _flatten_views(guide, anchor_views), guide.new_ones(())
+        parts = LabelledRows(_flatten_views(self.guide, pool_views), whole.same_label), *columns.positives(given)
+        found = [tiled.row_maximum(anchors, [part.rows], scale, part.eligibility) for part in parts]
+        return torch.stack(found).amax(dim=0)
 
     def _ids(self, anchor_views: range, pool_views: range) -> BatchIds:
         local = self.inputs.ids

@@ -16,6 +16,7 @@ from hardneg.losses.diagnostics import CallRecord, joined_record
 from hardneg.losses.hardening import Hardening
 from hardneg.losses.inputs import Inputs, prepare
 from hardneg.losses.kernels import REFERENCE, TILED, HalfCopies, Kernel, LogSums, Rule, tiled
+from hardneg.losses.kernels.guide import GuideBand, GuideRows
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Bound, constant
 from hardneg.losses.pair_positives import pair_positives
 from hardneg.losses.positives import LabelPositives, OwnPositives, Positives, log_sum_exp
@@ -177,8 +178,12 @@ def banded_rule(
     """
     lower: Bound = None
     upper: Bound = None
-    rings = []
+    rings, guide = [], None
     for part in settings.bands:
+        if part.needs_guide:
+            assert candidates is not None
+            assert candidates.guide is not None
+            guide = _guide_band(part, candidates.guide, guide)
         low, high = part.bounds(best)
         lower, upper = _tighter(lower, low, lower=True), _tighter(upper, high, lower=False)
         percentiles = part.percentiles()
@@ -192,7 +197,13 @@ def banded_rule(
         rounding = 8 * torch.finfo(scale.dtype).eps * largest * scale.detach()
         lower = lower - rounding if isinstance(lower, Tensor) else lower
         upper = upper + rounding if isinstance(upper, Tensor) else upper
-    return replace(weights, lower=lower, upper=upper, rings=tuple(rings), draws=draws)
+    return replace(weights, lower=lower, upper=upper, rings=tuple(rings), draws=draws, guide=guide)
+
+
+def _guide_band(part: Hardening, rows: GuideRows, other: GuideBand | None) -> GuideBand:
+    """The band of a guide's scores, intersected with another one."""
+    highest = part.guide_limit(rows.best) + 8 * torch.finfo(rows.best.dtype).eps  # a copy of the positive is equal
+    return GuideBand(rows, highest if other is None else torch.minimum(highest, other.highest))
 
 
 def _tighter(one: Bound, other: Bound, *, lower: bool) -> Bound:
@@ -251,6 +262,9 @@ def _anchor_losses(
             validities.append(checks.values(known, "weights must not be NaN"))
         valid = (negatives.count > 0) & (count > 0)
         records.append(_record(part, rule, kernel, valid, floored & valid, negatives.count, count))
+    if isinstance(settings.in_batch, tuple) and "doc_to_query" in settings.in_batch:
+        assert similarity is not None
+        totals.append(similarity[:, 0] * scale)  # GTE's sum over all queries has the positive pair again
     record = records[0] if len(records) == 1 else joined_record(records)
     # Each total is −inf where its source has no negatives: the sources add up.
     log_total = totals[0] if len(totals) == 1 else log_sum_exp(torch.stack(totals))
@@ -272,6 +286,8 @@ def _negatives(
     rule = weights
     if settings.bands or draws is not None:
         rule = banded_rule(settings, weights, best, candidates, scale, draws)
+    if rule.guide is not None and kernel is not REFERENCE:
+        kernel = TILED  # the fused kernel has no guide
     if candidates.eligibility.columns > 0:
         sums = kernel.log_sums(candidates.anchors, candidates.candidates, scale, candidates.eligibility, rule)
         return rule, sums if settings.normalize_weights else sums.unnormalized()

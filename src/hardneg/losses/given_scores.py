@@ -27,6 +27,8 @@ def score_set(
             f"supervision={settings.supervision!r} needs labels, which from_scores does not take: set "
             "supervision='none', and pass the scores of all positives"
         )
+    if settings.needs_guide:
+        raise ValueError("from_scores takes no guide: pass the mask of its scores instead of hn.Guided")
     if settings.symmetric:
         raise ValueError("from_scores has one direction, and symmetric=True needs two: call it for each of them")
     for name, shape, scores in (("positive", "(B, M)", positive), ("candidates", "(B, N)", candidates)):

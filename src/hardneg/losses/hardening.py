@@ -31,6 +31,7 @@ class Hardening:
     """
 
     needs_positive: ClassVar[bool] = False  # whether `bounds` uses the positive's score
+    needs_guide: ClassVar[bool] = False  # whether it has a band of a guide model's scores, `guide_limit`
     has_general_weights: ClassVar[bool] = False  # whether it defines `log_weight`; only the reference kernel runs it
     has_weights: ClassVar[bool] = False  # whether it weights candidates; an objective takes at most one that does
     has_band: ClassVar[bool] = False  # whether it leaves out candidates by score or rank
@@ -39,7 +40,9 @@ class Hardening:
         super().__init_subclass__()
         cls.has_general_weights = cls.log_weight is not Hardening.log_weight
         cls.has_weights = cls.has_general_weights or cls.tilt is not Hardening.tilt
-        cls.has_band = cls.bounds is not Hardening.bounds or cls.percentiles is not Hardening.percentiles
+        cls.needs_guide = cls.guide_limit is not Hardening.guide_limit
+        by_score = cls.bounds is not Hardening.bounds or cls.percentiles is not Hardening.percentiles
+        cls.has_band = by_score or cls.needs_guide
 
     def tilt(self) -> float | Tensor:
         """The β ≥ 0 of weights e^{βs}; a number, or a tensor () on the device of the embeddings."""
@@ -56,6 +59,10 @@ class Hardening:
     def percentiles(self) -> tuple[float, float] | None:
         """The lowest and highest rank kept, as fractions of the anchor's candidates."""
         return None
+
+    def guide_limit(self, positive: Tensor) -> Tensor:
+        """The highest guide score kept, (A,); ``positive`` (A,) is the guide's score of the anchor's best positive."""
+        raise TypeError(f"{type(self).__name__} uses no guide")
 
     def schedules(self) -> Iterator[Schedule]:
         """The schedules among its settings."""
@@ -222,10 +229,47 @@ class BelowPositive(Hardening):
 
     def bounds(self, positive: Tensor | None) -> tuple[Bound, Bound]:
         assert positive is not None  # guaranteed by needs_positive
-        if self.relative is None:
-            return None, positive - self.margin  # type: ignore[operator]
-        limit = positive - (1 - self.relative) * positive.abs()  # type: ignore[operator]
-        return None, torch.where(positive == -torch.inf, positive, limit)  # an anchor without positives
+        return None, _below(positive, self.margin, self.relative)
+
+
+@dataclass(frozen=True)
+class Guided(Hardening):
+    """Keeps candidates that a guide model scores at most as the positive, less a margin (GISTEmbed, Solatorio 2024).
+
+    A stronger model decides which candidates are false negatives. Its embeddings are arguments of the call, ``guide=``
+    and ``negative_guide=``; they may have another width. Its scores are cosines, without temperature and gradient.
+
+    margin: in units of the cosine, any sign · relative: if given, such as 0.95, the limit is
+    ``positive − (1 − relative)·|positive|`` instead. Of several positives the best one sets the limit.
+
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> z1, z2, g1, g2 = torch.randn(4, 8, 16).unbind()
+        >>> loss = hn.InfoNCE(0.05, hn.Guided(margin=0.05), in_batch="other")
+        >>> loss(z1, z2, guide=(g1, g2)).shape
+        torch.Size([])
+    """
+
+    margin: Setting = 0.0
+    relative: Setting | None = None
+
+    def __post_init__(self) -> None:
+        self._check("margin", above=-INFINITY, below=INFINITY)
+        if self.relative is not None:
+            self._check("relative", above=0, below=INFINITY)
+            if self.margin != 0.0:
+                raise ValueError(f"give margin or relative, not both, got margin={self.margin!r}, {self.relative!r}")
+
+    def guide_limit(self, positive: Tensor) -> Tensor:
+        return _below(positive, self.margin, self.relative)
+
+
+def _below(positive: Tensor, margin: Setting, relative: Setting | None) -> Tensor:
+    """The limit of `BelowPositive` and `Guided`; −inf for an anchor without positives."""
+    if relative is None:
+        return positive - margin  # type: ignore[operator]
+    limit = positive - (1 - relative) * positive.abs()  # type: ignore[operator]
+    return torch.where(positive == -torch.inf, positive, limit)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from hardneg.losses.call import Call
 from hardneg.losses.diagnostics import CallRecord, Diagnostics, pair_record
 from hardneg.losses.execution import choose_kernel, computing_on, is_eager
 from hardneg.losses.given_scores import score_set
+from hardneg.losses.guide_inputs import Guide, check_guide
 from hardneg.losses.hardening import Hardening, Uniform
 from hardneg.losses.inputs import prepare
 from hardneg.losses.kernels import Kernel
@@ -40,7 +41,11 @@ class InfoNCE(Adjustable):
             only the batch is debiased
         class_prior: τ⁺, probability that a random sample has the anchor's class, in [0, 1); 0 disables debiasing
         debias: ``"hcl"`` (the paper's formula) or ``"exact"`` (the tilted share of the anchor's class)
-        in_batch: candidates from ``"both"`` views (2B−2), from the ``"other"`` view (B−1), or None: no in-batch ones
+        in_batch: candidates from ``"both"`` views (2B−2), from the ``"other"`` view (B−1), or None: no in-batch ones;
+            or a tuple of directions, where z1 are queries and z2 documents: ``"query_to_doc"`` (required),
+            ``"query_to_query"``, ``"doc_to_query"``, ``"doc_to_doc"``. Then anchors are z1, each direction is a
+            distribution of its own, and their totals Q·G are added; ``"doc_to_query"`` adds the positive's e^p once
+            more, as GTE does
         symmetric: with ``"other"``: the second view's rows are anchors too
         supervision: what labels are used for: ``"none"``, ``"positives"``, ``"negatives"`` or ``"full"``
         combine_positives: ``"mean_of_logs"``, ``"log_of_mean"``, ``"log_of_sum"`` (the sum of the positives'
@@ -147,6 +152,8 @@ class InfoNCE(Adjustable):
         ids: Tensor | None = None,
         negative_ids: SourceTensors | None = None,
         not_negatives: Tensor | None = None,
+        guide: Guide | None = None,
+        negative_guide: SourceTensors | None = None,
         scale: float | Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch.
@@ -164,12 +171,15 @@ class InfoNCE(Adjustable):
         anchor or of its positive, or that forms such a pair with the anchor, is no negative. This takes memory for
         A + N + P numbers.
 
+        guide: embeddings of z1 and of z2 by a guide model, (B, e) each (for M positives (B, M, e)), for `Guided`; one
+        tensor if there is no z2 · negative_guide: (N, e) or (B, N, e). Its scores take no more memory than the loss's.
+
         scale: number or tensor (), replaces 1/temperature in this call; differentiable
 
         ``negatives`` may be a `Queue` or a `MemoryBank`, which stands for its keys or rows. The labels of a queue are
         used if the loss is supervised, its ids if ``ids`` are given, unless the call has others. ``negatives`` may also
         be a mapping by the caller's own names of sources, and ``exclude``, ``negative_labels``, ``negative_mask``,
-        ``negative_ids`` then are mappings with some of its names.
+        ``negative_ids``, ``negative_guide`` then are mappings with some of its names.
 
         Examples:
             >>> import torch, hardneg as hn
@@ -188,7 +198,7 @@ class InfoNCE(Adjustable):
             )
         call = Call(
             z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask, ids, negative_ids,
-            not_negatives, scale,
+            not_negatives, guide, negative_guide, scale,
         )  # fmt: skip
         if torch.compiler.is_compiling():
             found = self._compiled_loss(call)
@@ -298,9 +308,10 @@ class InfoNCE(Adjustable):
             kernel = self._kernel(device)
             key = None if settings.num_negatives is None else self._next_key()
             names, given = call.by_source()
+            guides = check_guide(settings, call.guide, z2, names, given)
             # As `prepare` takes them: the first source's tensors before those of others.
-            tensors: tuple[Any, ...] = (z1, z2, labels, *given[:4], call.positive_mask, call.ids, call.not_negatives,
-                                        *given[4:])  # fmt: skip
+            rest = (call.positive_mask, call.ids, call.not_negatives, *guides)
+            tensors: tuple[Any, ...] = (z1, z2, labels, *given[:4], *rest, *given[4:])
             inputs = prepare(*tensors, names=names, normalize=settings.normalize, kernel=kernel)
             settings, inverse, validity = combine.with_scale(settings, call.scale, inputs.views)
             inputs = replace(inputs, validity=checks.jointly(inputs.validity, validity))
@@ -321,7 +332,7 @@ class InfoNCE(Adjustable):
         call.check(settings)
         plan = None
         if short:
-            _, (negatives, exclude, _, negative_mask, _) = call.by_source()
+            _, (negatives, exclude, _, negative_mask, *_) = call.by_source()
             kernel = self._kernel(device)
             plan = paired.plan(settings, kernel, call.z1, call.z2, call.labels, negatives, exclude, negative_mask)
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
@@ -341,7 +352,7 @@ class InfoNCE(Adjustable):
             return None
         if keyed is not None and call.has_short_form:
             key, _ = keyed
-            _, (negatives, exclude, _, negative_mask, _) = call.by_source()
+            _, (negatives, exclude, _, negative_mask, *_) = call.by_source()
             if paired.suits_call(settings, z1, z2, negatives):
                 call.check(settings)
                 inverse = combine.inverse_temperature(settings, z1, torch.float32)

@@ -17,7 +17,6 @@ from hardneg.losses.temperature import Learnable, check_no_gradient
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "debias": get_args(options.Debias),
-    "in_batch": get_args(options.InBatch),
     "supervision": options.SUPERVISION,
     "combine_positives": get_args(options.CombinePositives),
     "average": get_args(options.Average),
@@ -43,8 +42,9 @@ def check(given: dict[str, Any]) -> dict[str, Any]:
     given["class_prior"] = checks.number("class_prior", given["class_prior"], at_least=0, below=1)
     given["hardening"] = _checked_hardening(hardening, given["backend"])
     for name, choices in CHOICES.items():
-        if given[name] not in choices and not (name == "in_batch" and given[name] is None):
+        if given[name] not in choices:
             checks.choice(name, given[name], choices)
+    given["in_batch"] = _checked_in_batch(given["in_batch"])
     for name in FLAGS:
         if not isinstance(given[name], bool):
             given[name] = checks.boolean(name, given[name])
@@ -62,6 +62,8 @@ def check(given: dict[str, Any]) -> dict[str, Any]:
         given["num_negatives"] = checks.whole("num_negatives", given["num_negatives"])
     if isinstance(given["hardening"], BySource):
         _check_by_source(given)
+    if isinstance(given["in_batch"], tuple):
+        _check_directions(given)
     if not given["normalize_weights"] and given["class_prior"] != 0:
         raise ValueError(
             f"normalize_weights=False contradicts class_prior={given['class_prior']!r}: debiasing needs normalized "
@@ -94,6 +96,32 @@ def _checked_hardening(hardening: Any, backend: str, source: str | None = None) 
     if weighted > 1:
         raise ValueError(f"{name} takes at most one tilt (Exponential or Custom), got {parts!r}")
     return parts
+
+
+def _checked_in_batch(in_batch: Any) -> Any:
+    """``in_batch`` with directions as a tuple; raises unless it is one of its values."""
+    if not isinstance(in_batch, tuple | list):
+        if in_batch is not None and in_batch not in ("both", "other"):
+            checks.choice("in_batch", in_batch, ("both", "other"))
+        return in_batch
+    for direction in in_batch:
+        checks.choice("in_batch", direction, options.DIRECTIONS)
+    if "query_to_doc" not in in_batch or len(set(in_batch)) < len(in_batch):
+        raise ValueError(f"in_batch must have 'query_to_doc' and each direction once, got {in_batch!r}")
+    return tuple(in_batch)
+
+
+def _check_directions(given: dict[str, Any]) -> None:
+    """Raise where other settings do not fit several directions, of which each is a distribution of its own."""
+    refused = {
+        "class_prior": given["class_prior"] != 0,
+        "num_negatives": given["num_negatives"] is not None,
+        "negative_count": not isinstance(given["negative_count"], str),
+        "supervision": given["supervision"] in ("positives", "full"),
+    }
+    for name, found in refused.items():
+        if found:
+            raise ValueError(f"{name}={given[name]!r} does not fit in_batch with directions: use 'both' or 'other'")
 
 
 def _check_by_source(given: dict[str, Any]) -> None:
@@ -143,6 +171,7 @@ def resolve(given: dict[str, Any], progress: float) -> Settings:
         weighting=own.weighting,
         bands=own.bands,
         needs_positive=any(band.needs_positive for band in bands),
+        needs_guide=any(band.needs_guide for band in bands),
         prior=Prior.of(prior) if prior > 0 else None,
         max_abs_score=max_abs_score,
         by_source=by_source,

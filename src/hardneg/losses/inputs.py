@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.losses.execution import is_eager
+from hardneg.losses.guide_inputs import guide_views, unit_rows
 from hardneg.losses.kernels import Kernel, Units
 from hardneg.losses.kernels.interface import safe_lengths
 from hardneg.losses.sources import GIVEN, PER_SOURCE, argument
@@ -18,7 +19,7 @@ class Given:
     """The given candidates of one source.
 
     rows: (N, d) shared or (B, N, d) per anchor · exclude: (B, E) indices of rows · labels, ids: (N,) or (B, N), −1 =
-    unknown · allowed: (B, N) bool
+    unknown · allowed: (B, N) bool · guide: (N, e) or (B, N, e) vectors of a guide model
     """
 
     name: str
@@ -27,6 +28,7 @@ class Given:
     labels: Tensor | None = None
     allowed: Tensor | None = None
     ids: Tensor | None = None
+    guide: Tensor | None = None
 
     @property
     def shared(self) -> bool:
@@ -40,9 +42,9 @@ class Inputs:
 
     views: (V, B, d), the anchors' view first · paired: there are two views, each the other's positive · labels: (B,) ·
     given: the sources of given candidates · positive_mask: (B, M) bool · ids: (B, V) of the views, −1 = unknown ·
-    not_negatives: (P, 2) pairs of ids · similarity: (B,) inner products of the two views, if they are known already ·
-    precision: the half precision of the given embeddings, or None · validity: () of the values on an accelerator, by
-    which the loss is multiplied; see `checks.values`
+    not_negatives: (P, 2) pairs of ids · guide: (V, B, e) unit vectors of a guide model · similarity: (B,) inner
+    products of the two views, if they are known already · precision: the half precision of the given embeddings, or
+    None · validity: () of the values on an accelerator, by which the loss is multiplied; see `checks.values`
     """
 
     views: Tensor
@@ -52,6 +54,7 @@ class Inputs:
     positive_mask: Tensor | None = None
     ids: Tensor | None = None
     not_negatives: Tensor | None = None
+    guide: Tensor | None = None
     similarity: Tensor | None = None
     precision: torch.dtype | None = None
     validity: Tensor | None = None
@@ -136,9 +139,10 @@ def _check_given(
     found = []
     validities: list[Tensor | None] = []
     for number, name in enumerate(names):
-        negatives, exclude, labels, mask, ids = tensors[len(PER_SOURCE) * number : len(PER_SOURCE) * (number + 1)]
+        own = tensors[len(PER_SOURCE) * number : len(PER_SOURCE) * (number + 1)]
+        negatives, exclude, labels, mask, ids, guide = own
         if negatives is None:
-            for key, tensor in zip(PER_SOURCE[1:], (exclude, labels, mask, ids), strict=True):
+            for key, tensor in zip(PER_SOURCE[1:], own[1:], strict=True):
                 if tensor is not None:
                     raise ValueError(f"{key} was given without negatives: pass negatives= or leave it out")
             continue
@@ -150,7 +154,7 @@ def _check_given(
             where = argument("negative_ids", name)
             ids = checks.integers(where, ids, tuple(negatives.shape[:-1]), "one per negative")
             validities.append(checks.values(ids >= -1, f"{where} must be ≥ −1, where −1 means unknown"))
-        found.append(Given(name, negatives, exclude, labels, mask, ids))
+        found.append(Given(name, negatives, exclude, labels, mask, ids, guide))
     return tuple(found), checks.jointly(*validities)
 
 
@@ -165,7 +169,10 @@ def prepare(
     positive_mask: Tensor | None,
     ids: Tensor | None = None,
     not_negatives: Tensor | None = None,
+    guide1: Tensor | None = None,
+    guide2: Tensor | None = None,
     negative_ids: Tensor | None = None,
+    negative_guide: Tensor | None = None,
     *others: Tensor | None,
     names: Sequence[str] = (GIVEN,),
     normalize: bool,
@@ -183,7 +190,7 @@ def prepare(
         validities.append(checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown"))
     number = 1 if z2 is None else 2 if z2.dim() == 2 else 1 + z2.shape[1]
     ids, not_negatives, validity = _check_ids(ids, not_negatives, batch, number)
-    first = (negatives, exclude, negative_labels, negative_mask, negative_ids)
+    first = (negatives, exclude, negative_labels, negative_mask, negative_ids, negative_guide)
     given, given_validity = _check_given(batch, dim, names, (*first, *others), ids is not None)
     validities += [validity, given_validity]
     if positive_mask is not None:
@@ -196,7 +203,7 @@ def prepare(
     ]  # fmt: skip
     for source in given:
         parts = (source.rows, source.exclude, source.labels, source.allowed, source.ids)
-        given_tensors += [(argument(key, source.name), part) for key, part in zip(PER_SOURCE, parts, strict=True)]
+        given_tensors += [(argument(key, source.name), part) for key, part in zip(PER_SOURCE, parts, strict=False)]
     dtype = torch.promote_types(torch.float32, z1.dtype)
     for name, tensor in given_tensors:
         if tensor is None:
@@ -217,11 +224,20 @@ def prepare(
             parts_of_views.append((z2 if z2.dim() == 2 else z2.transpose(0, 1).reshape(-1, dim)).to(dtype))
         flat, validity = _checked_vectors(views, torch.cat(parts_of_views), normalize)  # (V·B, d): view after view
     validities.append(validity)
+    guide = None
+    if guide1 is not None:
+        guide, validity = guide_views(z1, z2, guide1, guide2)
+        validities.append(validity)
     prepared = []
     for source in given:
         rows, validity = _given_rows(source, dtype, normalize, kernel, precision)
-        prepared.append(replace(source, rows=rows))
         validities.append(validity)
+        of_guide = source.guide
+        if of_guide is not None and guide is not None:
+            name = argument("negative_guide", source.name)
+            of_guide, validity = unit_rows(name, of_guide, source.rows, guide.shape[-1])
+            validities.append(validity)
+        prepared.append(replace(source, rows=rows, guide=of_guide))
     return Inputs(
         views=flat.view(-1, batch, dim),
         paired=z2 is not None and z2.dim() == 2,
@@ -230,6 +246,7 @@ def prepare(
         positive_mask=positive_mask,
         ids=ids,
         not_negatives=not_negatives,
+        guide=guide,
         similarity=similarity,
         precision=precision,
         validity=checks.jointly(*validities),

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from hardneg import checks
-from hardneg.losses.hardening import Exponential, Hardening, Ring, Threshold
+from hardneg.losses.hardening import BelowPositive, Exponential, Guided, Hardening, Ring, Threshold
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.losses.schedules import Adaptive, Linear, RingAnneal, Setting, Steps
 from hardneg.losses.temperature import Learnable, check_no_gradient
 
 Temperature = Setting | Learnable
+_DETACHED = {"normalize_weights": False, "grad_through_weights": False}  # weights that are constants, not shares
 
 
 def simclr(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
@@ -77,6 +78,100 @@ def decoupled(temperature: Temperature = 0.1, **options: Any) -> InfoNCE:
 def simcse(temperature: Temperature = 0.05, **options: Any) -> InfoNCE:
     """SimCSE (Gao et al. 2021, eq. 4): negatives from the other view. Also MultipleNegativesRankingLoss."""
     return InfoNCE(**{"temperature": temperature, "in_batch": "other", **options})
+
+
+def gte(temperature: Temperature = 0.01, **options: Any) -> InfoNCE:
+    """GTE (Li et al. 2023): queries and documents against both queries and documents, in one sum.
+
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> hn.gte()(torch.randn(8, 16), torch.randn(8, 16)).shape    # queries, documents
+        torch.Size([])
+    """
+    directions = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+    return InfoNCE(**{"temperature": temperature, "in_batch": directions, **options})
+
+
+def qwen3_embedding(temperature: Setting = 0.01, margin: float = 0.1, **options: Any) -> InfoNCE:
+    """Qwen3-Embedding (Zhang et al. 2025): likely false negatives are dropped from queries and documents.
+
+    margin: candidates with a cosine above that of the positive plus this margin are dropped, each by its own cosine.
+    Pass ids to drop equal documents too.
+
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> hn.qwen3_embedding()(torch.randn(8, 16), torch.randn(8, 16), ids=torch.arange(8)).shape
+        torch.Size([])
+    """
+    limit = BelowPositive(margin=-margin / _number("qwen3_embedding", temperature))
+    directions = ("query_to_doc", "query_to_query", "doc_to_doc")
+    settings = {"temperature": temperature, "in_batch": directions}
+    return InfoNCE(**{**settings, **options, "hardening": _with(limit, options)})
+
+
+def gist(
+    temperature: Temperature = 0.01, margin: Setting = 0.0, relative: Setting | None = None, **options: Any
+) -> InfoNCE:
+    """GISTEmbed (Solatorio 2024): a guide model decides which candidates are false negatives; see `Guided`.
+
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> z1, z2, g1, g2 = torch.randn(4, 8, 16).unbind()
+        >>> hn.gist()(z1, z2, guide=(g1, g2)).shape
+        torch.Size([])
+    """
+    guided = Guided(margin, relative)
+    settings = {"temperature": temperature, "in_batch": ("query_to_doc", "query_to_query", "doc_to_doc")}
+    return InfoNCE(**{**settings, **options, "hardening": _with(guided, options)})
+
+
+def llave(alpha: float = 9.0, temperature: Setting = 0.02, **options: Any) -> InfoNCE:
+    """LLaVE (Lan et al. 2025, eq. 5): negatives weighted by e^{α·cos}, without gradient and not normalized."""
+    tilt = Exponential(_number("llave", temperature) * alpha)
+    return simcse(**{"temperature": temperature, **_DETACHED, **options, "hardening": _with(tilt, options)})
+
+
+def embedding_gemma(alpha: float = 5.0, temperature: Setting = 0.05, **options: Any) -> InfoNCE:
+    """EmbeddingGemma (Schechter Vera et al. 2025): an anchor's own hard negatives are weighted by e^{α·cos}.
+
+    Weights have no gradient. The negatives are passed as the source ``"own"``.
+
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> z1, z2, hard = torch.randn(8, 16), torch.randn(8, 16), torch.randn(8, 3, 16)
+        >>> hn.embedding_gemma()(z1, z2, negatives={"own": hard}).shape
+        torch.Size([])
+    """
+    return hardness("hard_negatives", alpha, temperature, **options)
+
+
+def hardness(
+    mode: Literal["in_batch_negatives", "hard_negatives", "all_negatives"] = "in_batch_negatives",
+    strength: float = 9.0,
+    temperature: Setting = 0.05,
+    **options: Any,
+) -> InfoNCE:
+    """The hardness modes of sentence-transformers' MultipleNegativesRankingLoss, for its plug-in.
+
+    mode: which negatives are weighted by e^{strength·cos}, without gradient: ``"in_batch_negatives"``, those of other
+    rows (the sources ``"batch"`` and ``"others"``); ``"hard_negatives"``, the anchor's own (``"own"``);
+    ``"all_negatives"``
+
+    Examples:
+        >>> import hardneg as hn
+        >>> hn.hardness("hard_negatives", strength=5.0, temperature=0.1).hardening
+        {'own': (Exponential(beta=0.5),)}
+    """
+    tilt = Exponential(_number("hardness", temperature) * strength)
+    by_mode: dict[str, Any] = {
+        "in_batch_negatives": {"batch": tilt, "others": tilt},
+        "hard_negatives": {"own": tilt},
+        "all_negatives": tilt,
+    }
+    checks.choice("mode", mode, tuple(by_mode))
+    if "hardening" in options:
+        raise ValueError(f"mode={mode!r} sets the hardening: leave it out, or pass all of it to hn.InfoNCE")
+    return simcse(**{"temperature": temperature, **_DETACHED, **options, "hardening": by_mode[mode]})
 
 
 def clip(temperature: float | Learnable = 0.07, **options: Any) -> InfoNCE:
@@ -190,3 +285,10 @@ def _class_prior(preset: str, tau_plus: Setting, options: dict[str, Any]) -> Set
         prior = options["class_prior"]
         raise ValueError(f"class_prior is called tau_plus in {preset}: pass tau_plus={prior!r} instead")
     return checks.number("tau_plus", tau_plus, at_least=0, below=1)
+
+
+def _number(preset: str, temperature: Any) -> Any:
+    """A temperature that is a number or a schedule, by which a setting in cosines becomes one in scores."""
+    if isinstance(temperature, Learnable):
+        raise ValueError(f"{preset}() has a setting in cosines and needs a temperature that is known: pass a number")
+    return temperature

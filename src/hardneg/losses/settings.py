@@ -20,7 +20,8 @@ from hardneg.losses.state import LenientState
 from hardneg.losses.temperature import Learnable
 
 Debias = Literal["hcl", "exact"]
-InBatch = Literal["both", "other"]
+Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
+InBatch = Literal["both", "other"] | tuple[Direction, ...]
 Supervision = Literal["none", "positives", "negatives", "full"]
 CombinePositives = Literal["mean_of_logs", "log_of_mean", "log_of_sum", "in_denominator"]
 Average = Literal["anchors", "pairs"]
@@ -30,6 +31,7 @@ Reduction = Literal["mean", "sum", "none"]
 
 SUPERVISION: tuple[str, ...] = get_args(Supervision)
 REDUCTION: tuple[str, ...] = get_args(Reduction)
+DIRECTIONS: tuple[str, ...] = get_args(Direction)
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,11 @@ class Settings:
     A call keeps its settings, so that its backward pass uses them even if those of the module have changed.
 
     weighting: the hardening with a tilt or general weights · bands: those with a range of scores or ranks, in terms of
-    scores · needs_positive: whether a band depends on the positive's score · prior: None for no
-    debiasing · max_abs_score: upper bound of |score|, if one is known without computing scores · by_source: the
-    hardening of each source with a distribution of its own, or None for one distribution over all candidates;
-    ``weighting`` and ``bands`` are then those of the batch · cosine_bands: whether a band was given in cosines
+    scores · needs_positive, needs_guide: whether a band depends on the positive's score, or on a guide's scores ·
+    prior: None for no debiasing · max_abs_score: upper bound of |score|, if one is known without computing scores ·
+    by_source: the hardening of each source with a distribution of its own, or None for one distribution over all
+    candidates; ``weighting`` and ``bands`` are then those of the batch · cosine_bands: whether a band was given in
+    cosines
     """
 
     temperature: float | Learnable
@@ -60,7 +63,7 @@ class Settings:
     prior: Prior | None
     max_abs_score: float | None
     debias: str
-    in_batch: str | None
+    in_batch: str | tuple[str, ...] | None
     symmetric: bool
     supervision: str
     combine_positives: str
@@ -76,11 +79,17 @@ class Settings:
     normalize_weights: bool = True
     by_source: Mapping[str, SourceHardening] | None = None
     cosine_bands: bool = False
+    needs_guide: bool = False
 
     @property
     def needs_general(self) -> bool:
         """Whether only the general path has these settings, and not the short one for paired batches."""
-        return self.by_source is not None or not self.normalize_weights or self.combine_positives == "log_of_sum"
+        by_parts = self.by_source is not None or isinstance(self.in_batch, tuple)
+        return by_parts or not self.normalize_weights or self.combine_positives == "log_of_sum" or self.needs_guide
+
+    def is_guided(self, source: str) -> bool:
+        """Whether the candidates of a source are chosen by the scores of a guide."""
+        return any(band.needs_guide for band in self.of_source(source).bands)
 
     @property
     def has_general_weights(self) -> bool:

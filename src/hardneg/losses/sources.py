@@ -9,7 +9,7 @@ from hardneg.losses.hardening import Hardening
 
 BATCH, GIVEN = "batch", "given"
 # The arguments of a call that may be mappings by source, in the order in which `by_name` returns their tensors.
-PER_SOURCE = ("negatives", "exclude", "negative_labels", "negative_mask", "negative_ids")
+PER_SOURCE = ("negatives", "exclude", "negative_labels", "negative_mask", "negative_ids", "negative_guide")
 
 
 class Memory(ABC):
@@ -60,14 +60,14 @@ def argument(name: str, source: str) -> str:
 
 
 def by_name(arguments: Sequence[SourceTensors | None]) -> tuple[tuple[str, ...], list[Tensor | None]]:
-    """The names of the given sources, and their tensors: five for each source, in the order of `PER_SOURCE`.
+    """The names of the given sources, and their tensors: as many for each source as `PER_SOURCE` has, in its order.
 
     arguments: those that `PER_SOURCE` names; where negatives are a mapping, the others are mappings with some of its
     names. Without a mapping the one source is ``"given"``, whose tensors may all be None.
 
     Examples:
         >>> import torch
-        >>> by_name([{"mined": torch.zeros(2, 1), "queue": torch.zeros(3, 1)}, None, None, None, None])[0]
+        >>> by_name([{"mined": torch.zeros(2, 1), "queue": torch.zeros(3, 1)}, *[None] * 5])[0]
         ('mined', 'queue')
     """
     negatives = arguments[0]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg import distributed
+from hardneg.losses.kernels.guide import GuideBand
 from hardneg.losses.kernels.identities import Identities
 from hardneg.losses.kernels.saved_tensors import unchanged
 from hardneg.matmul import where_precise
@@ -176,7 +177,8 @@ class Rule:
     all anchors or (A,) · rings: ranges of ranks kept, as fractions of the eligible candidates · draws: (A, k) random
     integers that select k negatives from those kept · grad_through_weights: whether gradients flow through the weights
     · max_abs_score: upper bound of |score|, if known · half_copies: of embeddings, for the fused kernel's products ·
-    score_factor: by which scores are rescaled in the weights; ``tilt`` and ``log_weight`` contain it
+    score_factor: by which scores are rescaled in the weights; ``tilt`` and ``log_weight`` contain it · guide: range of
+    a guide model's scores kept; the fused kernel has none
     """
 
     tilt: float | Tensor = 0.0
@@ -189,6 +191,7 @@ class Rule:
     max_abs_score: float | None = None
     half_copies: HalfCopies = field(default_factory=lambda: HalfCopies(None))
     score_factor: float | Tensor = 1.0
+    guide: GuideBand | None = None
 
     def log_weights(self, scores: Tensor) -> Tensor:
         """Log-weights of candidates with these scores, of the same shape."""
@@ -198,7 +201,7 @@ class Rule:
     @property
     def is_banded(self) -> bool:
         """True if it may keep fewer than all eligible candidates."""
-        return self.lower is not None or self.upper is not None or bool(self.rings)
+        return self.lower is not None or self.upper is not None or bool(self.rings) or self.guide is not None
 
     def ranks(self, eligible: Tensor) -> tuple[Tensor, Tensor]:
         """First and one-past-last rank kept of each row with ``eligible`` (R,) candidates."""

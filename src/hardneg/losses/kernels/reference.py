@@ -110,4 +110,6 @@ def support(scores: Tensor, eligibility: Eligibility, rule: Rule, rows: slice) -
         kept = kept & (scores >= per_row(rule.lower, rows))
     if rule.upper is not None:
         kept = kept & (scores <= per_row(rule.upper, rows))
+    if rule.guide is not None:
+        kept = kept & ~rule.guide.outside(rows)
     return kept

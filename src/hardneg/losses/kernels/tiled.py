@@ -316,7 +316,7 @@ class _NegativeSums:
             return scores.new_full((len(scores),), eligibility.columns - 1) - (ordered[:, 1:] != ordered[:, :-1]).sum(
                 dim=1
             )
-        if rule.draws is None and rule.rings and rule.lower is None and rule.upper is None:
+        if rule.draws is None and rule.rings and rule.lower is None and rule.upper is None and rule.guide is None:
             return self.bands[rows.start].count.to(scores.dtype)
         return count_true(scores > -torch.inf).to(scores.dtype)
 
@@ -331,6 +331,8 @@ class _NegativeSums:
             scores.masked_fill_(scores < per_row(self.rule.lower, rows), -torch.inf)
         if self.rule.upper is not None:
             scores.masked_fill_(scores > per_row(self.rule.upper, rows), -torch.inf)
+        if self.rule.guide is not None:
+            scores.masked_fill_(self.rule.guide.outside(rows), -torch.inf)
 
 
 def _tilt_(scores: Tensor, tilt: float | Tensor) -> Tensor:

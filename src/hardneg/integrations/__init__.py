@@ -1,0 +1,1 @@
+"""Plug-ins for other training libraries: sentence-transformers and pytorch-metric-learning."""
