@@ -25,6 +25,7 @@ QUICK = (
     "tests/graphs",
     "tests/evaluation",
     "tests/insight",
+    "tests/integrations",
     "tests/memory",
     "tests/methods/test_graphs.py",
     "tests/training",
