@@ -156,7 +156,7 @@ def partial_sums(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def symmetric_sums(
-    outer, inner, numbers, sizes, mask, bounds, slots, skip, outer_end,
+    outer, inner, numbers, sizes, mask, bounds, slots, plane, skip, outer_end,
     T: tl.constexpr, OUTER_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
 ):  # fmt: skip
@@ -165,8 +165,8 @@ def symmetric_sums(
     Outer and inner rows are the same matrix: all rows, or if the halves are crossed, the first half up to ``outer_end``
     and the second from ``skip`` on. A program takes one block of outer rows after another, and of the inner rows from
     that block on every n-th tile, where n is the number of parts. It adds the sums of inner rows to its own slot, and
-    stores those of outer rows in the slot of its part, so no other program writes the same element. INNER_BLOCK divides
-    OUTER_BLOCK.
+    stores those of outer rows in the slot of its part, so no other program writes the same element. plane: number of
+    elements from ``slots.tilted`` to ``slots.weight`` · INNER_BLOCK divides OUTER_BLOCK
 
     A tile of scores has inner rows along its first side. Sums over its columns, which one thread holds, are cheap and
     done for every tile. Sums over its rows are collected over all tiles of a block first.
@@ -220,10 +220,14 @@ def symmetric_sums(
             # Atomic, because nothing waits for it then. No other program adds to the same element.
             target, added = program * sizes.inner + j, (j >= mirrored) & (j < sizes.inner)
             tilted_sum += partial_sums(tilted_exp, INNER_BLOCK, OUTER_BLOCK)
-            tl.atomic_add(slots.tilted + target, tl.sum(tilted_exp, axis=1), mask=added, sem="relaxed")
-            if T.kind != NONE:
+            row_sums = tl.sum(tilted_exp, axis=1)
+            if T.kind == NONE:
+                tl.atomic_add(slots.tilted + target, row_sums, mask=added, sem="relaxed")
+            else:  # both together, because their layout changes through shared memory
                 weight_sum += partial_sums(weight_exp, INNER_BLOCK, OUTER_BLOCK)
-                tl.atomic_add(slots.weight + target, tl.sum(weight_exp, axis=1), mask=added, sem="relaxed")
+                both = tl.join(row_sums, tl.sum(weight_exp, axis=1))
+                pointer = slots.tilted + target[:, None] + plane * tl.arange(0, 2)[None, :]
+                tl.atomic_add(pointer, both, mask=added[:, None], sem="relaxed")
             if T.counted:
                 counted = within if T.lower > 0 or T.upper > 0 else tl.where(scores > float("-inf"), 1.0, 0.0)
                 count += partial_sums(counted, INNER_BLOCK, OUTER_BLOCK)

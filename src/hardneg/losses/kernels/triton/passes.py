@@ -248,7 +248,7 @@ class BlockPass:
         found = self.anchors.new_zeros(used, SYMMETRIC_BLOCKS + parts, rows, dtype=torch.float32)
         slots = Slots(found[0], found[min(1, used - 1)], found[-1], found[0])  # without a maximum
         arguments = self._arguments(self.anchors, self.block)
-        arguments |= {"slots": slots, "skip": half, "outer_end": half or rows}
+        arguments |= {"slots": slots, "plane": found.stride(0), "skip": half, "outer_end": half or rows}
         name = "symmetric" if problem.eligibility.anchor_groups is None else "labelled"
         launch_tiled(forward.symmetric_sums, arguments, half or rows, parts, self.whole, name, blocks=SYMMETRIC_BLOCKS)
         if problem.counts is not None:
