@@ -26,6 +26,7 @@ from hardneg.losses.presets import (
 from hardneg.losses.schedules import Adaptive, Constant, HardnessAnneal, Linear, RingAnneal, Schedule, Steps
 from hardneg.losses.temperature import Learnable
 from hardneg.memory import Clusters, MemoryBank, Queue
+from hardneg.mining import Mined, mine
 from hardneg.samplers import (
     KNNBatchSampler,
     ProximityBatchSampler,
@@ -50,6 +51,7 @@ __all__ = [
     "Linear",
     "LocalAggregation",
     "MemoryBank",
+    "Mined",
     "ProximityBatchSampler",
     "ProximityGraph",
     "Queue",
@@ -74,6 +76,7 @@ __all__ = [
     "instance_discrimination",
     "knn_accuracy",
     "linear_probe",
+    "mine",
     "moco",
     "ring_nce",
     "scl",
