@@ -49,7 +49,9 @@ class Job:
 
     def blocks(self) -> list[slice]:
         """The queries of each block."""
-        size = budget.block_size(self.memory, self.corpus.shape[1], self.depth + _MOST_HIDDEN)
+        excluded = self.positives.sizes + self.duplicates.sizes
+        ranked_too = min(_MOST_HIDDEN, int(excluded.max()))
+        size = budget.block_size(self.memory, self.corpus.shape[1], self.depth + ranked_too)
         return [slice(each.start, min(each.stop, len(self.queries))) for each in row_blocks(len(self.queries), 1, size)]
 
     def run(self, number: int) -> Block:
@@ -89,9 +91,7 @@ class Job:
         seen: list[tuple[Tensor, Tensor]] = []
         if len(few):
             keys = searcher.best(queries[few], min(depth + int(sizes[few].amax()), len(self.corpus)))
-            scores, documents = _without(*unpacked(keys), few, excluded, len(self.corpus))
-            seen.append((few, documents))
-            selection.add(few, scores, documents)
+            seen.append((few, self._add(selection, few, keys, excluded)))
         no_limits = torch.empty(len(queries), 0)
         rest = (sizes > _MOST_HIDDEN).nonzero()[:, 0]
         limits = no_limits
@@ -101,14 +101,24 @@ class Job:
                 keys, above = searcher.best_below(queries[rest], min(depth, len(self.corpus)), hidden, limits[rest])
                 if limits is not no_limits:
                     selection.skip(rest, above)
-                scores, documents = unpacked(keys)
-                seen.append((rest, documents))
-                selection.add(rest, scores, documents)
+                seen.append((rest, self._add(selection, rest, keys, excluded)))
             rest, limits = selection.open_rows(), selection.limits
             if not len(rest):
                 return
             fits = self.memory // 4 // (budget.CANDIDATE * len(rest))
             depth = max(depth, min(2 * depth, fits))
+
+    def _add(self, selection: Selection, rows: Tensor, keys: Tensor, excluded: Lists) -> Tensor:
+        """Select from the next candidates of some queries; returns their documents (R, D)."""
+        pairs = torch.from_numpy(excluded.queries() * np.int64(len(self.corpus)) + excluded.items).sort().values
+        seen = torch.empty_like(keys)
+        for piece in budget.pieces(*keys.shape):
+            scores, documents = unpacked(keys[piece])
+            out = _are_in(pairs, rows[piece, None] * len(self.corpus) + documents)
+            scores, documents = _compacted(scores, documents, out | (documents < 0))
+            selection.add(rows[piece], scores, documents)
+            seen[piece] = documents
+        return seen
 
 
 def _joined(one: Lists, other: Lists) -> Lists:
@@ -116,12 +126,16 @@ def _joined(one: Lists, other: Lists) -> Lists:
     return Lists.of(queries, items, len(one))
 
 
-def _without(scores: Tensor, documents: Tensor, rows: Tensor, excluded: Lists, size: int) -> tuple[Tensor, Tensor]:
-    """Candidates (R, D) in their order without the excluded ones; −inf and −1 fill the end."""
-    pairs = torch.from_numpy(excluded.queries() * np.int64(size) + excluded.items).sort().values
-    wanted = rows[:, None] * size + documents
-    place = torch.searchsorted(pairs, wanted).clamp(max=max(len(pairs) - 1, 0))
-    out = (documents < 0) | (pairs[place] == wanted) if len(pairs) else documents < 0
+def _are_in(known: Tensor, asked: Tensor) -> Tensor:
+    """Whether each number is among the sorted known ones."""
+    if not len(known):
+        return torch.zeros_like(asked, dtype=torch.bool)
+    places = np.searchsorted(known.numpy(), asked.numpy()).clip(max=len(known) - 1)  # in one thread
+    return torch.from_numpy(known.numpy()[places]) == asked
+
+
+def _compacted(scores: Tensor, documents: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Candidates (R, D) in their order without some; −inf and −1 fill the end."""
     order = out.to(torch.uint8).argsort(dim=1, stable=True)
     return scores.masked_fill(out, -torch.inf).gather(1, order), documents.masked_fill(out, -1).gather(1, order)
 

@@ -56,11 +56,12 @@ class Rules:
         return self.start + ranked - high, torch.minimum(self.start + ranked - low, candidates)
 
     def depth(self, candidates: Tensor, guided: bool) -> int:
-        """Candidates to rank at first; where rules drop some, ten times as many as are kept."""
+        """Candidates to rank at first: where rules drop some, ten times as many as are kept, or the whole window."""
         begin, end = self.window(candidates)
         if not self.sample:
             some_dropped = guided or bool(self._uppers(torch.zeros(1)))
-            end = torch.minimum(end, begin + (10 if some_dropped else 1) * self.num_negatives)
+            enough = (10 if some_dropped else 1) * self.num_negatives
+            end = torch.where(end - begin <= 2 * enough, end, begin + enough)
         return max(1, int(end.amax()))
 
     def limits(self, positive: Tensor) -> tuple[tuple[str, ...], Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hardneg.matmul import exact_products, largest_columns
+from hardneg.mining.memory import pieces
 from hardneg.mining.vectors import Vectors
 
 EMPTY = -(1 << 63)  # the key of no candidate
@@ -97,17 +98,16 @@ class Searcher:
         with exact_products(torch.device(self.device)):
             for start in range(0, len(self.corpus), self.tile):
                 documents = self.corpus.unit(start, start + self.tile, self.device)
-                for first in range(0, len(queries), len(queries) if faiss else self.rows):
-                    block = slice(first, first + (len(queries) if faiss else self.rows))
-                    if faiss:
-                        keys = _faiss_keys(faiss, queries[block], documents, min(depth, len(documents)), start)
-                    else:
-                        scores = queries[block] @ documents.T  # (R, T)
-                        if hidden is not None and limits is not None:
-                            hidden.hide(scores, first, start)
-                            above[block] += _cut(scores, limits[block]).cpu()
-                        keys = _keys(scores, min(depth, len(documents)), start)
-                    best[block] = _merged(best[block], keys)
+                if faiss:
+                    _merge_by_faiss(faiss, best, queries, documents, start)
+                    continue
+                for first in range(0, len(queries), self.rows):
+                    block = slice(first, first + self.rows)
+                    scores = queries[block] @ documents.T  # (R, T)
+                    if hidden is not None and limits is not None:
+                        hidden.hide(scores, first, start)
+                        above[block] += _cut(scores, limits[block]).cpu()
+                    best[block] = _merged(best[block], _keys(scores, min(depth, len(documents)), start))
         return best.cpu(), above
 
 
@@ -132,19 +132,23 @@ def _merged(best: Tensor, more: Tensor) -> Tensor:
     return torch.cat([best, more], dim=1).topk(best.shape[1], dim=1).values
 
 
-def _faiss_keys(faiss: Any, queries: Tensor, documents: Tensor, depth: int, start: int) -> Tensor:
-    """As `_keys`, by faiss."""
+def _merge_by_faiss(faiss: Any, best: Tensor, queries: Tensor, documents: Tensor, start: int) -> None:
+    """Replace keys (B, depth) by the largest of them and of the documents' (T, d). start: index of the first"""
+    depth = min(best.shape[1], len(documents))
     wanted = min(depth + 1, len(documents))
     found, columns = map(
         torch.from_numpy, faiss.knn(queries.numpy(), documents.numpy(), wanted, faiss.METRIC_INNER_PRODUCT)
     )
-    keys = packed(found, columns + start).topk(depth, dim=1).values
+    tied = torch.empty(0, dtype=torch.int64)
     if wanted > depth:
         # faiss keeps any of equal scores. It matters if the last one kept equals the next.
         tied = (found[:, depth - 1] == found[:, depth]).nonzero()[:, 0]
-        for rows in torch.split(tied, 256):
-            keys[rows] = _keys(queries[rows] @ documents.T, depth, start)
-    return keys
+        found[tied] = -torch.inf  # searched again below
+    for rows in pieces(len(queries), 2 * best.shape[1]):
+        keys = packed(found[rows, :depth], columns[rows, :depth] + start)
+        best[rows] = _merged(best[rows], keys.masked_fill(found[rows, :depth] == -torch.inf, EMPTY))
+    for some in torch.split(tied, 256):  # type: ignore[no-untyped-call]
+        best[some] = _merged(best[some], _keys(queries[some] @ documents.T, depth, start))
 
 
 def _faiss() -> Any:

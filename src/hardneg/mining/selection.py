@@ -147,8 +147,9 @@ class Selection:
     def _keep(self, rows: Tensor, scores: Tensor, documents: Tensor, chosen: Tensor) -> None:
         row, column = chosen.nonzero(as_tuple=True)
         place = self.kept[rows[row]] + (chosen.cumsum(dim=1) - 1)[row, column]
-        self.indices[rows[row], place] = documents[row, column]
-        self.scores[rows[row], place] = scores[row, column]
+        # By numpy, in one thread: PyTorch starts threads for any number of indices.
+        self.indices.numpy()[rows[row], place] = documents[row, column]
+        self.scores.numpy()[rows[row], place] = scores[row, column]
         self.kept[rows] += chosen.sum(dim=1)
 
     def _drop(self, rows: Tensor, scores: Tensor, documents: Tensor, dropped: Tensor, rule: Tensor) -> None:

@@ -15,10 +15,11 @@ from hardneg import checks
 from hardneg.extras import required
 from hardneg.losses.inputs import normalized
 from hardneg.matmul import row_blocks
+from hardneg.mining.memory import pieces
 
 SUFFIXES = (".npy", ".parquet")
 _COLUMNS = ("embedding", "embeddings", "vector")
-_BLOCK = 1 << 19  # numbers that are normalized at a time: their temporaries are small beside any memory budget
+_SHORT, _LONG = 1e-15, 1e18  # lengths whose squares neither vanish nor overflow
 
 
 class Vectors:
@@ -215,14 +216,20 @@ def _checked_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
 def _unit(name: str, rows: Tensor, start: int | None, device: torch.device | str) -> Tensor:
     """float32 unit vectors on the device, block by block; raises on NaN or inf. start: number of the first row."""
     unit = torch.empty(rows.shape, device=device)
-    for block in row_blocks(len(rows), rows.shape[1], max(1, _BLOCK // rows.shape[1])):
-        part = rows[block].to(device)
-        if not bool(torch.stack(torch.aminmax(part)).isfinite().all()):
-            bad = int((~part.isfinite()).any(dim=1).nonzero()[0, 0])
-            where = "" if start is None else f" in row {start + block.start + bad}"
-            raise checks.NonFiniteError(f"{name} holds NaN or inf{where}: look for a diverged encoder, or leave it out")
+    blocks = pieces(*rows.shape) if unit.device.type == "cpu" else row_blocks(*rows.shape)
+    for block in blocks:
         # float64 numbers may exceed the range of float32.
-        unit[block] = normalized(part if part.dtype == torch.float64 else part.float()).float()
+        part = rows[block].to(device, torch.promote_types(rows.dtype, torch.float32))
+        lengths = torch.linalg.vector_norm(part, dim=1, keepdim=True)
+        low, high = torch.stack(torch.aminmax(lengths)).tolist()
+        if low > _SHORT and high < _LONG:  # as of all encoders: four passes over the rows less
+            unit[block] = part / lengths
+            continue
+        finite = part.isfinite().all(dim=1)
+        if not bool(finite.all()):
+            where = "" if start is None else f" in row {start + block.start + int(finite.int().argmin())}"
+            raise checks.NonFiniteError(f"{name} holds NaN or inf{where}: look for a diverged encoder, or leave it out")
+        unit[block] = normalized(part)
     return unit
 
 
