@@ -7,7 +7,7 @@ All peers get the same embeddings and the same rule, 95 % of the positive, ten n
 n-tuples with scores. Each runs in a fresh process; the peers take turns.
   hardneg              hn.mine(memory="256MiB") and save to parquet
   st faiss             mine_hard_negatives(use_faiss=True), batches of 16,384 queries (its default)
-  st torch             mine_hard_negatives(use_faiss=False), batches of 1,024 queries: 16,384 would make a matrix of 13 GB
+  st torch             mine_hard_negatives(use_faiss=False), batches of 1,024 queries: 16,384 make a matrix of 13 GB
 Memory is the peak of the resident set beyond what the process held before the call, which includes the embeddings.
 "Same negatives" is the share of queries with the same ten documents, of those that have ten in both.
 
@@ -119,7 +119,7 @@ def resident(name: str) -> float:
 
 def child(folder: Path, peer: str, threads: int) -> None:
     """Mine with one peer; prints seconds and bytes, writes the negatives."""
-    import faiss  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    import faiss
 
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
@@ -190,11 +190,11 @@ def measure_on_gpu(given: argparse.Namespace) -> None:
     )
     rows = []
     for rounds in range(given.rounds + 1):
-        searcher = Searcher.on_gpu(Vectors("corpus", corpus), depth=100)
+        searcher = Searcher.within(Vectors("corpus", corpus), 2**31, "cuda")
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for block in torch.split(queries, searcher.block):  # type: ignore[no-untyped-call]
-            searcher.best(block, 100)
+        for first in range(0, len(queries), 4 * searcher.rows):
+            searcher.best(queries[first : first + 4 * searcher.rows], 100)
         torch.cuda.synchronize()
         total = time.perf_counter() - start
         start = time.perf_counter()

@@ -83,8 +83,7 @@ class Job:
 
     def _select(self, selection: Selection, queries: Tensor, excluded: Lists) -> None:
         """Search and select, and search again for the queries that have too few: below their limits, what is new."""
-        tile = budget.tile_size(self.memory, self.corpus.shape[1])
-        searcher = Searcher(self.corpus, tile, budget.score_rows(self.memory, tile), self.device)
+        searcher = Searcher.within(self.corpus, self.memory, self.device)
         depth = self.rules.depth(selection.candidates, self.guide is not None)
         sizes = torch.from_numpy(excluded.sizes)
         few = (sizes <= _MOST_HIDDEN).nonzero()[:, 0]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hardneg.matmul import exact_products, largest_columns
+from hardneg.mining import memory as budget
 from hardneg.mining.memory import pieces
 from hardneg.mining.vectors import Vectors
 
@@ -75,6 +76,16 @@ class Searcher:
     tile: int
     rows: int
     device: str
+
+    @staticmethod
+    def within(corpus: Vectors, memory: int, device: str) -> "Searcher":
+        """A searcher with tiles that fit into the memory budget, or into the memory of a GPU."""
+        dim = corpus.shape[1]
+        if device == "cpu":
+            tile = budget.tile_size(memory, dim)
+            return Searcher(corpus, tile, budget.score_rows(memory, tile), device)
+        whole = torch.cuda.get_device_properties(device).total_memory  # not the free part, which changes the tiles
+        return Searcher(corpus, *budget.on_gpu(whole, dim), device)
 
     def best(self, queries: Tensor, depth: int) -> Tensor:
         """Keys (B, depth) of the best documents of each query (B, d), the best first."""
@@ -147,7 +158,7 @@ def _merge_by_faiss(faiss: Any, best: Tensor, queries: Tensor, documents: Tensor
     for rows in pieces(len(queries), 2 * best.shape[1]):
         keys = packed(found[rows, :depth], columns[rows, :depth] + start)
         best[rows] = _merged(best[rows], keys.masked_fill(found[rows, :depth] == -torch.inf, EMPTY))
-    for some in torch.split(tied, 256):  # type: ignore[no-untyped-call]
+    for some in torch.split(tied, 256):
         best[some] = _merged(best[some], _keys(queries[some] @ documents.T, depth, start))
 
 
