@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hardneg import mining_command
 from hardneg.printable import printable
 from hardneg.terminal import MARK, cell, err, fail, note, out, print_json, remark, say, show_table
 
@@ -396,6 +397,9 @@ def _warm_up(batch_size: int, dim: int, as_json: bool) -> None:
         say(f"{sum(each.seconds for each in done):.1f} s for embeddings of shape ({batch_size}, {dim})")
     if any(each.error for each in done):
         raise typer.Exit(1)
+
+
+mining_command.register(app)
 
 
 def main() -> None:

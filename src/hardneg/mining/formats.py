@@ -69,15 +69,18 @@ def _named(mined: "Mined", query: int, positive: int) -> Row:
 
 def write_rows(rows: Iterator[Row], path: Path) -> int:
     """Write rows to a .jsonl, .parquet or .csv file that appears when it is complete; returns their number."""
-    writers = {".jsonl": _write_json, ".parquet": _write_parquet, ".csv": _write_csv}
-    if path.suffix not in writers:
-        checks.choice("the ending of the file", path.suffix, [*writers])
+    check_target(path)
+    with replaced(path) as file:
+        return _WRITERS[path.suffix](rows, file)
+
+
+def check_target(path: Path) -> None:
+    """Raise unless rows can be written to this path."""
+    checks.choice("the ending of the file", path.suffix, [*_WRITERS])
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file in it, such as {path / 'mined.jsonl'}")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {str(path.parent)!r}: create it first")
-    with replaced(path) as file:
-        return writers[path.suffix](rows, file)
 
 
 def _write_json(rows: Iterator[Row], file: IO[bytes]) -> int:
@@ -115,3 +118,6 @@ def _write_parquet(rows: Iterator[Row], file: IO[bytes]) -> int:
         written += len(batch)
     (writer or parquet.ParquetWriter(file, arrow.schema([]))).close()
     return written
+
+
+_WRITERS = {".jsonl": _write_json, ".parquet": _write_parquet, ".csv": _write_csv}

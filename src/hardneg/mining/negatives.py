@@ -76,7 +76,7 @@ def mine(
     rules = checked_rules(num_negatives, hardening, rank_range, max_score, sample, seed)
     budget = checked_memory(memory)
     checks.choice("engine", engine, ENGINES)
-    query_vectors, corpus_vectors, texts = _vectors(queries, corpus, model, prompts, cache)
+    query_vectors, corpus_vectors, texts = _vectors(queries, corpus, positives, rules, model, prompts, cache)
     job = make_job(query_vectors, corpus_vectors, positives, texts, rules, budget, guide)
     return finish(job, run_blocks(job, engine), texts)
 
@@ -107,12 +107,7 @@ def make_job(
             "leave it out, or use hardening=hn.Uniform()"
         )
     same = duplicates(lists, corpus, tile_size(memory, corpus.shape[1]), where)
-    most = len(corpus) - int((lists.sizes + same.sizes).min())
-    if rules.num_negatives > most:
-        raise ValueError(
-            f"num_negatives={rules.num_negatives}, but the corpus has {most} documents that are not positives: "
-            "ask for fewer, or add documents"
-        )
+    _check_number(rules, len(corpus) - int((lists.sizes + same.sizes).min()))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Job(queries, corpus, lists, same, rules, memory, filter_guide, device)
 
@@ -141,8 +136,22 @@ def finish(job: Job, blocks: Sequence[Block], texts: Texts | None) -> Mined:
     return mined
 
 
+def check_texts(texts: Texts, positives: Any, rules: Rules) -> None:
+    """Raise, before texts are embedded, if a positive is missing or more negatives are asked for than exist."""
+    lists = checked_positives(positives, len(texts[0]), len(texts[1]), places(texts[1]))
+    _check_number(rules, len(texts[1]) - int(lists.sizes.min()))
+
+
+def _check_number(rules: Rules, most: int) -> None:
+    if rules.num_negatives > most:
+        raise ValueError(
+            f"num_negatives={rules.num_negatives}, but the corpus has {most} documents that are not positives: "
+            "ask for fewer, or add documents"
+        )
+
+
 def _vectors(
-    queries: Any, corpus: Any, model: Any, prompts: Any, cache: str | Path | None
+    queries: Any, corpus: Any, positives: Any, rules: Rules, model: Any, prompts: Any, cache: str | Path | None
 ) -> tuple[Vectors, Vectors, Texts | None]:
     """Queries and corpus as embeddings, and their texts."""
     textual = is_texts(queries), is_texts(corpus)
@@ -157,6 +166,7 @@ def _vectors(
     if model is None:
         raise ValueError("queries and corpus are texts: pass model=, a SentenceTransformer or a function of texts")
     texts = checked_texts("queries", queries), checked_texts("corpus", corpus)
+    check_texts(texts, positives, rules)
     given_prompts, folder = checked_prompts(prompts), None if cache is None else Path(cache)
     embedded = [
         embed(name, some, model, given_prompts.get(name), folder)

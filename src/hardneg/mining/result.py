@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
+from hardneg.mining.files import replaced
 from hardneg.mining.formats import FORMATS, write_rows
 from hardneg.mining.positives import Lists
 from hardneg.mining.selection import Dropped
@@ -94,6 +95,17 @@ class Mined:
             for document, score, rule in self.dropped_of(query)
         )
         return write_rows(rows, Path(path))
+
+    def write_page(self, path: str | Path, queries: int = 50) -> Path:
+        """Write an HTML page: numbers, histograms, some queries with negatives and dropped candidates, and hubs.
+
+        queries: how many are shown, spread evenly over all
+        """
+        from hardneg.mining.page import html  # imports what draws the charts
+
+        with replaced(Path(path)) as file:
+            file.write(html(self, checks.whole("queries", queries)).encode(errors="backslashreplace"))
+        return Path(path)
 
     def hubs(self, count: int = 10) -> list[tuple[int, int]]:
         """The documents that are a negative of most queries, with the number of these queries."""

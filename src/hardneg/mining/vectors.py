@@ -47,11 +47,11 @@ class Vectors:
 
     def unit(self, start: int, stop: int, device: torch.device | str = "cpu") -> Tensor:
         """The rows from ``start`` up to ``stop`` as float32 unit vectors; a zero vector stays zero."""
-        return _unit(self.name, self.read(start, stop), start, device)
+        return _unit(self.name, self.read(start, stop), range(start, stop), device)
 
     def take_unit(self, rows: NDArray[np.int64]) -> Tensor:
         """As `unit`, of the rows with these numbers, on the CPU."""
-        return _unit(self.name, self.take(rows), None, "cpu")
+        return _unit(self.name, self.take(rows), rows, "cpu")
 
 
 class NpyFile(Vectors):
@@ -213,7 +213,7 @@ def _checked_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def _unit(name: str, rows: Tensor, start: int | None, device: torch.device | str) -> Tensor:
+def _unit(name: str, rows: Tensor, numbers: range | NDArray[np.int64], device: torch.device | str) -> Tensor:
     """float32 unit vectors on the device, block by block; raises on NaN or inf. start: number of the first row."""
     unit = torch.empty(rows.shape, device=device)
     blocks = pieces(*rows.shape) if unit.device.type == "cpu" else row_blocks(*rows.shape)
@@ -227,8 +227,10 @@ def _unit(name: str, rows: Tensor, start: int | None, device: torch.device | str
             continue
         finite = part.isfinite().all(dim=1)
         if not bool(finite.all()):
-            where = "" if start is None else f" in row {start + block.start + int(finite.int().argmin())}"
-            raise checks.NonFiniteError(f"{name} holds NaN or inf{where}: look for a diverged encoder, or leave it out")
+            row = numbers[block.start + int(finite.int().argmin())]
+            raise checks.NonFiniteError(
+                f"{name} holds NaN or inf in row {row}: look for a diverged encoder, or leave it out"
+            )
         unit[block] = normalized(part)
     return unit
 
