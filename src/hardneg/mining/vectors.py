@@ -214,7 +214,7 @@ def _checked_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _unit(name: str, rows: Tensor, numbers: range | NDArray[np.int64], device: torch.device | str) -> Tensor:
-    """float32 unit vectors on the device, block by block; raises on NaN or inf. start: number of the first row."""
+    """float32 unit vectors on the device, block by block; raises on NaN or inf. numbers: of the rows"""
     unit = torch.empty(rows.shape, device=device)
     blocks = pieces(*rows.shape) if unit.device.type == "cpu" else row_blocks(*rows.shape)
     for block in blocks:
