@@ -163,6 +163,8 @@ class Shards(Vectors):
             for file, first in zip(self.files, self._starts[:-1], strict=True)
             if first < stop and first + len(file) > start
         ]
+        if len(parts) == 1:
+            return parts[0]
         return torch.cat(parts) if parts else torch.empty(0, self.shape[1])
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
