@@ -11,8 +11,6 @@ import torch
 import hardneg as hn
 
 HOSTILE = [
-    '<script>alert("x")</script>', "<img src=x onerror=alert(1)>", "a\u202egnp.exe \x1b[31m", "plain", "</bdi></td>",
-]  # fmt: skip
     '<script>alert("x")</script>',
     "<img src=x onerror=alert(1)>",
     "a\u202egnp.exe \x1b[31m",
