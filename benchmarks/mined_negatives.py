@@ -40,7 +40,8 @@ MINING: dict[str, dict[str, Any]] = {
 
 def read(path: Path) -> tuple[list[Pair], list[Pair], list[str]]:
     """Training pairs, held-out pairs, and the held-out corpus."""
-    rows = [line.rstrip("\n").split("\t") for line in lzma.open(path, "rt", encoding="utf-8")][1:]
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file][1:]
     held_out = [row for row in rows if row[0] in ("STSB", "SICKR") and row[1] in ("dev", "test")]
     corpus = list(dict.fromkeys(text for row in held_out for text in row[4:6]))
     known = set(corpus)

@@ -79,7 +79,7 @@ def test_negatives_and_reasons_are_those_of_the_loop(rules: str) -> None:
     options, expected_options = RULES[rules]
     reached: Counter[str] = Counter()
 
-    @settings(max_examples=25)
+    @settings(max_examples=12)
     @given(
         st.integers(0, 10**6),
         st.integers(1, 8),
@@ -95,8 +95,8 @@ def test_negatives_and_reasons_are_those_of_the_loop(rules: str) -> None:
         reached["kept"] += any(expected.negatives)
 
     check()
-    assert reached["kept"] >= 15
-    assert reached["dropped"] >= 10
+    assert reached["kept"] >= 7
+    assert reached["dropped"] >= 5
 
 
 @pytest.mark.parametrize("seed", range(5))
