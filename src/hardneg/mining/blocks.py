@@ -141,11 +141,12 @@ def _compacted(scores: Tensor, documents: Tensor, out: Tensor) -> tuple[Tensor, 
 
 def _hidden(rows: Tensor, excluded: Lists, seen: list[tuple[Tensor, Tensor]]) -> Hidden:
     """The pairs that a further search of some queries leaves out, with queries numbered as in ``rows``."""
-    pairs = [(torch.from_numpy(excluded.queries()), torch.from_numpy(excluded.items))]
-    for those, documents in seen:
-        pairs.append((those.repeat_interleave(documents.shape[1]), documents.flatten()))
-    queries, documents = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     number = torch.full((len(excluded),), -1)
     number[rows] = torch.arange(len(rows))
-    wanted = (number[queries] >= 0) & (documents >= 0)
-    return Hidden.of(number[queries[wanted]], documents[wanted])
+    pairs = [(number[torch.from_numpy(excluded.queries())], torch.from_numpy(excluded.items))]
+    for those, documents in seen:
+        asked = number[those] >= 0
+        pairs.append((number[those[asked]].repeat_interleave(documents.shape[1]), documents[asked].flatten()))
+    queries, documents = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    wanted = (queries >= 0) & (documents >= 0)
+    return Hidden.of(queries[wanted], documents[wanted])

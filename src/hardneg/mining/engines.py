@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,7 @@ def run_blocks(job: Job, engine: str, folder: Path | None = None) -> list[Block]
             fresh[number] = block
         else:
             _write(block, file)
-    return [
-        fresh[number] if number in fresh else _read(file)
-        for number, file in enumerate(files)
-        if file or number in fresh
-    ]
+    return [fresh[number] if file is None else _read(file) for number, file in enumerate(files)]
 
 
 def _here(job: Job, numbers: list[int]) -> Iterator[tuple[int, Block]]:
@@ -49,8 +45,8 @@ def _on_ray(job: Job, numbers: list[int]) -> Iterator[tuple[int, Block]]:
     ray = required("ray", "cluster")
     if not ray.is_initialized():
         raise ValueError('engine="ray" needs a cluster: call ray.init(address="auto") first, or use engine="local"')
-    shared = ray.put(job)
     has_gpus = bool(ray.cluster_resources().get("GPU"))
+    shared = ray.put(replace(job, device="cuda" if has_gpus else "cpu"))  # of the workers, not of this process
     task = ray.remote(max_retries=_RETRIES, num_gpus=int(has_gpus))(_run)
     waiting = {task.remote(shared, number): number for number in numbers}
     while waiting:
@@ -71,8 +67,7 @@ def _write(block: Block, file: Path) -> None:
         out.write(content.getbuffer())
 
 
-def _read(file: Path | None) -> Block:
-    assert file is not None
+def _read(file: Path) -> Block:
     try:
         with np.load(file, allow_pickle=False) as found:
             arrays: dict[str, Tensor] = {name: torch.from_numpy(found[name]) for name in found.files}
