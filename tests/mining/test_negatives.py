@@ -234,6 +234,16 @@ def test_positives_may_be_padded_lists_or_repeated() -> None:
         assert found.positives.sizes.tolist() == [1, 2]
 
 
+def test_a_copy_up_to_rounding_is_a_duplicate_and_a_near_text_is_not() -> None:
+    draw = np.random.default_rng(4)
+    corpus = draw.standard_normal((300, 64)).astype(np.float32)
+    corpus[200] = 3 * corpus[7] * (1 + 3e-7 * draw.standard_normal(64))
+    corpus[201] = corpus[7] * (1 + 1e-3 * draw.standard_normal(64))
+    found = hn.mine(corpus[7:8], corpus, [7], num_negatives=1, hardening=hn.Uniform())
+    assert found.dropped == {"duplicate": 1}
+    assert found.indices.tolist() == [[201]]
+
+
 def test_lists_keep_the_order_of_their_pairs() -> None:
     lists = Lists.of(np.array([2, 0, 2, 2]), np.array([9, 4, 1, 9]), 3)
     assert (lists.offsets.tolist(), lists.items.tolist()) == ([0, 1, 1, 3], [4, 9, 1])
