@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -70,21 +69,24 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A Ray cluster of this machine with two workers."""
     ray = pytest.importorskip("ray")
     source = Path(hn.__file__).parents[1]
-    monkeypatch.setenv("STARTED", str(tmp_path))
-    passed = {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "STARTED": str(tmp_path)}
+    monkeypatch.setenv("KILLED", str(tmp_path))
+    passed = {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "KILLED": str(tmp_path)}
     options: dict[str, Any] = {"env_vars": passed}
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=options, object_store_memory=10**8)
     yield ray
     ray.shutdown()
 
 
-class SlowJob(Job):
-    """A job that leaves time to kill the process that runs it, and says which one that is."""
+class LosingJob(Job):
+    """A job whose block 3 kills its own process the first time it runs."""
 
     def run(self, number: int) -> Block:
-        Path(os.environ["STARTED"], f"{number}-{os.getpid()}").touch()
-        time.sleep(0.5)
-        return super().run(number)
+        marker = Path(os.environ["KILLED"], "killed")
+        found = super().run(number)
+        if number == 3 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
 
 
 @pytest.mark.slow
@@ -92,17 +94,12 @@ def test_a_cluster_that_loses_a_worker_gives_the_result_of_one_process(cluster: 
     cluster.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     work = job()
     expected = engines.run_blocks(work, "local")
-    slow = SlowJob(**{field.name: getattr(work, field.name) for field in fields(work)})
-    found: dict[int, Block] = {}
-    for number, block in engines._on_ray(slow, list(range(len(work.blocks())))):
-        if not found:  # kill the process that runs the newest block
-            newest = max(Path(os.environ["STARTED"]).iterdir(), key=lambda file: file.stat().st_mtime_ns)
-            os.kill(int(newest.name.partition("-")[2]), signal.SIGKILL)
-        found[number] = block
-    started = [file.name.partition("-")[0] for file in Path(os.environ["STARTED"]).iterdir()]
-    assert len(started) > len(set(started)) == len(expected)  # a block ran twice
-    for number, block in enumerate(expected):
-        assert_equal(found[number], block)
+    losing = LosingJob(**{field.name: getattr(work, field.name) for field in fields(work)})
+    found = engines.run_blocks(losing, "ray")
+    assert (tmp_path / "killed").exists()
+    assert len(found) == len(expected) > 4
+    for one, other in zip(found, expected, strict=True):
+        assert_equal(one, other)
 
 
 @pytest.mark.slow
