@@ -38,6 +38,7 @@ from hardneg.losses.presets import (
 from hardneg.losses.schedules import Adaptive, Constant, HardnessAnneal, Linear, RingAnneal, Schedule, Steps
 from hardneg.losses.temperature import Learnable
 from hardneg.memory import Clusters, MemoryBank, Queue
+from hardneg.mining import Mined, mine
 from hardneg.samplers import (
     KNNBatchSampler,
     ProximityBatchSampler,
@@ -91,6 +92,7 @@ __all__ = [
     "Linear",
     "LocalAggregation",
     "MemoryBank",
+    "Mined",
     "ProximityBatchSampler",
     "ProximityGraph",
     "Queue",
@@ -121,6 +123,7 @@ __all__ = [
     "linear_probe",
     "llave",
     "load_encoder",
+    "mine",
     "moco",
     "qwen3_embedding",
     "ring_nce",

@@ -15,7 +15,7 @@ from string import Template
 from hardneg import checks
 from hardneg.evaluation.metrics import is_number
 from hardneg.insight import samples
-from hardneg.insight.contents import Contents, breakable, visible
+from hardneg.insight.contents import Contents, Part, breakable, visible
 from hardneg.insight.header import facts
 from hardneg.insight.parts import PARTS
 from hardneg.insight.runs import group_runs, read_run
@@ -95,14 +95,20 @@ def page(contents: Contents) -> str:
     sources = dict.fromkeys(run.source for group in contents.groups for run in group.runs)
     number, groups = sum(len(group.runs) for group in contents.groups), len(contents.groups)
     rows = f" in {_counted(groups, 'row')}; the runs of a row differ only in their seed" if number > groups else ""
+    heading = ", ".join(map(breakable, sources))
+    return framed(f"hardneg: {', '.join(sources)}", heading, _counted(number, "run") + rows, facts(contents), parts)
+
+
+def framed(title: str, heading: str, counts: str, facts_html: str, parts: Sequence[Part]) -> str:
+    """A page of sections that loads nothing; ``title`` is escaped here, the other texts are HTML."""
     script = _asset("page.js")
     # The content security policy allows this script only, and no requests.
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
-        title=visible(f"hardneg: {', '.join(sources)}"),
-        sources=", ".join(map(breakable, sources)),
-        counts=_counted(number, "run") + rows,
-        facts=facts(contents),
+        title=visible(title),
+        sources=heading,
+        counts=counts,
+        facts=facts_html,
         navigation="".join(f'<li><a href="#{part.key}">{escape(part.title)}</a></li>' for part in parts),
         parts="".join(part.html() for part in parts),
         style=_asset("page.css"),

@@ -1,0 +1,140 @@
+"""Engines: finished blocks on disk, and a Ray cluster with two workers gives the result of one process."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import children
+import numpy as np
+import pytest
+import torch
+
+import hardneg as hn
+from hardneg.mining import engines
+from hardneg.mining.blocks import Block, Job
+from hardneg.mining.memory import checked_memory
+from hardneg.mining.negatives import make_job
+from hardneg.mining.rules import checked_rules
+from hardneg.mining.vectors import open_vectors
+
+DRAW = np.random.default_rng(0)
+CORPUS = DRAW.standard_normal((3000, 32)).astype(np.float32)
+QUERIES = CORPUS[:600] + 0.8 * DRAW.standard_normal((600, 32)).astype(np.float32)
+
+
+def job(memory: int = 200_000) -> Job:
+    rules = checked_rules(4, hn.BelowPositive(relative=0.95), (0, None), None, False, 0)
+    given = open_vectors("queries", QUERIES), open_vectors("corpus", CORPUS)
+    return make_job(*given, np.arange(600), None, rules, memory)
+
+
+def assert_equal(one: Block, other: Block) -> None:
+    for name in ("indices", "scores", "positive_scores", "counts"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+    for name in ("query", "document", "score", "rule"):
+        assert torch.equal(getattr(one.dropped, name), getattr(other.dropped, name))
+
+
+def test_a_block_on_disk_is_read_as_it_was_written(tmp_path: Path) -> None:
+    work = job()
+    assert len(work.blocks()) > 5
+    expected = engines.run_blocks(work, "local")
+    written = engines.run_blocks(work, "local", tmp_path)
+    (tmp_path / "block-000002.npz").unlink()
+    again = engines.run_blocks(work, "local", tmp_path)
+    for one, two, three in zip(expected, written, again, strict=True):
+        assert_equal(one, two)
+        assert_equal(one, three)
+
+
+def test_a_broken_block_is_named(tmp_path: Path) -> None:
+    engines.run_blocks(job(), "local", tmp_path)
+    (tmp_path / "block-000001.npz").write_bytes(b"PK nothing")
+    with pytest.raises(ValueError, match=r"block-000001\.npz cannot be read"):
+        engines.run_blocks(job(), "local", tmp_path)
+
+
+def test_ray_without_a_cluster_says_so() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(ValueError, match="needs a cluster"):
+        hn.mine(QUERIES, CORPUS, np.arange(600), engine="ray")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A Ray cluster of this machine with two workers."""
+    ray = pytest.importorskip("ray")
+    source = Path(hn.__file__).parents[1]
+    monkeypatch.setenv("KILLED", str(tmp_path))
+    passed = {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "KILLED": str(tmp_path)}
+    options: dict[str, Any] = {"env_vars": passed}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=options, object_store_memory=10**8)
+    yield ray
+    ray.shutdown()
+
+
+class LosingJob(Job):
+    """A job whose block 3 kills its own process the first time it runs."""
+
+    def run(self, number: int) -> Block:
+        marker = Path(os.environ["KILLED"], "killed")
+        found = super().run(number)
+        if number == 3 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_worker_gives_the_result_of_one_process(cluster: Any, tmp_path: Path) -> None:
+    cluster.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    work = job()
+    expected = engines.run_blocks(work, "local")
+    losing = LosingJob(**{field.name: getattr(work, field.name) for field in fields(work)})
+    found = engines.run_blocks(losing, "ray")
+    assert (tmp_path / "killed").exists()
+    assert len(found) == len(expected) > 4
+    for one, other in zip(found, expected, strict=True):
+        assert_equal(one, other)
+
+
+@pytest.mark.slow
+def test_the_engine_ray_gives_the_result_of_one_process(cluster: Any) -> None:
+    options: dict[str, Any] = {"num_negatives": 4, "memory": 200_000, "sample": True, "rank_range": (0, 50)}
+    expected = hn.mine(QUERIES, CORPUS, np.arange(600), **options)
+    found = hn.mine(QUERIES, CORPUS, np.arange(600), engine="ray", **options)
+    assert torch.equal(found.indices, expected.indices)
+    assert torch.equal(found.scores, expected.scores)
+    assert found.dropped == expected.dropped
+
+
+PEAK = """
+import sys, numpy as np, hardneg as hn
+def status(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
+queries, positives = np.load(sys.argv[1] + "/queries.npy"), np.arange(400)
+# The buffers of the matrix products are made in the first call.
+hn.mine(queries, sys.argv[1] + "/small.npy", positives, memory="24MiB", num_negatives=3)
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+before = status("VmRSS")
+hn.mine(queries, sys.argv[1] + "/corpus", positives, memory="24MiB", num_negatives=3)
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+def test_a_corpus_four_times_the_budget_is_mined_within_it(tmp_path: Path) -> None:
+    """A corpus of 96 MiB in six files, and a budget of 24 MiB."""
+    (tmp_path / "corpus").mkdir()
+    draw = np.random.default_rng(1)
+    for number in range(6):
+        np.save(tmp_path / "corpus" / f"{number}.npy", draw.standard_normal((65536, 64), dtype=np.float32))
+    first = np.load(tmp_path / "corpus" / "0.npy")
+    np.save(tmp_path / "queries.npy", first[:400] + 0.2)
+    np.save(tmp_path / "small.npy", first[:20000])
+    done = children.run([sys.executable, "-c", PEAK, str(tmp_path)], check=True)
+    assert int(done.stdout) <= checked_memory("24MiB")
