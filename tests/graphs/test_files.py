@@ -190,9 +190,15 @@ def test_folders_without_one_set_and_other_files_are_refused(tmp_path: Path) -> 
         read_graphs(tmp_path / "two")
     with pytest.raises(FileNotFoundError, match=r"none.npz does not exist: give an .npz or .safetensors file"):
         read_graphs(tmp_path / "none.npz")
-    (tmp_path / "graphs.pt").touch()
-    with pytest.raises(ValueError, match=r"graphs.pt is a .pt file, which cannot be read as graphs"):
-        read_graphs(tmp_path / "graphs.pt")
+    for name, function in {"graphs.pt": "module:function", "graphs.py": "graphs:function"}.items():
+        (tmp_path / name).touch()
+        with pytest.raises(
+            ValueError, match=rf"{name} is a .p[ty] file, which cannot be read as graphs: .*{function},"
+        ):
+            read_graphs(tmp_path / name)
+    for name, function in {"graphs.load": "graphs:load", "a.b.load": "a.b:load", "none": "module:function"}.items():
+        with pytest.raises(FileNotFoundError, match=rf"{name} does not exist: .* or {function}, a function that"):
+            read_graphs(tmp_path / name)
     with zipfile.ZipFile(tmp_path / "OTHER.zip", "w") as archive:
         archive.writestr("TOY_A.txt", "1, 1\n")
     with pytest.raises(FileNotFoundError, match=r"OTHER.zip has no OTHER_A.txt"):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg import checks
+from hardneg import callables, checks
 from hardneg.extras import required
 from hardneg.graphs import tu_files
 from hardneg.graphs.data import GraphSet, features_of_nodes
@@ -44,8 +44,8 @@ def read_graphs(path: str | Path, features: str = "auto") -> GraphSet:
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: give an .npz or .safetensors file of graphs, a folder of TU text files, or "
-            f"{tu_files.TU}NAME"
+            f"{path} does not exist: give an .npz or .safetensors file of graphs, a folder of TU text files, "
+            f"{tu_files.TU}NAME, or {_function(path)}"
         )
     if path.is_dir():
         folder, name = tu_files.text_files(path)
@@ -60,7 +60,7 @@ def read_graphs(path: str | Path, features: str = "auto") -> GraphSet:
         case suffix:
             raise ValueError(
                 f"{path} is a {suffix or 'suffixless'} file, which cannot be read as graphs: give .npz, .safetensors, "
-                "or a folder or zip of TU text files"
+                f"a folder or zip of TU text files, or {_function(path)}"
             )
     if unknown:
         known = ", ".join(f"{name} {meaning}" for name, meaning in _ARRAYS.items())
@@ -69,6 +69,22 @@ def read_graphs(path: str | Path, features: str = "auto") -> GraphSet:
         return _graph_set(arrays, features, path.stem)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _function(path: Path) -> str:
+    """How to name a function, for a path that may be meant as one.
+
+    Examples:
+        >>> _function(Path("mine.load"))
+        'mine:load, a function that returns a list of PyG graphs'
+    """
+    module, _, name = path.name.rpartition(".")
+    files = (".npz", ".safetensors", ".zip", ".pt", ".pth", ".pkl", ".txt", ".csv", ".json")
+    if path.suffix in files or not callables.is_name(f"{module}:{name}"):
+        module, name = "module", "function"
+    elif path.suffix == ".py":
+        name = "function"
+    return f"{module}:{name}, a function that returns a list of PyG graphs"
 
 
 def _npz(path: Path) -> tuple[dict[str, Tensor], list[str]]:
