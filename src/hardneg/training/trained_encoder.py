@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hardneg import checks
 from hardneg.evaluation.features import evaluating
-from hardneg.training.recipe import Recipe
+from hardneg.training.recipe import ENCODER_CODE, Recipe
 from hardneg.training.saved_run import load_run
 
 
@@ -65,7 +65,7 @@ def load_encoder(
     run: str | Path, *, trust: bool = False, data: Any = None, views: Any = None, encoder: nn.Module | None = None
 ) -> TrainedEncoder:
     """The encoder of a run with its weights; arguments as for `hardneg.load_encoder`."""
-    loaded = load_run(run, trust=trust, data=data, views=views, encoder=encoder)
+    loaded = load_run(run, trust=trust, data=data, views=views, encoder=encoder, code=ENCODER_CODE)
     loaded.warn_if_unfinished()
     kind = loaded.settings.kind
     transform = kind.transform(loaded.settings.data, loaded.shape, loaded.views, loaded.recorded)
