@@ -62,6 +62,8 @@ def test_the_file_computes_the_features_of_the_encoder_for_any_batch_size(format
     file = export(network, torch.rand(1, 3, 8, 8), tmp_path / "new" / "encoder", format)
     assert file == tmp_path / "new" / f"encoder{SUFFIXES[format]}"
     assert [found.name for found in file.parent.iterdir()] == [file.name]
+    (tmp_path / "plain").touch()
+    assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode
     program = loaded(file, small_network)
     for batch in (1, 2, 7):
         images = torch.rand(batch, 3, 8, 8)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_metric_learning.losses
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.losses import (
@@ -114,6 +115,49 @@ def test_a_cross_batch_memory_is_a_queue_that_is_smaller_by_the_batch() -> None:
         found = translated("CrossBatchMemory(SupConLoss(t)", t=0.2, z=z, labels=labels, queue=queue)
         assert_close(found, memory(z, labels))
         queue.enqueue(z, labels)
+
+
+def supcon_of(anchors: Tensor, columns: Tensor, labels: Tensor, of_columns: Tensor) -> Tensor:
+    """Khosla's loss, eq. 2, at t = 0.2; the first columns are the anchors themselves."""
+    scores = normalize(anchors) @ normalize(columns).T / 0.2  # (B, N)
+    itself = torch.eye(*scores.shape, dtype=torch.bool)
+    logs = scores - torch.logsumexp(scores.masked_fill(itself, -torch.inf), dim=1, keepdim=True)
+    same = (labels[:, None] == of_columns) & ~itself
+    return -(logs.where(same, 0).sum(1) / same.sum(1)).mean()
+
+
+def test_a_cross_batch_memory_has_no_gradient_in_the_candidates_and_a_queue_has() -> None:
+    memory, queue = CrossBatchMemory(SupConLoss(0.2), 7, memory_size=50), hn.Queue(26, 7, dtype=torch.float64)
+    memory.embedding_memory = memory.embedding_memory.double()
+    old, labels = torch.randn(26, 7, dtype=torch.float64), torch.arange(26) % 5
+    memory(old, labels)
+    queue.enqueue(old, labels)
+    drawn, classes = torch.randn(24, 7, dtype=torch.float64), torch.arange(24) % 5
+    losses = {
+        "memory": lambda z: memory(z, classes),
+        "detached": lambda z: supcon_of(z, torch.cat([z.detach(), old]), classes, torch.cat([classes, labels])),
+        "queue": lambda z: translated("CrossBatchMemory(SupConLoss(t)", t=0.2, z=z, labels=classes, queue=queue),
+        "whole": lambda z: supcon_of(z, torch.cat([z, old]), classes, torch.cat([classes, labels])),
+    }
+    values, gradients = {}, {}
+    for name, loss in losses.items():
+        z = drawn.clone().requires_grad_()
+        values[name] = loss(z)
+        (gradients[name],) = torch.autograd.grad(values[name], z)
+    for name in ("detached", "queue", "whole"):
+        assert_close(values[name], values["memory"])
+    assert_close(gradients["memory"], gradients["detached"])
+    assert_close(gradients["queue"], gradients["whole"])
+    assert (gradients["queue"] - gradients["memory"]).norm() > 0.1 * gradients["memory"].norm()
+
+
+def test_default_temperatures_are_those_of_the_table() -> None:
+    for theirs, ours in (("SupConLoss", "hn.supcon"), ("NTXentLoss", "hn.simclr"), ("NTXentLoss", "hn.InfoNCE")):
+        (row,) = re.findall(
+            rf"^\| pytorch-metric-learning `{theirs}` \| (\S+) \| .*`{ours}`.* \| (\S+) \|$", PAGE, re.M
+        )
+        found = (getattr(pytorch_metric_learning.losses, theirs)().temperature, getattr(hn, ours[3:])().temperature)
+        assert found == tuple(map(float, row))
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.2])

@@ -17,7 +17,7 @@ from commands import hardneg
 from safetensors.torch import save_file
 from torch import nn
 
-from hardneg import cli
+from hardneg import cli, load_encoder
 from hardneg.export import export, export_run, read_info
 from hardneg.images import encoders
 from hardneg.insight.report import write_report
@@ -122,6 +122,9 @@ def test_no_part_of_a_recipe_in_a_folder_is_imported_without_trust(
     assert not mark.exists()
     assert "theirs_to_import" not in sys.modules
     assert (code, out) == (2, "")
+    if command == "export" and (part == "evaluation.metrics" or (finished and part.startswith("data"))):
+        assert "is code that" not in err  # it is not needed, and the error is that of the weights
+        return
     assert f"{part.partition(' ')[0]}='theirs_to_import:small' is code that the folder asks to run" in err
     assert "--trust" in err
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
@@ -178,6 +181,28 @@ def test_the_encoder_of_a_trusted_folder_is_loaded(capsys: pytest.CaptureFixture
     code, _, err = hardneg(capsys, "report", "mine", "--trust")
     assert (code, err) == (0, "")
     assert (tmp_path / "mine" / "report.html").read_text(encoding="utf-8").count("<img") == 6 * (1 + 6 + 3)
+
+
+def test_the_encoder_of_a_run_is_used_without_importing_its_data_and_metrics(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "data_to_import.py").write_text(
+        "import numpy as np\n"
+        "def images(split):\n"
+        "    return np.arange(32 * 64, dtype=np.uint8).reshape(32, 8, 8), np.arange(32) % 2\n"
+    )
+    own = ["data.source=data_to_import:images", "trainer.batch_size=16", "--run", "mine"]
+    code, _, err = hardneg(capsys, "train", "digits-simclr", *QUICK, *own)
+    assert code == 0, err
+    del sys.modules["data_to_import"]
+    assert hardneg(capsys, "export", "mine")[0] == 0
+    assert load_encoder(tmp_path / "mine")(np.zeros((8, 8), dtype=np.uint8)).dim() == 1
+    code, _, err = hardneg(capsys, "evaluate", "mine")
+    assert (code, "data.source='data_to_import:images' is code" in err) == (2, True)
+    (tmp_path / "mine" / "encoder.safetensors").unlink()  # then the shape of a sample is that of the data
+    code, _, err = hardneg(capsys, "export", "mine")
+    assert (code, "data.source='data_to_import:images' is code" in err) == (2, True)
+    assert "data_to_import" not in sys.modules
 
 
 def test_a_comparison_trusts_the_recipe_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

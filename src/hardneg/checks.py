@@ -156,6 +156,11 @@ def integers(name: str, tensor: object, shape: tuple[int, ...], meaning: str) ->
     """Raise unless ``tensor`` is an integer tensor of ``shape``."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be an integer tensor, got {type(tensor).__name__}")
+    if name.endswith("labels") and tuple(tensor.shape[:-1]) == shape and tensor.shape[-1] > 1:
+        raise ValueError(
+            f"{name} must have shape {shape} ({meaning}), got {tuple(tensor.shape)}: pass class numbers, of one-hot "
+            f"rows {name}.argmax({len(shape)})"
+        )
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ValueError(f"{name} must have an integer dtype, got {tensor.dtype}: convert it with .long()")
     if tuple(tensor.shape) != shape:

@@ -96,8 +96,8 @@ def export_run(
     """Write the encoder of a run, with its recipe and the mean and std of its pixels as metadata.
 
     run: the folder · format: as for `export` · to: the file, in a folder that exists; by default ``exported.*`` in the
-    run's · trust: allow an encoder that the folder names as ``module:callable`` · returns the file and the largest
-    difference between the features of the file and of the encoder
+    run's · trust: allow an encoder or views that the folder names as ``module:callable`` · returns the file and the
+    largest difference between the features of the file and of the encoder
     """
     from hardneg.training import recipe, run_folder
     from hardneg.training.saved_run import load_run
@@ -108,7 +108,7 @@ def export_run(
             f"there is no folder {str(Path(to).parent)!r} for {Path(to).name}: create it, or choose another with --to "
             "(in Python: to=)"
         )
-    loaded = load_run(run, trust=trust)
+    loaded = load_run(run, trust=trust, code=recipe.ENCODER_CODE)
     loaded.warn_if_unfinished()
     encoder = loaded.settings.kind.exportable(loaded.encoder, loaded.shape)
     example = loaded.settings.kind.example(loaded.shape, loaded.views)
@@ -174,7 +174,10 @@ def read_info(file: str | Path) -> dict[str, str]:
 def _write_safetensors(encoder: nn.Module, inputs: Inputs, file: Path, metadata: dict[str, str]) -> None:
     # safetensors accepts neither tensors that share memory nor strided ones.
     state = {name: tensor.clone().contiguous() for name, tensor in weights_of(encoder).state_dict().items()}
+    file.touch()
+    mode = file.stat().st_mode
     required("safetensors.torch", _EXTRA).save_file(state, file, metadata=metadata)
+    file.chmod(mode)  # save_file replaces the file by one that only its owner can read
 
 
 def _load_safetensors(file: Path, encoder: nn.Module) -> Program:

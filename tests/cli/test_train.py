@@ -114,6 +114,21 @@ def test_my_images_needs_a_source_and_no_labels(capsys: pytest.CaptureFixture[st
     assert "trained in" in out
 
 
+def test_my_graphs_trains_on_fewer_graphs_than_the_batches_of_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch_geometric", reason="graphs need torch_geometric")
+    rings = np.arange(40 * 5).reshape(40, 5)
+    edges = np.stack([rings.flatten(), np.roll(rings, 1, axis=1).flatten()])
+    both = np.concatenate([edges, edges[::-1]], axis=1)
+    np.savez("mine.npz", edge_index=both, batch=np.arange(40).repeat(5), y=np.arange(40) % 2)
+    code, out, err = hardneg(capsys, "train", "my-graphs", "data.source=mine.npz", "trainer.epochs=1")
+    assert code == 0, err
+    assert "40 graphs, batch size 8: 5 steps per epoch" in err
+    assert "trained in runs/my-graphs-1" in out
+    assert "SVM" in out
+    code, _, err = hardneg(capsys, "train", "my-graphs")
+    assert (code, "FILE does not exist" in err) == (2, True)
+
+
 def test_a_comparison_with_an_automatic_batch_size_resumes(capsys: pytest.CaptureFixture[str], photos: Path) -> None:
     grid = ["compare", "my-images", "data.source=photos", "data.size=8", "trainer.epochs=1", "encoder={name: tiny}",
             "--over", "objective.preset=simclr,hcl", "--seeds", "1", "--json"]  # fmt: skip

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 pytest.importorskip("torch_geometric", reason='needs pip install "hardneg[graph]"')
 
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 import hardneg as hn
@@ -111,6 +111,36 @@ def test_attributes_that_a_set_cannot_hold_are_named() -> None:
         graphs[0].y = y
         with pytest.raises(ValueError, match=f"y of graph 0 must be one whole number, {message}"):
             GraphSet.of(graphs)
+
+
+RING = torch.tensor([[0, 1, 2], [1, 2, 0]])
+
+
+@pytest.mark.parametrize(
+    ("graphs", "message"),
+    [
+        (Batch.from_data_list(drawn([3, 4])), r"graphs is one PyG graph or batch: .*batch\.to_data_list\(\)"),
+        (Data(edge_index=RING, num_nodes=3), "graphs is one PyG graph or batch"),
+        ((1, 2, 3), r"graph 0 must be a torch_geometric\.data\.Data, got int"),
+        ([Data(x=torch.ones(3, 1))], r"edge_index of graph 0 must have shape \(2, E\), got NoneType"),
+        ([Data(edge_index=RING.T, num_nodes=3)], r"edge_index of graph 0 must have shape \(2, E\), got shape \(3, 2\)"),
+        ([Data(edge_index=RING.float(), num_nodes=3)], "edge_index of graph 0 must have an integer dtype"),
+        ([Data(x=torch.ones(3, width), edge_index=RING) for width in (2, 4)],
+         r"x of graph 1 has shape \(3, 4\), that of graph 0 \(3, 2\)"),
+        ([Data(edge_index=RING, num_nodes=3, y="a")], "y of graph 0 must be one whole number, got 'a'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_list_of_graphs_is_refused_in_one_line(graphs: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        GraphSet.of(graphs)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_slice_names_the_subset_to_take() -> None:
+    graphs = GraphSet.of(drawn([3, 4, 5, 6]))
+    with pytest.raises(TypeError, match=r"use subset\(range\(1, 4, 1\)\)"):
+        graphs[1:10]
+    assert graphs.subset(range(1, 4, 1)).ptr.tolist() == [0, 4, 9, 15]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -42,7 +42,7 @@ def write(path: Path, arrays: dict[str, torch.Tensor]) -> Path:
 
 def arrays_of(graphs: list[Data]) -> dict[str, torch.Tensor]:
     collated = Batch.from_data_list(graphs)
-    return {name: collated[name] for name in ("x", "edge_index", "edge_attr", "batch", "y")}
+    return {name: collated[name] for name in ("x", "edge_index", "edge_attr", "batch", "ptr", "y")}
 
 
 def same(found: GraphSet, graphs: list[Data]) -> None:
@@ -85,7 +85,11 @@ def test_labels_and_features_may_be_absent_and_of_any_number_type(tmp_path: Path
     assert_close(found.x, torch.tensor([[5.0], [6.0], [7.0]]))
     assert_close(read_graphs(tmp_path / "mine.npz", "constant").x, torch.ones(3, 1))
     # Graphs without nodes are those that have a label only.
-    found = read_graphs(write(tmp_path / "mine.npz", arrays | {"y": torch.tensor([[2], [0], [1]])}))
+    found = read_graphs(write(tmp_path / "mine.npz", arrays | {"y": torch.tensor([[2], [0], [1], [1]])}))
+    assert (found.ptr.tolist(), found.labels.tolist()) == ([0, 2, 3, 3, 3], [2, 0, 1, 1])
+    # As many labels as nodes are those of graphs if ptr says so.
+    three = {"y": torch.tensor([2, 0, 1]), "ptr": torch.tensor([0, 2, 3, 3])}
+    found = read_graphs(write(tmp_path / "mine.npz", arrays | three))
     assert (found.ptr.tolist(), found.labels.tolist()) == ([0, 2, 3, 3], [2, 0, 1])
 
 
@@ -118,6 +122,11 @@ GOOD = {
         ({"y": torch.tensor([0.5, 1.0])}, "y must have an integer dtype"),
         ({"y": torch.tensor([0, -2])}, "labels must be ≥ −1"),
         ({"edge_attr": torch.ones(3)}, "edge_attr must have 2 rows"),
+        ({"y": torch.tensor([0, 0, 1])}, "y has 3 labels, one per node, but batch numbers 2 graphs"),
+        ({"ptr": torch.tensor([0, 1, 3])}, "ptr must hold the first node of each graph"),
+        ({"ptr": torch.tensor([0, 2, 3, 3])}, r"labels must have shape \(3,\)"),
+        ({"ptr": torch.tensor([0, 2]), "y": None}, "ptr must hold the first node"),
+        ({"ptr": torch.tensor([], dtype=torch.int64)}, "ptr must hold the first node"),
     ],
 )
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
@@ -128,6 +137,13 @@ def test_malformed_arrays_are_refused_by_name(
     with pytest.raises(ValueError, match=rf"mine\.{suffix}: .*{message}") as raised:
         read_graphs(write(tmp_path / f"mine.{suffix}", arrays))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_arrays_that_nothing_reads_are_listed(suffix: str, tmp_path: Path) -> None:
+    others = {"labels": torch.tensor([0, 1]), "pos": torch.ones(3, 2)}
+    with pytest.raises(ValueError, match=r"unknown arrays: 'labels', 'pos': .*y \(N,\), the label of each graph"):
+        read_graphs(write(tmp_path / f"mine.{suffix}", {**GOOD, **others}))
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors", "zip"])
@@ -174,9 +190,15 @@ def test_folders_without_one_set_and_other_files_are_refused(tmp_path: Path) -> 
         read_graphs(tmp_path / "two")
     with pytest.raises(FileNotFoundError, match=r"none.npz does not exist: give an .npz or .safetensors file"):
         read_graphs(tmp_path / "none.npz")
-    (tmp_path / "graphs.pt").touch()
-    with pytest.raises(ValueError, match=r"graphs.pt is a .pt file, which cannot be read as graphs"):
-        read_graphs(tmp_path / "graphs.pt")
+    for name, function in {"graphs.pt": "module:function", "graphs.py": "graphs:function"}.items():
+        (tmp_path / name).touch()
+        with pytest.raises(
+            ValueError, match=rf"{name} is a .p[ty] file, which cannot be read as graphs: .*{function},"
+        ):
+            read_graphs(tmp_path / name)
+    for name, function in {"graphs.load": "graphs:load", "a.b.load": "a.b:load", "none": "module:function"}.items():
+        with pytest.raises(FileNotFoundError, match=rf"{name} does not exist: .* or {function}, a function that"):
+            read_graphs(tmp_path / name)
     with zipfile.ZipFile(tmp_path / "OTHER.zip", "w") as archive:
         archive.writestr("TOY_A.txt", "1, 1\n")
     with pytest.raises(FileNotFoundError, match=r"OTHER.zip has no OTHER_A.txt"):

@@ -45,6 +45,14 @@ def test_a_set_is_downloaded_once_and_only_on_request(tmp_path: Path, monkeypatc
     assert load_graphs("TOY").ptr.tolist() == [0, 2, 3]
 
 
+@pytest.mark.parametrize(("given", "meant"), [("mutag", "MUTAG"), ("toy", "TOY"), ("imdb-binary", "IMDB-BINARY")])
+def test_a_set_in_other_letters_is_suggested(given: str, meant: str, tmp_path: Path) -> None:
+    (tmp_path / "shared" / "tu").mkdir(parents=True)
+    (tmp_path / "shared" / "tu" / "TOY.zip").write_bytes(zipped())
+    with pytest.raises(FileNotFoundError, match=rf"tu:{given} is not in .*: did you mean tu:{meant}\?"):
+        load_graphs(given)
+
+
 def test_a_missing_set_names_where_it_was_searched_and_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "shared" / "tu").mkdir(parents=True)
     (tmp_path / "shared" / "tu" / "TOY.zip").write_bytes(zipped())

@@ -279,6 +279,7 @@ def test_one_view_is_the_first() -> None:
     [
         ({"first": "drop_node"}, "did you mean 'drop_nodes'"),
         ({"second": ()}, "second is empty"),
+        ({"first": 3}, "first must be a name or several of identity, .*, got 3"),
         ({"ratio": 1.5}, "ratio must be"),
     ],
 )
@@ -288,5 +289,8 @@ def test_bad_settings_name_the_argument(options: dict[str, Any], message: str) -
 
 
 def test_inputs_that_are_no_batch_are_refused() -> None:
-    with pytest.raises(ValueError, match="has no x"):
-        GraphViews()(Data(edge_index=torch.zeros(2, 0, dtype=torch.int64)), generator("cpu", 0))
+    graph = Data(edge_index=torch.zeros(2, 0, dtype=torch.int64))
+    with pytest.raises(ValueError, match="the Data has no x: make one with GraphSet"):
+        GraphViews()(graph, generator("cpu", 0))
+    with pytest.raises(ValueError, match="the list has no x"):
+        GraphViews()([graph], generator("cpu", 0))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hardneg as hn
+from hardneg.losses import presets
 
 Z = torch.tensor([[1.0, 0.2, 0.0], [0.1, 1.0, 0.3], [-1.0, 0.4, 0.5], [0.3, -1.0, 0.2]])  # cosines of either sign
 Y = torch.tensor([0, 1, 0, 1])
@@ -110,6 +111,14 @@ def test_invalid_hardenings_schedules_and_presets_raise_at_construction(
         ({"supervision": "full"}, {"z1": Z, "z2": Z}, r"supervision='full' needs labels"),
         ({"supervision": "full"}, {"z1": Z, "z2": Z, "labels": Y[:3]}, r"labels must have shape \(4,\)"),
         ({"supervision": "full"}, {"z1": Z, "z2": Z, "labels": Y.float()}, r"labels must have an integer dtype"),
+        ({"supervision": "full"}, {"z1": Z, "z2": Z, "labels": torch.eye(4)}, r"of one-hot rows labels\.argmax\(1\)"),
+        ({"supervision": "full"}, {"z1": Z, "z2": Z, "labels": torch.eye(4).long()}, r"rows labels\.argmax\(1\)"),
+        (
+            {"supervision": "full"},
+            {"z1": Z, "z2": Z, "labels": Y, "negatives": N, "negative_labels": torch.eye(5)},
+            r"rows negative_labels\.argmax\(1\)",
+        ),
+        ({"supervision": "full"}, {"z1": Z, "z2": Z, "labels": Y[:, None]}, r"labels must have shape \(4,\)"),
         ({"supervision": "full"}, {"z1": Z, "z2": Z, "labels": Y - 5}, r"labels must be ≥ −1"),
         ({}, {"z1": Z}, r"one view needs positives from labels"),
         ({"supervision": "negatives"}, {"z1": Z, "labels": Y}, r"one view needs positives from labels"),
@@ -156,6 +165,24 @@ def test_invalid_arguments_raise_at_the_call(
 def test_a_custom_function_that_returns_no_weights_raises(fn: Callable[[torch.Tensor], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         hn.InfoNCE(hardening=hn.Custom(fn))(Z, Z.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hn.simclr(temprature=0.1), r"simclr\(\) has no argument 'temprature': did you mean temperature\?"),
+        (
+            lambda: hn.hcl(tau=0.1),
+            r"hcl\(\) has no argument 'tau': it has beta, tau_plus, temperature and those of Inf",
+        ),
+        (lambda: hn.ring_nce(uper=0.9), "did you mean upper"),
+        (lambda: hn.supcon(supervison="full"), r"supcon\(\) .* did you mean supervision"),
+        (lambda: presets.infograph(publised=True), r"infograph\(\) .* did you mean published"),
+    ],
+)
+def test_an_unknown_argument_of_a_preset_names_the_nearest(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
 
 
 def test_diagnostics_before_any_call_raise() -> None:

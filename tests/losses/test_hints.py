@@ -112,7 +112,44 @@ def test_the_single_class_is_reported_once_and_not_where_a_queue_has_others() ->
     assert warnings_of(lambda: hn.scl()(*views(), labels=labels, negatives=queue)) == []
 
 
+def test_one_view_whose_labels_all_differ_has_no_positives_and_warns_once() -> None:
+    labels, loss = torch.tensor([5, 1, -1, 2, -1, 9, 0, 3]), hn.supcon()
+    (found,) = warnings_of(lambda: [loss(views()[0], labels=labels) for _ in range(2)])
+    assert "all 6 known labels differ, so no row has a positive and the loss is 0" in str(found.message)
+    assert found.filename == __file__
+    assert loss(views()[0], labels=labels) == 0
+    assert warnings_of(lambda: hn.supcon()(*views(), labels=labels)) == []  # the other view is the positive
+    labels[0] = labels[1]
+    assert warnings_of(lambda: hn.supcon()(views()[0], labels=labels)) == []
+
+
+QUEUED: dict[str, Callable[[hn.Queue], object]] = {
+    "queue": lambda queue: hn.supcon()(views()[0], labels=torch.arange(8) % 2, negatives=queue),
+    "by source": lambda queue: hn.scl()(*views(), labels=torch.arange(8) % 2, negatives={"old": queue}),
+    "only the queue": lambda queue: hn.moco(supervision="negatives")(
+        *views(), labels=torch.arange(8) % 2, negatives=queue
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUEUED)
+def test_a_queue_without_labels_warns(name: str) -> None:
+    queue = hn.Queue(16, 4)
+    assert warnings_of(lambda: QUEUED[name](queue) if name != "only the queue" else None) == []  # empty
+    queue.enqueue(torch.randn(16, 4))
+    (found,) = warnings_of(lambda: QUEUED[name](queue))
+    argument = "negatives['old']" if name == "by source" else "negatives"
+    assert f"no row of {argument} has a label, so all 16 are negatives" in str(found.message)
+    assert found.filename == __file__
+    unknown = torch.full((16,), -1)  # stated by the caller
+    call = {"labels": torch.arange(8) % 2, "negatives": queue, "negative_labels": unknown}
+    assert warnings_of(lambda: hn.scl()(*views(), **call)) == []
+    queue.enqueue(torch.randn(1, 4), labels=torch.tensor([0]))
+    assert warnings_of(lambda: QUEUED[name](queue)) == []
+
+
 def test_labels_on_an_accelerator_are_not_read() -> None:
     from hardneg.losses import hints
 
-    assert hints.single_class(torch.full((8,), 3, device="meta")) is None  # has no values
+    labels = torch.full((8,), 3, device="meta")  # has no values
+    assert hints.single_class(labels) is hints.no_positives(labels) is hints.no_labels(labels) is None

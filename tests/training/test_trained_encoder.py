@@ -152,6 +152,36 @@ def test_graphs_get_the_features_of_the_evaluation(tmp_path: Path, features: str
         encoder(large)
 
 
+@pytest.mark.parametrize(("made", "recorded"), [("degree", "degree"), ("constant", "constant"), ("own", "own")])
+def test_the_features_of_a_given_set_are_recorded_whatever_the_recipe_says(
+    tmp_path: Path, made: str, recorded: str
+) -> None:
+    data = pytest.importorskip("torch_geometric.data", reason="graphs need torch_geometric")
+    from hardneg.graphs.data import GraphSet
+    from hardneg.graphs.features import extract_graphs
+    from hardneg.graphs.gin import GIN
+
+    graphs = []
+    for size in [5, 6, 7, 8] * 4:
+        ends = torch.arange(size - 1)
+        edges = torch.stack([torch.cat([ends, ends + 1]), torch.cat([ends + 1, ends])])
+        x = torch.arange(3.0 * size).view(size, 3) if made == "own" else None
+        graphs.append(data.Data(x=x, edge_index=edges, num_nodes=size))
+    whole = GraphSet.of(graphs, made)
+    settings = recipe.load(recipe.find("imdb-binary-graphcl"), SHORT)
+    assert recipe.tree_of(settings)["data"]["features"] == "constant"
+    trained = run.train(settings, tmp_path / "run", data=whole, encoder=GIN(whole.node_features))
+    loaded = hardneg.load_encoder(tmp_path / "run", encoder=GIN(whole.node_features))
+    assert loaded.transform.described == {"node_features": recorded}  # type: ignore[attr-defined]
+    torch.testing.assert_close(loaded(graphs), extract_graphs(trained.encoder.cpu(), whole))
+    if made == "degree":
+        hub = torch.tensor([[0, 0, 0], [1, 2, 3]])
+        with pytest.raises(
+            ValueError, match=r"^samples\[1\]: graph has a node of degree 3, .*data\.features=constant$"
+        ):
+            loaded([graphs[0], data.Data(edge_index=hub, num_nodes=4)])
+
+
 def test_large_degrees_are_standardized_as_in_the_training_set() -> None:
     data = pytest.importorskip("torch_geometric.data", reason="graphs need torch_geometric")
     from hardneg.graphs.data import MOST_DEGREES, GraphSet
@@ -162,5 +192,5 @@ def test_large_degrees_are_standardized_as_in_the_training_set() -> None:
         hub = torch.stack([torch.zeros(size - 1, dtype=torch.int64), torch.arange(1, size)])
         graphs.append(data.Data(edge_index=torch.cat([hub, hub.flip(0)], dim=1), num_nodes=size))
     whole = GraphSet.of(graphs)
-    transform = GraphTransform(whole.node_features, describe(whole, "auto"))
+    transform = GraphTransform(whole.node_features, describe(whole))
     torch.testing.assert_close(torch.cat([transform(graph).x for graph in graphs]), whole.x)

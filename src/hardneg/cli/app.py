@@ -33,7 +33,10 @@ Overrides = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and no progress.")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the code that the folder names as its encoder, **module:callable**.")
+    bool,
+    typer.Option(
+        "--trust", help="Run the code that the folder names, **module:callable**: encoder, views, data, metrics."
+    ),
 ]
 
 

@@ -107,8 +107,7 @@ class GraphSet(Dataset[Any]):
 
         Attributes per node and per edge are kept; a warning names the others.
         """
-        if len(graphs) == 0:
-            raise ValueError("graphs is empty: give at least one graph")
+        _check_graphs(graphs)
         sizes = torch.tensor([int(graph.num_nodes) for graph in graphs])
         ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])  # (N + 1,)
         edges = torch.cat([graph.edge_index + start for graph, start in zip(graphs, ptr, strict=False)], dim=1)
@@ -127,6 +126,9 @@ class GraphSet(Dataset[Any]):
         return len(self.ptr) - 1
 
     def __getitem__(self, number: int) -> Any:
+        if isinstance(number, slice):
+            start, stop, step = number.indices(len(self))
+            raise TypeError(f"a GraphSet takes one number, not a slice: use subset(range({start}, {stop}, {step}))")
         if not -len(self) <= number < len(self):
             raise IndexError(f"{self.name} has {len(self)} graphs, but no graph {number}")
         number = int(number) % len(self)
@@ -240,6 +242,23 @@ def refers_to_nodes(name: str) -> bool:
     return "index" in name or "batch" in name or name in ("face", "ptr")
 
 
+def _check_graphs(graphs: Any) -> None:
+    """Raise unless these are PyG graphs with edges."""
+    graph_class = required("torch_geometric.data", "graph").Data
+    if isinstance(graphs, graph_class):
+        raise ValueError("graphs is one PyG graph or batch: pass a list of graphs, for a batch batch.to_data_list()")
+    if len(graphs) == 0:
+        raise ValueError("graphs is empty: give at least one graph")
+    for number, graph in enumerate(graphs):
+        if not isinstance(graph, graph_class):
+            raise ValueError(f"graph {number} must be a torch_geometric.data.Data, got {type(graph).__name__}")
+        edges = graph.edge_index
+        if not isinstance(edges, Tensor) or edges.dim() != 2 or len(edges) != 2:
+            given = f"shape {tuple(edges.shape)}" if isinstance(edges, Tensor) else type(edges).__name__
+            raise ValueError(f"edge_index of graph {number} must have shape (2, E), got {given}")
+        checks.integers(f"edge_index of graph {number}", edges, tuple(edges.shape), "sources and targets")
+
+
 def _attributes(graphs: Sequence[Any], sizes: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The attributes that all graphs have for each node, and for each edge, one graph after the other."""
     counts = {"nodes": sizes, "edges": torch.tensor([graph.edge_index.shape[1] for graph in graphs])}
@@ -257,8 +276,14 @@ def _attributes(graphs: Sequence[Any], sizes: Tensor) -> tuple[dict[str, Tensor]
             kind = attribute_kind(key, torch.tensor([len(tensor) for tensor in tensors]), counts)
         if kind is None:
             left_out.append(key)
-        else:
-            found[kind][key] = torch.cat(tensors)
+            continue
+        for number, tensor in enumerate(tensors):
+            if tensor.shape[1:] != tensors[0].shape[1:]:
+                raise ValueError(
+                    f"{key} of graph {number} has shape {tuple(tensor.shape)}, that of graph 0 "
+                    f"{tuple(tensors[0].shape)}: give all graphs the same number of columns"
+                )
+        found[kind][key] = torch.cat(tensors)
     if left_out:
         warnings.warn(
             f"left out attributes that are neither per node nor per edge: {', '.join(left_out)}", stacklevel=3
@@ -270,9 +295,12 @@ def _label(y: Any, number: int) -> int:
     """The label of a graph, −1 without one."""
     if y is None:
         return -1
-    found = torch.as_tensor(y)
+    try:
+        found = torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError):
+        found = torch.tensor(torch.nan)  # not a number
     if found.numel() != 1 or found.double() != found.double().round():
-        given = y if found.numel() == 1 else f"shape {tuple(found.shape)}"
+        given = repr(y) if found.numel() == 1 else f"shape {tuple(found.shape)}"
         raise ValueError(f"y of graph {number} must be one whole number, got {given}: set y to its class, or to None")
     return int(found)
 

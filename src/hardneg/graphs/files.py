@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg import checks
+from hardneg import callables, checks
 from hardneg.extras import required
 from hardneg.graphs import tu_files
 from hardneg.graphs.data import GraphSet, features_of_nodes
@@ -20,6 +20,7 @@ _ARRAYS = {
     "x": "(n, F), features of nodes",
     "y": "(N,), the label of each graph",
     "edge_attr": "(E, …), attributes of edges",
+    "ptr": "(N + 1,), the first node of each graph, and n",
 }
 _REQUIRED = ("edge_index", "batch")
 
@@ -28,8 +29,8 @@ def read_graphs(path: str | Path, features: str = "auto") -> GraphSet:
     """A set of graphs from a file or folder.
 
     path: an ``.npz`` or ``.safetensors`` file of the arrays of a PyG batch, ``edge_index`` (2, E) and ``batch`` (n,),
-    with ``x`` (n, F), ``y`` (N,) and ``edge_attr`` (E, …) if there are any; or a folder or a zip of the text files of a
-    TU set · features: as for `hardneg.graphs.data.load_graphs`
+    with ``x`` (n, F), ``y`` (N,), ``edge_attr`` (E, …) and ``ptr`` (N + 1,) if there are any; or a folder or a zip of
+    the text files of a TU set · features: as for `hardneg.graphs.data.load_graphs`
 
     Examples:
         >>> import tempfile
@@ -43,46 +44,73 @@ def read_graphs(path: str | Path, features: str = "auto") -> GraphSet:
     path = Path(path).expanduser()
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: give an .npz or .safetensors file of graphs, a folder of TU text files, or "
-            f"{tu_files.TU}NAME"
+            f"{path} does not exist: give an .npz or .safetensors file of graphs, a folder of TU text files, "
+            f"{tu_files.TU}NAME, or {_function(path)}"
         )
     if path.is_dir():
         folder, name = tu_files.text_files(path)
         return GraphSet.of(tu_files.read_texts(folder, name, False), features, name)
     match checks.regular_file(path).suffix.lower():
         case ".npz":
-            arrays = _npz(path)
+            arrays, unknown = _npz(path)
         case ".safetensors":
-            arrays = _safetensors(path)
+            arrays, unknown = _safetensors(path)
         case ".zip":
             return GraphSet.of(tu_files.read_zip(path, path.stem, False), features, path.stem)
         case suffix:
             raise ValueError(
                 f"{path} is a {suffix or 'suffixless'} file, which cannot be read as graphs: give .npz, .safetensors, "
-                "or a folder or zip of TU text files"
+                f"a folder or zip of TU text files, or {_function(path)}"
             )
+    if unknown:
+        known = ", ".join(f"{name} {meaning}" for name, meaning in _ARRAYS.items())
+        raise ValueError(f"{path} has unknown arrays: {', '.join(unknown)}: rename or remove them; known are {known}")
     try:
         return _graph_set(arrays, features, path.stem)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _npz(path: Path) -> dict[str, Tensor]:
+def _function(path: Path) -> str:
+    """How to name a function, for a path that may be meant as one.
+
+    Examples:
+        >>> _function(Path("mine.load"))
+        'mine:load, a function that returns a list of PyG graphs'
+    """
+    module, _, name = path.name.rpartition(".")
+    files = (".npz", ".safetensors", ".zip", ".pt", ".pth", ".pkl", ".txt", ".csv", ".json")
+    if path.suffix in files or not callables.is_name(f"{module}:{name}"):
+        module, name = "module", "function"
+    elif path.suffix == ".py":
+        name = "function"
+    return f"{module}:{name}, a function that returns a list of PyG graphs"
+
+
+def _npz(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """The known arrays, and the names of the others."""
     try:
         with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as stored:
-            read = {name: stored[name] for name in stored.files if name in _ARRAYS}
+            names = stored.files
+            read = {name: stored[name] for name in names if name in _ARRAYS}
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): write plain arrays with numpy.savez") from error
-    return {name: checks.as_tensor(name, array) for name, array in read.items()}
+    return {name: checks.as_tensor(name, array) for name, array in read.items()}, _unknown(names)
 
 
-def _safetensors(path: Path) -> dict[str, Tensor]:
+def _safetensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """The known arrays, and the names of the others."""
     package = required("safetensors", "train")
     try:
         with package.safe_open(path, framework="pt") as stored:
-            return {name: stored.get_tensor(name) for name in stored.keys() if name in _ARRAYS}  # noqa: SIM118 (not a mapping)
+            names = list(stored.keys())
+            return {name: stored.get_tensor(name) for name in names if name in _ARRAYS}, _unknown(names)
     except package.SafetensorError as error:
         raise ValueError(f"{path} cannot be read ({error}): write it with safetensors.torch.save_file") from error
+
+
+def _unknown(names: list[str]) -> list[str]:
+    return [repr(name) for name in names if name not in _ARRAYS]
 
 
 def _graph_set(arrays: dict[str, Tensor], features: str, name: str) -> GraphSet:
@@ -102,7 +130,18 @@ def _graph_set(arrays: dict[str, Tensor], features: str, name: str) -> GraphSet:
         labels = checks.integers("y", labels.reshape(-1), (labels.numel(),), "one label per graph")
     elif last >= len(batch):
         raise ValueError(f"batch numbers graphs up to {last}, but there are {len(batch)} nodes: leave out no number")
-    count = last + 1 if labels is None else len(labels)
+    ptr = arrays.get("ptr")
+    if ptr is not None:
+        ptr = checks.integers("ptr", ptr, (ptr.numel(),), "the first node of each graph, and n")
+    elif labels is not None and len(labels) == len(batch) > last + 1:
+        raise ValueError(
+            f"y has {len(labels)} labels, one per node, but batch numbers {last + 1} graphs: give one label per graph "
+            "(if the last graphs have no nodes, add ptr)"
+        )
+    count = len(ptr) - 1 if ptr is not None else last + 1 if labels is None else len(labels)
+    starts = torch.searchsorted(batch, torch.arange(max(count, 0) + 1))  # (N + 1,)
+    if ptr is not None and (last >= count or not torch.equal(ptr, starts)):
+        raise ValueError("ptr must hold the first node of each graph of batch, and the number of nodes")
     if last >= count:
         raise ValueError(f"y has {count} labels, but batch numbers graphs up to {last}: give one label per graph")
     checks.require_in_range("edge_index", edges, len(batch))
@@ -114,7 +153,7 @@ def _graph_set(arrays: dict[str, Tensor], features: str, name: str) -> GraphSet:
     return GraphSet(
         features_of_nodes(x, edges, len(batch), features, name),
         edges[:, order],
-        torch.searchsorted(batch, torch.arange(count + 1)),
+        starts,
         labels,
         None if edge_attr is None else _rows("edge_attr", edge_attr, edges.shape[1])[order],
         name,

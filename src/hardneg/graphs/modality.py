@@ -161,7 +161,7 @@ class Graphs(Modality):
         return GraphTensors(encoder, shape[0])
 
     def recorded(self, data: Any, samples: Any) -> dict[str, Any]:
-        return describe(samples, data.features)
+        return describe(samples)
 
     def transform(
         self, data: Any, shape: tuple[int, ...], views: Any, recorded: Mapping[str, Any]

@@ -16,15 +16,15 @@ from hardneg.graphs.data import MOST_DEGREES, GraphSet, features_of_nodes
 OWN, CONSTANT, DEGREE, STANDARDIZED = "own", "constant", "degree", "standardized degree"
 
 
-def describe(graphs: GraphSet, features: str) -> dict[str, Any]:
-    """Which node features a set has. features: that were asked for, as in `load_graphs`.
+def describe(graphs: GraphSet) -> dict[str, Any]:
+    """Which node features a set has: constant ones, degrees, or its own.
 
     Examples:
         >>> path, point = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 2, 3])
-        >>> describe(GraphSet(torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]), path, point), "auto")
+        >>> describe(GraphSet(torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]), path, point))
         {'node_features': 'degree'}
     """
-    if features == CONSTANT:
+    if graphs.node_features == 1 and bool((graphs.x == 1).all()):
         return {"node_features": CONSTANT}
     derived = features_of_nodes(None, graphs.edge_index, len(graphs.x), "degree", graphs.name)
     if derived.shape != graphs.x.shape or not torch.equal(derived, graphs.x):
@@ -73,7 +73,7 @@ class GraphTransform:
             if nodes and int(degrees.max()) >= self.width:
                 raise ValueError(
                     f"graph has a node of degree {int(degrees.max())}, and the encoder was trained on degrees up to "
-                    f"{self.width - 1}: leave it out, or train on such graphs"
+                    f"{self.width - 1}: leave the graph out, or train with data.features=constant"
                 )
             return torch.nn.functional.one_hot(degrees, self.width).float()
         x = graph.x

@@ -18,6 +18,8 @@ from hardneg.extras import required
 
 TU = "tu:"  # prefix of the sets of the collection in a recipe
 FOLDER = Path("data", "tu")  # below the working directory
+_COMMON = ("MUTAG", "PTC_MR", "ENZYMES", "PROTEINS", "DD", "NCI1", "COLLAB", "IMDB-BINARY", "IMDB-MULTI",
+           "REDDIT-BINARY", "REDDIT-MULTI-5K")  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
@@ -39,10 +41,12 @@ def find(name: str) -> Path:
         if holds(folder, name):
             return folder
     available = sorted({entry.stem for folder in searched for entry in folder.glob("*")})
+    meant = [other for other in (*available, *_COMMON) if other.lower() == name.lower() and other != name]
+    hint = f"did you mean {TU}{meant[0]}? Or " if meant else ""
     raise FileNotFoundError(
         f"{TU}{name} is not in {' or '.join(map(str, searched))}, which {'have' if len(searched) > 1 else 'has'} "
-        f"{', '.join(available) or 'no sets'}: put {name}.zip or the folder {name}/ of its text files into {FOLDER}, "
-        f"or download it with hardneg data {TU}{name} --download"
+        f"{', '.join(available) or 'no sets'}: {hint}put {name}.zip or the folder {name}/ of its text files into "
+        f"{FOLDER}, or download it with hardneg data {TU}{name} --download"
     )
 
 

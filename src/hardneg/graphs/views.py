@@ -54,6 +54,8 @@ class GraphViews:
 
     def __post_init__(self) -> None:
         for name in ("first", "second"):
+            if not isinstance(getattr(self, name), Sequence):
+                raise ValueError(f"{name} must be a name or several of {', '.join(KINDS)}, got {getattr(self, name)!r}")
             if not _names(getattr(self, name)):
                 raise ValueError(f"{name} is empty: name at least one of {', '.join(KINDS)}")
             for kind in _names(getattr(self, name)):
@@ -98,7 +100,10 @@ class _Graphs:
     def of(cls, batch: Any) -> "_Graphs":
         for name in ("x", "edge_index", "batch"):
             if not isinstance(getattr(batch, name, None), Tensor):
-                raise ValueError(f"batch must be a PyG batch with x, edge_index and batch, but has no {name}")
+                raise ValueError(
+                    f"batch must be a PyG batch with x, edge_index and batch, but the {type(batch).__name__} has no "
+                    f"{name}: make one with GraphSet.of(graphs).batch(index) or a PyG DataLoader"
+                )
         count, edge_index, owner = int(batch.num_graphs), batch.edge_index, batch.batch[batch.edge_index[0]]
         nodes, edges, graphs = _attributes(batch, count, owner)
         if bool((owner.diff() < 0).any()):  # a user's batch may have edges in any order

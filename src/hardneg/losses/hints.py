@@ -1,9 +1,12 @@
 """Warnings about calls that are valid, but rarely what is meant. A loss gives each of them once."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from hardneg import distributed
+from hardneg.losses.sources import GIVEN, SourceTensors, argument
 
 
 def local_negatives() -> str | None:
@@ -28,3 +31,28 @@ def single_class(labels: Tensor) -> str | None:
         f"all {len(labels)} labels are {lowest}, so the batch has no negatives of another class: shuffle the data, or "
         "draw each batch from several classes"
     )
+
+
+def no_positives(labels: Tensor) -> str | None:
+    """A warning if no two known labels (B,) of a batch of one view on the CPU are the same."""
+    if labels.device.type != "cpu":
+        return None
+    known = labels[labels >= 0]
+    if len(known) < 2 or len(torch.unique(known)) < len(known):
+        return None
+    return (
+        f"all {len(known)} known labels differ, so no row has a positive and the loss is 0: draw several samples of "
+        "each class, or pass a second view as z2"
+    )
+
+
+def no_labels(negative_labels: SourceTensors) -> str | None:
+    """A warning if all labels of a queue or bank on the CPU are −1."""
+    sources = negative_labels if isinstance(negative_labels, Mapping) else {GIVEN: negative_labels}
+    for name, labels in sources.items():
+        if labels.device.type == "cpu" and labels.numel() and int(labels.max()) == -1:
+            return (
+                f"no row of {argument('negatives', name)} has a label, so all {labels.numel()} are negatives, also "
+                "those of the anchor's class: pass them to the queue, queue.enqueue(keys, labels)"
+            )
+    return None

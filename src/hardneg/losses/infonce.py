@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg import checks, distributed
-from hardneg.losses import combine, infonce_settings, kernels, paired
+from hardneg.losses import combine, hints, infonce_settings, kernels, paired
 from hardneg.losses import settings as options
 from hardneg.losses.call import Call
 from hardneg.losses.diagnostics import CallRecord, Diagnostics, pair_record
@@ -189,6 +189,7 @@ class InfoNCE(Adjustable):
             torch.Size([])
         """
         if negatives is not None and not isinstance(negatives, Tensor):
+            given_labels = negative_labels is not None
             negatives, negative_labels, negative_ids = unpacked(
                 negatives,
                 negative_labels,
@@ -196,6 +197,8 @@ class InfoNCE(Adjustable):
                 with_labels=self.supervision != "none",
                 with_ids=ids is not None,
             )
+            if negative_labels is not None and not given_labels and is_eager():
+                self._warn_once("no labels", hints.no_labels(negative_labels), stacklevel=4)
         call = Call(
             z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask, ids, negative_ids,
             not_negatives, guide, negative_guide, scale,
@@ -206,7 +209,7 @@ class InfoNCE(Adjustable):
                 return found
         loss = self._loss(call)
         if self.in_batch is not None and is_eager():
-            self._give_hints(self.gather, labels if negatives is None else None)
+            self._give_hints(self.gather, labels if negatives is None else None, one_view=z2 is None)
         return loss
 
     def from_scores(self, positive: Tensor, candidates: Tensor, mask: Tensor | None = None) -> Tensor:

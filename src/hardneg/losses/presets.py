@@ -5,8 +5,11 @@ tilt raises; a hardening by source is for presets without one of their own. An a
 (``class_prior`` to ``tau_plus``) raises under its original name.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import inspect
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from hardneg import checks
 from hardneg.losses.hardening import BelowPositive, Exponential, Guided, Hardening, Ring, Threshold
@@ -17,8 +20,29 @@ from hardneg.losses.temperature import Learnable, check_no_gradient
 
 Temperature = Setting | Learnable
 _DETACHED = {"normalize_weights": False, "grad_through_weights": False}  # weights that are constants, not shares
+_Arguments = ParamSpec("_Arguments")
+_Loss = TypeVar("_Loss", InfoNCE, JSD)
 
 
+def _checked(preset: Callable[_Arguments, _Loss]) -> Callable[_Arguments, _Loss]:
+    """The preset, which raises a TypeError with the nearest name for an argument that it does not have."""
+    own: list[str] = [name for name in inspect.signature(preset).parameters if name != "options"]
+    loss: type = preset.__annotations__["return"]
+    names = [*own, *inspect.signature(loss).parameters]
+
+    @wraps(preset)
+    def checked(*given: _Arguments.args, **named: _Arguments.kwargs) -> _Loss:
+        for name in named:
+            if name not in names:
+                near = get_close_matches(name, names, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(own)} and those of {loss.__name__}"
+                raise TypeError(f"{preset.__name__}() has no argument {name!r}: {hint}")
+        return preset(*given, **named)
+
+    return checked
+
+
+@_checked
 def simclr(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """SimCLR's NT-Xent (Chen et al. 2020, eq. 1): uniform negatives from both views.
 
@@ -30,12 +54,14 @@ def simclr(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     return InfoNCE(**{"temperature": temperature, **options})
 
 
+@_checked
 def debiased(tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Debiased contrastive learning (Chuang et al. 2020, eq. 8): the negatives are corrected for the class prior."""
     tau_plus = _class_prior("debiased", tau_plus, options)
     return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, **options})
 
 
+@_checked
 def hcl(beta: Setting = 1.0, tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Contrastive learning with hard negatives (Robinson et al. 2021, eq. 4): debiased and tilted by e^{βs}."""
     tau_plus = _class_prior("hcl", tau_plus, options)
@@ -43,16 +69,19 @@ def hcl(beta: Setting = 1.0, tau_plus: Setting = 0.1, temperature: Temperature =
     return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, **options, "hardening": hardening})
 
 
+@_checked
 def scl(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Supervised contrastive learning as in H-SCL (Jiang et al. 2022, eq. 3): labels choose positives and negatives."""
     return InfoNCE(**{"temperature": temperature, "supervision": "full", "negative_count": "batch", **options})
 
 
+@_checked
 def hscl(beta: Setting = 1.0, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Hard supervised contrastive learning, H-SCL(β) (Jiang et al. 2022, eq. 3 with η_exp)."""
     return scl(**{"temperature": temperature, **options, "hardening": _with(Exponential(beta), options)})
 
 
+@_checked
 def hscl_threshold(start: float = -0.3, end: float = 0.0, temperature: Setting = 0.5, **options: Any) -> InfoNCE:
     """H-SCL(τ) (Jiang et al. 2022, eq. 3 and 4): negatives above a cosine that moves from ``start`` to ``end``."""
     check_no_gradient("temperature", temperature)
@@ -63,6 +92,7 @@ def hscl_threshold(start: float = -0.3, end: float = 0.0, temperature: Setting =
     return scl(**{"temperature": temperature, **options, "hardening": _with(threshold, options)})
 
 
+@_checked
 def supcon(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
     """SupCon (Khosla et al. 2020, eq. 2): each positive's denominator holds the other positives too."""
     return InfoNCE(
@@ -70,16 +100,19 @@ def supcon(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
     )
 
 
+@_checked
 def decoupled(temperature: Temperature = 0.1, **options: Any) -> InfoNCE:
     """Decoupled contrastive learning (Yeh et al. 2022, eq. 6): the positive is left out of the denominator."""
     return InfoNCE(**{"temperature": temperature, "positive_in_denominator": False, **options})
 
 
+@_checked
 def simcse(temperature: Temperature = 0.05, **options: Any) -> InfoNCE:
     """SimCSE (Gao et al. 2021, eq. 4): negatives from the other view. Also MultipleNegativesRankingLoss."""
     return InfoNCE(**{"temperature": temperature, "in_batch": "other", **options})
 
 
+@_checked
 def gte(temperature: Temperature = 0.01, **options: Any) -> InfoNCE:
     """GTE (Li et al. 2023): queries and documents against both queries and documents, in one sum.
 
@@ -92,6 +125,7 @@ def gte(temperature: Temperature = 0.01, **options: Any) -> InfoNCE:
     return InfoNCE(**{"temperature": temperature, "in_batch": directions, **options})
 
 
+@_checked
 def qwen3_embedding(temperature: Setting = 0.01, margin: float = 0.1, **options: Any) -> InfoNCE:
     """Qwen3-Embedding (Zhang et al. 2025): likely false negatives are dropped from queries and documents.
 
@@ -109,6 +143,7 @@ def qwen3_embedding(temperature: Setting = 0.01, margin: float = 0.1, **options:
     return InfoNCE(**{**settings, **options, "hardening": _with(limit, options)})
 
 
+@_checked
 def gist(
     temperature: Temperature = 0.01, margin: Setting = 0.0, relative: Setting | None = None, **options: Any
 ) -> InfoNCE:
@@ -125,12 +160,14 @@ def gist(
     return InfoNCE(**{**settings, **options, "hardening": _with(guided, options)})
 
 
+@_checked
 def llave(alpha: float = 9.0, temperature: Setting = 0.02, **options: Any) -> InfoNCE:
     """LLaVE (Lan et al. 2025, eq. 5): negatives weighted by e^{α·cos}, without gradient and not normalized."""
     tilt = Exponential(_number("llave", temperature) * alpha)
     return simcse(**{"temperature": temperature, **_DETACHED, **options, "hardening": _with(tilt, options)})
 
 
+@_checked
 def embedding_gemma(alpha: float = 5.0, temperature: Setting = 0.05, **options: Any) -> InfoNCE:
     """EmbeddingGemma (Schechter Vera et al. 2025): an anchor's own hard negatives are weighted by e^{α·cos}.
 
@@ -145,6 +182,7 @@ def embedding_gemma(alpha: float = 5.0, temperature: Setting = 0.05, **options: 
     return hardness("hard_negatives", alpha, temperature, **options)
 
 
+@_checked
 def hardness(
     mode: Literal["in_batch_negatives", "hard_negatives", "all_negatives"] = "in_batch_negatives",
     strength: float = 9.0,
@@ -174,6 +212,7 @@ def hardness(
     return simcse(**{"temperature": temperature, **_DETACHED, **options, "hardening": by_mode[mode]})
 
 
+@_checked
 def clip(temperature: float | Learnable = 0.07, **options: Any) -> InfoNCE:
     """CLIP (Radford et al. 2021, fig. 3): both directions between two towers, learnable temperature.
 
@@ -189,17 +228,20 @@ def clip(temperature: float | Learnable = 0.07, **options: Any) -> InfoNCE:
     return InfoNCE(**{"temperature": learnable, "in_batch": "other", "symmetric": True, **options})
 
 
+@_checked
 def graphcl(temperature: Temperature = 0.2, **options: Any) -> InfoNCE:
     """GraphCL (You et al. 2020, eq. 3, as its authors code it): one direction, positive left out of the denominator."""
     return InfoNCE(**{"temperature": temperature, "in_batch": "other", "positive_in_denominator": False, **options})
 
 
+@_checked
 def infograph(beta: Setting = 0.0, tau_plus: Setting = 0.0, **options: Any) -> JSD:
     """InfoGraph (Sun et al. 2020, eq. 4) with HCL's hard negatives (appendix B): the `JSD` of nodes and graphs."""
     tau_plus = _class_prior("infograph", tau_plus, options)
     return JSD(**{"beta": beta, "class_prior": tau_plus, **options})
 
 
+@_checked
 def moco(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
     """MoCo (He et al. 2020, eq. 1): negatives from a queue, passed as ``negatives=``.
 
@@ -212,6 +254,7 @@ def moco(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
     return InfoNCE(**{"temperature": temperature, "in_batch": None, **options})
 
 
+@_checked
 def instance_discrimination(temperature: Temperature = 0.07, **options: Any) -> InfoNCE:
     """Instance discrimination (Wu et al. 2018, eq. 2): the bank's own row is the positive, the others negatives.
 
@@ -224,6 +267,7 @@ def instance_discrimination(temperature: Temperature = 0.07, **options: Any) -> 
     return InfoNCE(**{"temperature": temperature, "in_batch": None, **options})
 
 
+@_checked
 def ring_nce(
     lower: float = 0.9,
     upper: float = 0.99,

@@ -164,15 +164,17 @@ class Adjustable(LenientState, ABC):
             self.__dict__["_warned"] = (*self._warned, kind)
             warnings.warn(message, stacklevel=stacklevel + 1)
 
-    def _give_hints(self, gather: Gather, labels: Tensor | None) -> None:
+    def _give_hints(self, gather: Gather, labels: Tensor | None, one_view: bool = False) -> None:
         """Warn of a call that is valid, but rarely meant, called by ``forward``.
 
-        labels: (B,), if they are used and the batch has the only negatives
+        labels: (B,), if they are used and the batch has the only negatives · one_view: all positives come from labels
         """
         if gather is False and "gather" not in self._warned:
             self._warn_once("gather", hints.local_negatives(), stacklevel=5)
         if labels is not None and "single class" not in self._warned and not gathers(gather):
             self._warn_once("single class", hints.single_class(labels), stacklevel=5)
+        if labels is not None and one_view and "no positives" not in self._warned and not gathers(gather):
+            self._warn_once("no positives", hints.no_positives(labels), stacklevel=5)
 
     def get_extra_state(self) -> Tensor:
         """Progress and the state of adaptive schedules as one tensor, which every checkpoint format can hold."""

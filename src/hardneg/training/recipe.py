@@ -6,7 +6,7 @@ error with a suggestion, and so is a value of the wrong type.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -27,6 +27,8 @@ from hardneg.training.recipe_files import find as find
 from hardneg.training.recipe_files import known as known
 
 DEFAULT_METHOD = "simclr"
+ENCODER_CODE = ("encoder.name", "views.preset")  # keys that may name code, of what turns a sample into features
+CODE = (*ENCODER_CODE, "evaluation.metrics", "data.source")
 
 
 class Optimizer(Section):
@@ -256,13 +258,14 @@ def check_once(overrides: Sequence[str]) -> None:
                 raise ValueError(f"{later} would undo {earlier}: leave one out, or put both into one value")
 
 
-def check_trust(recipe: Recipe, folder: str | Path, trust: bool) -> None:
+def check_trust(recipe: Recipe, folder: str | Path, trust: bool, keys: Collection[str] = CODE) -> None:
     """Raise if building the parts of a run folder's recipe would run code that the folder names.
 
-    Importing a module already runs it, so nothing is imported to find out.
+    keys: those of the parts that are built. Importing a module already runs it, so nothing is imported to find out.
     """
-    if not trust and (named := code_names(recipe)):
-        key, name = named[0]
+    for key, name in code_names(recipe):
+        if trust or key not in keys:
+            continue
         raise ValueError(
             f"{folder}: {key}={name!r} is code that the folder asks to run: if you trust it, add --trust (in Python: "
             "trust=True)"

@@ -1,7 +1,7 @@
 """Reading a run from its folder: the recipe, the trained encoder and how the data were divided."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,21 +45,30 @@ class Loaded:
 
 
 def load_run(
-    folder: str | Path, *, trust: bool = False, data: Any = None, views: Any = None, encoder: nn.Module | None = None
+    folder: str | Path,
+    *,
+    trust: bool = False,
+    data: Any = None,
+    views: Any = None,
+    encoder: nn.Module | None = None,
+    code: Collection[str] = recipe.CODE,
 ) -> Loaded:
     """The recipe and the encoder of a run; of an unfinished run, the encoder of the last checkpoint.
 
     trust: allow code that the folder names as ``module:callable`` · data, views, encoder: what was given to `train` as
-    an object; the encoder takes the weights of the run
+    an object; the encoder takes the weights of the run · code: the keys of the recipe whose code the caller uses, and
+    which therefore needs trust
     """
     folder = Path(folder)
     if not (folder / run_folder.RECIPE).exists():
         raise ValueError(f"{folder} is not a run: {run_folder.RECIPE} is missing")
     run_folder.check_regular(folder)
     settings = recipe.load(folder / run_folder.RECIPE)
-    recipe.check_trust(settings, folder, trust)
     origin = folder / (run_folder.ENCODER if (folder / run_folder.ENCODER).exists() else run_folder.CHECKPOINT)
-    if (folder / run_folder.ENCODER).exists():
+    finished = origin.name == run_folder.ENCODER
+    # Without the file of the encoder, the shape of a sample is that of the data.
+    recipe.check_trust(settings, folder, trust, code if finished else {*code, "data.source"})
+    if finished:
         from safetensors import safe_open
 
         try:
@@ -106,7 +115,7 @@ def load_run(
         shape,
         division=read_division(folder / run_folder.SPLIT),
         recorded=_recorded(folder),
-        finished=origin.name == run_folder.ENCODER,
+        finished=finished,
     )
 
 

@@ -1,6 +1,6 @@
 """The encoder of a run, ready to embed raw samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hardneg import checks
 from hardneg.evaluation.features import evaluating
-from hardneg.training.recipe import Recipe
+from hardneg.training.recipe import ENCODER_CODE, Recipe
 from hardneg.training.saved_run import load_run
 
 
@@ -43,9 +43,18 @@ class TrainedEncoder:
         features = []
         with evaluating(self.module):
             for start in range(0, len(samples), batch_size):
-                inputs = [self.transform(sample) for sample in samples[start : start + batch_size]]
+                inputs = [
+                    self._input(samples, number) for number in range(start, min(start + batch_size, len(samples)))
+                ]
                 features.append(self.settings.kind.features(self.module, inputs, device))
         return torch.cat(features)
+
+    def _input(self, samples: Sequence[Any], number: int) -> Any:
+        """The input of one sample; errors name its position."""
+        try:
+            return self.transform(samples[number])
+        except ValueError as error:
+            raise ValueError(f"samples[{number}]: {error}" if len(samples) > 1 else str(error)) from error
 
     def to(self, device: torch.device | str) -> "TrainedEncoder":
         """The same with the network on another device."""
@@ -56,7 +65,7 @@ def load_encoder(
     run: str | Path, *, trust: bool = False, data: Any = None, views: Any = None, encoder: nn.Module | None = None
 ) -> TrainedEncoder:
     """The encoder of a run with its weights; arguments as for `hardneg.load_encoder`."""
-    loaded = load_run(run, trust=trust, data=data, views=views, encoder=encoder)
+    loaded = load_run(run, trust=trust, data=data, views=views, encoder=encoder, code=ENCODER_CODE)
     loaded.warn_if_unfinished()
     kind = loaded.settings.kind
     transform = kind.transform(loaded.settings.data, loaded.shape, loaded.views, loaded.recorded)
