@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-EXTRAS = ("train", "data", "export", "text", "graph", "mine", "cluster")  # for users; dev, docs and all are for development
+# For users; dev, docs and all are for development.
+EXTRAS = ("train", "data", "export", "text", "graph", "mine", "cluster")
 # Import names that differ from the package name.
 MODULES = {"faiss-cpu": "faiss", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 SPACE = 5 * 2**30  # bytes: two checkpoints of a ResNet-50 with Adam, a report, and some reserve
