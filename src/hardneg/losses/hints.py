@@ -1,9 +1,14 @@
 """Warnings about calls that are valid, but rarely what is meant. A loss gives each of them once."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from hardneg import distributed
+from hardneg.losses.schedules import Adaptive, Constant, Schedule
+
+UNMOVED_CALLS = 100  # calls in training without `set_progress` after which a loss with schedules warns
 
 
 def local_negatives() -> str | None:
@@ -28,3 +33,14 @@ def single_class(labels: Tensor) -> str | None:
         f"all {len(labels)} labels are {lowest}, so the batch has no negatives of another class: shuffle the data, or "
         "draw each batch from several classes"
     )
+
+
+def unmoved_schedule(schedules: Iterable[Schedule]) -> str | None:
+    """A warning for a loss whose progress was never set, if its schedules depend on it."""
+    for leaf in (leaf for schedule in schedules for leaf in schedule.leaves()):
+        if not isinstance(leaf, Adaptive | Constant):
+            return (
+                f"set_progress was never called in {UNMOVED_CALLS} training steps, so {leaf!r} stays at its start: "
+                "call loss.set_progress(steps done / total steps) in every step"
+            )
+    return None
