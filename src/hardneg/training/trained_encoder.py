@@ -47,6 +47,20 @@ class TrainedEncoder:
                 features.append(self.settings.kind.features(self.module, inputs, device))
         return torch.cat(features)
 
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.module.parameters())
+        sizes = tuple(getattr(self.transform, "shape", ()))
+        return (
+            f"TrainedEncoder({self.settings.method} on {self.settings.data.source!r},\n"
+            f"  module: {self.settings.encoder.name!r}, {parameters:,} parameters\n"
+            f"  transform: {type(self.transform).__name__}{f' to {sizes}' if sizes else ''})"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        network = self.__dict__.get("module")  # not there while a copy is made
+        remedy = f": use encoder.module.{name}" if network is not None and hasattr(network, name) else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{remedy}")
+
     def to(self, device: torch.device | str) -> "TrainedEncoder":
         """The same with the network on another device."""
         return replace(self, module=self.module.to(device))
