@@ -172,6 +172,7 @@ def test_large_degrees_are_standardized_as_in_the_training_set() -> None:
 def test_its_text_names_data_network_and_transform(trained: Path, photos: Path) -> None:
     lines = repr(hardneg.load_encoder(trained)).split("\n")
     assert len(lines) == 3
+    assert lines[0].startswith(f"TrainedEncoder({str(trained)!r}: ")
     assert str(photos) in lines[0]
     assert "'tiny'" in lines[1]
     assert lines[2].strip() == "transform: ImageTransform to (3, 12, 12))"

@@ -26,11 +26,13 @@ class TrainedEncoder:
         module: the network, in evaluation mode; maps a batch to features (B, d)
         transform: turns one raw sample into an input of the network, without a batch dimension; usable in a Dataset
         settings: the recipe of the run
+        run: its folder
     """
 
     module: nn.Module
     transform: Callable[[Any], Any]
     settings: Recipe
+    run: Path | None = None
 
     @torch.no_grad()
     def __call__(self, samples: Any, batch_size: int = 256) -> Tensor:
@@ -51,7 +53,7 @@ class TrainedEncoder:
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
         sizes = tuple(getattr(self.transform, "shape", ()))
         return (
-            f"TrainedEncoder({self.settings.method} on {self.settings.data.source!r},\n"
+            f"TrainedEncoder({str(self.run)!r}: {self.settings.method} on {self.settings.data.source!r},\n"
             f"  module: {self.settings.encoder.name!r}, {parameters:,} parameters\n"
             f"  transform: {type(self.transform).__name__}{f' to {sizes}' if sizes else ''})"
         )
@@ -74,4 +76,4 @@ def load_encoder(
     loaded.warn_if_unfinished()
     kind = loaded.settings.kind
     transform = kind.transform(loaded.settings.data, loaded.shape, loaded.views, loaded.recorded)
-    return TrainedEncoder(loaded.encoder, transform, loaded.settings)
+    return TrainedEncoder(loaded.encoder, transform, loaded.settings, loaded.folder)
