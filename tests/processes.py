@@ -126,7 +126,17 @@ def run(name: str, rows: slice, gather: bool, backend: str) -> dict[str, Tensor]
     first = torch.autograd.grad(again.sum(), (z1, z2), create_graph=True)
     second = torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (z1, z2))
     found |= {"second z1": second[0], "second z2": second[1]}
+    if isinstance(loss.temperature, hn.Learnable):
+        found["second temperature"] = second_temperature(loss, z1, z2)
     return {key: tensor for key, tensor in found.items() if tensor is not None}
+
+
+def second_temperature(loss: hn.InfoNCE, z1: Tensor, z2: Tensor) -> Tensor:
+    """The second derivative of the loss by the logarithm of its learnable temperature, ()."""
+    log_value = loss.temperature.log_value
+    (first,) = torch.autograd.grad(loss(z1, z2), log_value, create_graph=True)
+    (second,) = torch.autograd.grad(first, log_value)
+    return second
 
 
 def work(rank: int, sizes: list[int], folder: str) -> None:

@@ -185,7 +185,27 @@ MISTAKES = {
         ["train", "digits-simclr", "objective.temperature=0.2", "objective={preset: hcl}"],
         "objective={preset: hcl} would undo objective.temperature",
     ),
-    "folder for a recipe": (["train", "."], ". is a folder: give a YAML file"),
+    "folder for a recipe": (
+        ["train", "."],
+        ". is a folder: give a YAML file, or the name of a built-in recipe; for the images in it, my-images "
+        "data.source=.",
+    ),
+    "no source": (["train", "my-images"], "no data are named: add data.source=FOLDER with your folder"),
+    "folder for a setting": (["train", "my-images", "."], "got '.': did you mean data.source=.?"),
+    "setting without its section": (
+        ["train", "digits-simclr", "epochs=3"],
+        "epochs is not a key of the recipe: did you mean trainer.epochs?",
+    ),
+    "preset without its section": (
+        ["train", "digits-simclr", "preset=hcl"],
+        "did you mean views.preset or objective.preset?",
+    ),
+    "setting as an option": (
+        ["train", "digits-simclr", "--epochs", "9"],
+        "No such option: --epochs. Did you mean trainer.epochs=9? Help: hardneg --help",
+    ),
+    "setting as an option with =": (["train", "digits-simclr", "--preset=hcl"], "or objective.preset=hcl?"),
+    "option that is no setting": (["evaluate", "run", "--epochs", "9"], "--epochs. Help: hardneg --help"),
     "seeds to go over": (["compare", "digits-simclr", "--over", "seed=0,1"], "set their number with --seeds"),
     "several devices": (["compare", "digits-simclr", "trainer.devices=2"], "a comparison trains on one device"),
     "several nodes": (["compare", "digits-simclr", "trainer.nodes=2"], "trainer.nodes=2: a comparison trains on one"),
@@ -589,3 +609,53 @@ def check_in_browser(file: Path) -> None:
     assert len(widths) > 50
     assert min(widths) > 0
     assert messages == []
+
+
+def test_the_name_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = hardneg(capsys)
+    assert code == 0
+    assert "Usage" in out
+    assert err == ""
+
+
+def photos(folder: Path, number: int = 12) -> None:
+    """Two classes of images."""
+    generator = np.random.default_rng(0)
+    for index in range(number):
+        (folder / f"class{index % 2}").mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"class{index % 2}" / f"{index}.png")
+
+
+def test_a_misspelt_source_is_compared_with_the_folders_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    photos(Path("shapes"))
+    code, _, err = hardneg(capsys, "train", "my-images", "data.source=shape")
+    assert code == 2
+    assert f"does not exist: did you mean {str(Path('shapes').absolute())!r}?" in err
+
+
+def test_broken_images_are_named_without_addresses_and_by_the_users_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    photos(Path("mixed"))
+    Path("mixed/class0/0.png").write_bytes(b"no image")
+    code, _, err = hardneg(capsys, "train", "my-images", "data.source=mixed")
+    assert code == 2
+    assert "stopped: 1 of 12 images of mixed cannot be read: " in err
+    assert "0x" not in err
+
+
+def test_results_say_how_many_images_trained_and_tested_the_probes(
+    capsys: pytest.CaptureFixture[str], finished: Path
+) -> None:
+    photos(Path("new"), 40)
+    _, out, _ = hardneg(capsys, "evaluate", str(finished))
+    assert "probes trained on 1,297 images, tested on 500 others" in out  # of the 1,797 digits
+    code, out, err = hardneg(capsys, "evaluate", str(finished), "--data", "new")
+    assert code == 0, err
+    assert "probes trained on 32 images, tested on 8 others" in out
+
+
+def test_a_run_in_the_way_is_named_with_the_command_that_resumes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(Path("my run"))
+    code, _, err = hardneg(capsys, "train", "digits-simclr", "--run", "my run")
+    assert code == 2
+    assert "resume it with hardneg train --resume 'my run'," in err

@@ -59,8 +59,10 @@ def test_processes_have_the_loss_and_gradients_of_one(found: tuple[list[int], Fo
         gathered = torch.cat([part["bank"] for part in parts]) / factor
         assert_close(gathered, single["bank"], rtol=1e-6, atol=1e-9)
     if "temperature" in single:
-        average = torch.stack([part["temperature"] for part in parts]).mean()
-        assert_close(average, single["temperature"], rtol=1e-6, atol=1e-9)
+        assert min(single["temperature"].abs(), single["second temperature"].abs()) > 1e-3
+        for part in parts:  # averaged already: the loss need not be inside the module that DDP wraps
+            assert_close(part["temperature"], single["temperature"], rtol=1e-6, atol=1e-9)
+            assert_close(part["second temperature"], single["second temperature"], rtol=1e-6, atol=1e-9)
 
 
 @pytest.fixture(scope="module", params=[pytest.param([5, 7], id="two"), pytest.param([3, 5, 4], id="three")])

@@ -112,6 +112,22 @@ def test_a_table_fits_its_terminal_and_drops_metrics_rather_than_names(
     left_out = [line for line in lines if "more metric" in line]
     assert left_out == ([] if metrics == 5 else ["note: 2 more metrics in a wider terminal, or with --json"])
     assert "temperature 0.2 beats simclr in every metric." in " ".join(" ".join(lines).split())
+    if width >= 80:
+        assert lines[-3:] == [
+            "mean ± std over seeds; below, the difference from simclr ± its standard error",
+            "▲ better, ▼ worse, ≈ not significant at the 0.05 level",
+            "bold: significantly better than every other row",
+        ]
+
+
+def test_a_list_of_results_is_broken_between_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(terminal, "out", Console(file=file, width=20, force_terminal=True, color_system=None))
+    terminal.say_list(["kNN 38.9 %", "1-NN 3 %", "linear probe 38.9 %", "1 label/class 31.9 %"])
+    assert file.getvalue().splitlines() == ["kNN 38.9 %", "1-NN 3 %", "linear probe 38.9 %", "1 label/class 31.9 %"]
+    file.truncate(file.seek(0))
+    terminal.say_list(["kNN 9 %", "1-NN 3 %", "linear probe 38.9 %"])
+    assert file.getvalue().splitlines() == ["kNN 9 % · 1-NN 3 %", "linear probe 38.9 %"]
 
 
 def test_a_heading_has_no_empty_lines_and_single_seeds_no_test(monkeypatch: pytest.MonkeyPatch) -> None:

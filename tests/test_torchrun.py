@@ -80,19 +80,20 @@ def on_two_nodes(rendezvous: str, command: list[str], folders: list[Path]) -> li
     return errors
 
 
-def single_process() -> tuple[list[float], dict[str, Tensor]]:
-    """The script's three steps by one process, each on the whole batch."""
+def single_process() -> tuple[list[float], dict[str, Tensor], Tensor]:
+    """The script's three steps by one process, each on the whole batch: losses, weights, temperature."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
+    log_temperature = torch.tensor(0.5).log().requires_grad_()
     losses = []
     for view1, view2 in torch.randn(3, 2, 128, 32):
-        value = hn.hcl(beta=1.0, tau_plus=0.1)(network(view1), network(view2))
-        parameters = list(network.parameters())
+        value = hn.hcl(beta=1.0, tau_plus=0.1)(network(view1), network(view2), scale=(-log_temperature).exp())
+        parameters = [*network.parameters(), log_temperature]
         with torch.no_grad():
             for parameter, gradient in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
                 parameter -= gradient
         losses.append(value.item())
-    return losses, network.state_dict()
+    return losses, network.state_dict(), log_temperature.detach()
 
 
 @pytest.mark.parametrize("rendezvous", RENDEZVOUS)
@@ -106,10 +107,12 @@ def test_two_nodes_train_by_the_documented_script_as_one_process_does(rendezvous
     if rendezvous == "numbered":
         assert written == folders[:1]
     found = torch.load(written[0] / "trained.pt", weights_only=True)
-    losses, weights = single_process()
+    losses, weights, log_temperature = single_process()
     # The steps have length 1: weights that agree after them, and a loss at each, are gradients that agree.
     assert_close(torch.tensor(found["losses"]), torch.tensor(losses), rtol=1e-6, atol=0)
     assert_close(found["encoder"], weights, rtol=1e-5, atol=1e-6)
+    assert abs(log_temperature.exp() - 0.5) > 0.01
+    assert_close(found["loss"]["temperature.log_value"], log_temperature, rtol=1e-5, atol=1e-6)
 
 
 def test_two_nodes_train_a_recipe_to_the_weights_of_one_process(tmp_path: Path) -> None:

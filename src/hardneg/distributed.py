@@ -127,6 +127,12 @@ def total_loss(part: Tensor, group: Group = None) -> Tensor:
     return share + (total(part, group) - share).detach()
 
 
+def with_averaged_gradient(tensor: Tensor, group: Group = None) -> Tensor:
+    """The same tensor, whose gradient is averaged over all processes, as DDP averages those of its own parameters."""
+    result: Tensor = _AveragedGradient.apply(tensor, group)  # type: ignore[no-untyped-call]
+    return result
+
+
 def maximum(tensor: Tensor, group: Group = None) -> Tensor:
     """The maximum over all processes; no gradient."""
     result = tensor.detach().clone()
@@ -181,6 +187,32 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return gather(grad, ctx.sizes, ctx.group), None, None
+
+
+class _AveragedGradient(torch.autograd.Function):
+    """The identity; its backward pass is the average over all processes."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Average.apply(grad, ctx.group), None  # type: ignore[no-untyped-call]
+
+
+class _Average(torch.autograd.Function):
+    """The average over all processes, which is its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return total(tensor, group) / world_size(group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Average.apply(grad, ctx.group), None  # type: ignore[no-untyped-call]
 
 
 def _sum_of_received(rows: Tensor, sizes: list[int], group: Group) -> Tensor:

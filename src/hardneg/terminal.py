@@ -4,7 +4,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,18 @@ _ONE_LINE = 18  # names up to this width are not broken
 def say(message: str, style: str | None = None) -> None:
     """Print a result; neither markup of rich nor control characters in it take effect."""
     out.print(printable(message), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_list(parts: Iterable[str]) -> None:
+    """Print results one after the other, with line breaks between them where the terminal ends."""
+    lines: list[str] = []
+    for part in map(printable, parts):
+        if lines and cell_len(f"{lines[-1]} · {part}") <= out.width:
+            lines[-1] += f" · {part}"
+        else:
+            lines.append(part)
+    for line in lines:
+        say(line)
 
 
 def fail(message: str, code: int = 2) -> None:
@@ -175,8 +187,9 @@ def _legend(baseline: str, several_rows: bool, several_seeds: bool) -> str:
     if not several_seeds:
         return f"below, the difference from {baseline}" if several_rows else ""
     differences = (
-        f"; below, the difference from {baseline} ± its standard error: ▲ better, ▼ worse, ≈ not significant at the "
-        "0.05 level; bold: significantly better than every other row"
+        f"; below, the difference from {baseline} ± its standard error\n"
+        "▲ better, ▼ worse, ≈ not significant at the 0.05 level\n"
+        "bold: significantly better than every other row"
     )
     return "mean ± std over seeds" + differences * several_rows
 

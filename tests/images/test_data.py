@@ -306,7 +306,7 @@ def test_a_few_broken_images_are_skipped_counted_and_named(size: int | None, tmp
 
 @pytest.mark.parametrize("size", [None, 8])
 def test_many_broken_images_stop(size: int | None, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"skipped 4 of 300 images of .*More than 1 % are broken: repair or remove"):
+    with pytest.raises(ValueError, match=r"stopped: 4 of 300 images of .*More than 1 % are broken: repair or remove"):
         load_images(hundreds(tmp_path, broken=4), size=size)
 
 

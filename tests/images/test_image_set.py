@@ -221,7 +221,7 @@ def test_more_than_one_percent_of_broken_images_is_an_error() -> None:
     files = color_images(200)
     for number in (3, 4, 190):
         files[number] = b""
-    with pytest.raises(ValueError, match=r"skipped 3 of 200 images of test.*More than 1 % are broken"):
+    with pytest.raises(ValueError, match=r"stopped: 3 of 200 images of test cannot.*More than 1 % are broken"):
         decode_all(Files(files), (3, 8, 8), None, Broken(200, "test"))
 
 

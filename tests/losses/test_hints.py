@@ -3,12 +3,13 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hardneg as hn
@@ -153,3 +154,85 @@ def test_labels_on_an_accelerator_are_not_read() -> None:
 
     labels = torch.full((8,), 3, device="meta")  # has no values
     assert hints.single_class(labels) is hints.no_positives(labels) is hints.no_labels(labels) is None
+
+
+def annealed() -> hn.InfoNCE:
+    return hn.ring_nce(in_batch="both")
+
+
+def scheduled_aggregation() -> Callable[[], Tensor]:
+    rows, clusters = torch.randn(8, 4), hn.Clusters(k=2)
+    clusters.fit(rows)
+    loss = hn.LocalAggregation(hn.Linear(0.2, 0.1), background=4)
+    return lambda: loss(torch.randn(8, 4, requires_grad=True), rows, torch.arange(8), clusters)
+
+
+def calls_of(loss: nn.Module, inputs: Callable[[], Any] = views) -> Callable[[], Tensor]:
+    return lambda: loss(*inputs())
+
+
+@pytest.mark.parametrize(
+    ("call", "schedule"),
+    [
+        (calls_of(annealed()), "so RingAnneal(start=1.0, "),
+        (calls_of(hn.hcl(temperature=hn.Linear(0.5, 0.1))), "Linear(start=0.5, end=0.1"),
+        (calls_of(hn.JSD(beta=hn.Linear(2.0, 0.0)), nodes), "Linear(start=2.0"),
+        (scheduled_aggregation(), "Linear(start=0.2"),
+    ],
+    ids=["ring", "temperature", "graphs", "local aggregation"],
+)
+def test_a_schedule_that_is_never_moved_warns_once_after_a_hundred_steps(
+    call: Callable[[], Tensor], schedule: str
+) -> None:
+    assert warnings_of(lambda: [call() for _ in range(99)]) == []
+    (found,) = warnings_of(lambda: [call() for _ in range(150)])
+    assert str(found.message).startswith("set_progress was never called in 100 training steps, so ")
+    assert schedule in str(found.message)
+    assert found.filename == __file__
+
+
+def test_a_loss_restored_from_a_checkpoint_must_be_moved_too() -> None:
+    loss, saved = annealed(), annealed()
+    saved.set_progress(0.5)
+    loss.load_state_dict(saved.state_dict())
+    assert len(warnings_of(lambda: [loss(*views()) for _ in range(100)])) == 1
+
+
+def moved() -> nn.Module:
+    loss = annealed()
+    loss.set_progress(0.0)
+    return loss
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        calls_of(hn.hcl()),
+        calls_of(moved()),
+        calls_of(annealed().eval()),
+        calls_of(hn.hcl(beta=hn.Adaptive())),  # moves by `observe`
+        calls_of(hn.hcl(beta=hn.Constant(1.0))),
+        torch.no_grad()(calls_of(annealed())),
+        calls_of(torch.compile(annealed(), fullgraph=True, backend="eager")),  # type: ignore[arg-type]
+    ],
+    ids=["no schedule", "moved", "evaluation mode", "adaptive", "constant", "no gradient", "compiled"],
+)
+def test_no_warning_of_schedules_outside_of_training_or_if_they_do_not_need_the_progress(
+    call: Callable[[], Tensor],
+) -> None:
+    assert warnings_of(lambda: [call() for _ in range(120)]) == []
+
+
+def test_the_trainer_moves_schedules_before_the_loss_is_called(
+    monkeypatch: pytest.MonkeyPatch, empty_folder: Path
+) -> None:
+    pytest.importorskip("lightning")
+    from hardneg.losses import hints
+    from hardneg.training import recipe, run
+
+    monkeypatch.setattr(hints, "UNMOVED_CALLS", 1)
+    (found,) = warnings_of(lambda: annealed()(*views()))
+    assert "set_progress" in str(found.message)
+    changes = ["trainer.epochs=1", "trainer.accelerator=cpu", "trainer.knn_every=0", "objective.preset=ring_nce"]
+    settings = recipe.load(recipe.find("digits-moco"), changes)
+    assert not any("set_progress" in str(x.message) for x in warnings_of(lambda: run.train(settings, Path("run"))))

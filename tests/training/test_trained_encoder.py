@@ -1,5 +1,8 @@
 """`hardneg.load_encoder`: raw samples get the features that the evaluation of the run computes."""
 
+import copy
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -194,3 +197,31 @@ def test_large_degrees_are_standardized_as_in_the_training_set() -> None:
     whole = GraphSet.of(graphs)
     transform = GraphTransform(whole.node_features, describe(whole))
     torch.testing.assert_close(torch.cat([transform(graph).x for graph in graphs]), whole.x)
+
+
+def test_its_text_names_data_network_and_transform(trained: Path, photos: Path) -> None:
+    lines = repr(hardneg.load_encoder(trained)).split("\n")
+    assert len(lines) == 3
+    assert lines[0].startswith(f"TrainedEncoder({str(trained)!r}: ")
+    assert str(photos) in lines[0]
+    assert "'tiny'" in lines[1]
+    assert lines[2].strip() == "transform: ImageTransform to (3, 12, 12))"
+
+
+@pytest.mark.parametrize("name", ["eval", "train", "parameters"])
+def test_attributes_of_a_network_are_said_to_be_those_of_the_module(trained: Path, name: str) -> None:
+    encoder = hardneg.load_encoder(trained)
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}': use encoder.module.{name}"):
+        getattr(encoder, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'evil'$"):
+        encoder.evil  # noqa: B018
+    assert copy.deepcopy(encoder).settings == encoder.settings
+
+
+def test_the_folder_of_the_run_is_named_if_another_path_is_given(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"is not a run: give the folder {re.escape(str(trained))}$"):
+        hardneg.load_encoder(trained / "encoder.safetensors")
+    shutil.copytree(trained, tmp_path / "comparison" / "hcl" / "seed-0")
+    shutil.copytree(trained, tmp_path / "comparison" / "hcl" / "seed-1")
+    with pytest.raises(ValueError, match=r"give one of the 2 runs in it, such as .*seed-0$"):
+        hardneg.load_encoder(tmp_path / "comparison")

@@ -29,7 +29,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: characters the terminal lacks are not an error
     warnings.showwarning = lambda message, *rest, **more: note(str(message))
     try:
-        code = typer.main.get_command(app)(standalone_mode=False)
+        code = typer.main.get_command(app)(args=sys.argv[1:] or ["--help"], standalone_mode=False)
         if code == INTERRUPTED:  # typer has turned Ctrl-C into this
             _stop()
         sys.exit(code if isinstance(code, int) else 0)
@@ -46,7 +46,21 @@ def main() -> None:
         # Errors of the command-line parser, whose classes typer does not export.
         if not hasattr(error, "format_message"):
             raise
-        fail(f"{error.format_message()} Help: hardneg --help")
+        fail(f"{error.format_message().rstrip('.')}.{_setting_meant(error)} Help: hardneg --help")
+
+
+def _setting_meant(error: Exception) -> str:
+    """A hint if an unknown option, such as ``--epochs 9``, is the name of a setting, ``trainer.epochs=9``."""
+    option = getattr(error, "option_name", None)
+    if option is None or sys.argv[1] not in ("train", "compare"):
+        return ""
+    from hardneg.training import recipe, recipe_errors
+
+    keys = recipe_errors.keys_named(option.lstrip("-"), recipe.model("simclr", "images"))
+    given = next((entry for entry in sys.argv if entry.partition("=")[0] == option), option)
+    following = sys.argv[sys.argv.index(given) + 1 :] if given in sys.argv else []
+    text = given.partition("=")[2] or next((entry for entry in following[:1] if entry[:1] != "-"), "VALUE")
+    return f" Did you mean {' or '.join(f'{key}={text}' for key in keys)}?" if keys else ""
 
 
 def _stop() -> None:

@@ -38,6 +38,8 @@ def evaluate(
         shown = figures.format(name)
         table.add_row(cell(shown.heading), f"{shown.text(figure)}{MARK * (name in figures.notes)}")
     out.print(table)
+    if figures.measured:
+        say(figures.measured)
     for name, note_text in figures.notes.items():
         say(f"{MARK} {figures.format(name).title}: {note_text}")
 

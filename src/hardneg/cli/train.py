@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from hardneg.cli.app import Json, Overrides, Recipe, Trust, app, import_from_here, named
-from hardneg.terminal import err, note, print_json, remark, say
+from hardneg.terminal import err, note, print_json, remark, say, say_list
 
 
 @app.command(
@@ -78,12 +78,12 @@ def train(
     say(f"trained in {folder}: loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}")
     if figures:
         noted = {name: f" ({note})" for name, note in figures.notes.items()}
-        say(
-            " · ".join(
-                f"{(shown := figures.format(name)).title} {shown.text(figure)}{noted.get(name, '')}"
-                for name, figure in figures.items()
-            )
+        say_list(
+            f"{(shown := figures.format(name)).title} {shown.text(figure)}{noted.get(name, '')}"
+            for name, figure in figures.items()
         )
+        if figures.measured:
+            say(figures.measured)
     say(f"next: hardneg report {named(folder)}", style="dim")
 
 

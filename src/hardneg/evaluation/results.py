@@ -27,7 +27,8 @@ class EvaluationResult(dict[str, float]):
     """The value of each metric.
 
     notes: by metric, a remark such as "not converged after 500 iterations"; most have none · formats: how metrics that
-    are not built in are shown
+    are not built in are shown · measured: how many samples trained the probes and how many tested them, in words; empty
+    if it is not known
 
     Examples:
         >>> result = EvaluationResult({"linear": 0.9}, {"linear": "not converged after 500 iterations"})
@@ -42,6 +43,7 @@ class EvaluationResult(dict[str, float]):
         formats: Mapping[str, MetricFormat] | None = None,
     ) -> None:
         super().__init__(values)
+        self.measured = ""
         self.notes = {metric: note for metric, note in (notes or {}).items() if note}
         self.formats = {metric: shown for metric, shown in (formats or {}).items() if not is_built_in(metric)}
 

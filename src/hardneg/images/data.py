@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ _KINDS = (
     "'digits', 'hf:NAME', an .npz, .parquet, .arrow or .tar file, an image folder, a folder of parquet or tar shards, "
     "or a saved dataset"
 )
+_PLACEHOLDER = "FOLDER"  # the source of a recipe that the user has to name
 _MOST_PIXELS = 8192  # of a side
 IN_MEMORY = 4 * 2**30  # bytes of decoded images
 
@@ -72,7 +74,7 @@ def load_images(
 def _load(source: Any, split: str, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
     found = find(source, split, in_memory)
     if isinstance(found, Found):
-        return _decoded(found, size, in_memory)
+        return _decoded(found, split, size, in_memory)
     if isinstance(found, StreamedImages) or found.ids is not None:
         return found if isinstance(found, StreamedImages) else _resized(found, size)
     ids = torch.tensor([content_id(image) for image in found.images.numpy()])  # (N,)
@@ -93,7 +95,11 @@ def find(source: Any, split: str, in_memory: int = IN_MEMORY) -> ImageSet | Stre
 
         if path.suffix == ".npz" and path.stem in SETS:
             raise FileNotFoundError(f"source={str(source)!r} does not exist: make it with hardneg data {path.stem}")
-        raise FileNotFoundError(f"source={str(source)!r} does not exist: give {_KINDS}")
+        if path.name == _PLACEHOLDER:
+            raise FileNotFoundError(f"no data are named: add source={_PLACEHOLDER} with your folder")
+        similar = get_close_matches(path.name, _names_in(path.parent), n=1)
+        remedy = f"did you mean {str(path.with_name(similar[0]))!r}?" if similar else f"give {_KINDS}"
+        raise FileNotFoundError(f"source={str(source)!r} does not exist: {remedy}")
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return tables.from_saved(path, split)
@@ -125,11 +131,19 @@ def _shards(folder: Path, suffix: str) -> list[Path]:
     return folders.each_once([checks.regular_file(file) for file in files])
 
 
-def _decoded(found: Found, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
+def _names_in(folder: Path) -> list[str]:
+    """The names of the files and folders in a folder; none if it cannot be read."""
+    try:
+        return [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def _decoded(found: Found, split: str, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
     encoded, labels, classes, name = found
     if len(encoded) == 0:
         raise ValueError(f"{name} has no rows: check the source")
-    broken = Broken(len(encoded), name)
+    broken = Broken(len(encoded), name.removesuffix(f"-{split}"))
     shape = survey(encoded, size, broken)
     if len(encoded) * int(np.prod(shape)) > in_memory:
         encoded = encoded.with_random_access() if isinstance(encoded, tables.ParquetImages) else encoded

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -122,8 +123,11 @@ class Broken:
         return int(self.flags.sum())
 
     def __str__(self) -> str:
-        places = ", ".join(self.first) + (", …" if len(self) > len(self.first) else "")
-        return f"skipped {len(self)} of {len(self.flags)} images of {self.name} that cannot be read: {places}"
+        return f"skipped {len(self)} of {len(self.flags)} images of {self.name} that cannot be read: {self._places}"
+
+    @property
+    def _places(self) -> str:
+        return ", ".join(self.first) + (", …" if len(self) > len(self.first) else "")
 
     def add(self, index: int, place: str, error: Exception) -> None:
         """Record that the image cannot be read; raise if more than 1 % are now broken."""
@@ -131,9 +135,14 @@ class Broken:
             return
         self.flags[index] = True
         if len(self.first) < 3:
-            self.first.append(f"{place} ({error})")
+            # Pillow names an object in memory by its address.
+            reason = re.sub(r" <[^<>]* at 0x[0-9a-fA-F]+>", "", str(error))
+            self.first.append(f"{place} ({reason})")
         if len(self) > 0.01 * len(self.flags):
-            raise ValueError(f"{self}. More than 1 % are broken: repair or remove them, or check the source") from error
+            raise ValueError(
+                f"stopped: {len(self)} of {len(self.flags)} images of {self.name} cannot be read: {self._places}. More "
+                "than 1 % are broken: repair or remove them, or check the source"
+            ) from error
 
 
 class _EncodedSubset:

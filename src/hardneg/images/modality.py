@@ -173,7 +173,9 @@ class Images(Modality):
         train, test = self._evaluation_sets(request)
         test = comparable(train, test)
         features = [labeled(self.embed(encoder, part, request.views, workers), part) for part in (train, test)]
-        return evaluate_features(*features[0], *features[1], metrics=request.metrics or DEFAULT_METRICS)
+        found = evaluate_features(*features[0], *features[1], metrics=request.metrics or DEFAULT_METRICS)
+        found.measured = f"probes trained on {len(features[0][1]):,} images, tested on {len(features[1][1]):,} others"
+        return found
 
     def sample(self, samples: Any, rows: Tensor) -> ImageSet:
         if isinstance(samples, ImageSet):

@@ -80,7 +80,11 @@ def inverse_temperature(settings: Settings, views: Tensor, dtype: torch.dtype) -
     """1/temperature on the device of the views, ()."""
     if isinstance(settings.temperature, Learnable):
         temperature: Tensor = settings.temperature()
-        return 1 / temperature.to(views.device, dtype)
+        inverse = 1 / temperature.to(views.device, dtype)
+        if not distributed.gathers(settings.gather):
+            return inverse
+        # The loss is rarely inside the module that DDP wraps: then nothing else averages the temperature's gradient.
+        return distributed.with_averaged_gradient(inverse, distributed.group_of(settings.gather))
     scale = 1 / settings.temperature
     if torch.compiler.is_compiling():
         return views.new_full((), scale, dtype=dtype)

@@ -1,12 +1,15 @@
 """Warnings about calls that are valid, but rarely what is meant. A loss gives each of them once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from hardneg import distributed
+from hardneg.losses.schedules import Adaptive, Constant, Schedule
 from hardneg.losses.sources import GIVEN, SourceTensors, argument
+
+UNMOVED_CALLS = 100  # calls in training without `set_progress` after which a loss with schedules warns
 
 
 def local_negatives() -> str | None:
@@ -54,5 +57,16 @@ def no_labels(negative_labels: SourceTensors) -> str | None:
             return (
                 f"no row of {argument('negatives', name)} has a label, so all {labels.numel()} are negatives, also "
                 "those of the anchor's class: pass them to the queue, queue.enqueue(keys, labels)"
+            )
+    return None
+
+
+def unmoved_schedule(schedules: Iterable[Schedule]) -> str | None:
+    """A warning for a loss whose progress was never set, if its schedules depend on it."""
+    for leaf in (leaf for schedule in schedules for leaf in schedule.leaves()):
+        if not isinstance(leaf, Adaptive | Constant):
+            return (
+                f"set_progress was never called in {UNMOVED_CALLS} training steps, so {leaf!r} stays at its start: "
+                "call loss.set_progress(steps done / total steps) in every step"
             )
     return None

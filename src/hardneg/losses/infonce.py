@@ -106,7 +106,6 @@ class InfoNCE(Adjustable):
 
     _settings: Settings  # with schedules at the current progress
     _key: tuple[str, Settings] | None = None  # of the settings, for compiled graphs
-    _scheduled = False  # whether a setting is a schedule
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
     _plan: paired.Plan | None = None  # of the last call that took the short path
     _seeded_by: torch.Generator | None = None
@@ -208,8 +207,10 @@ class InfoNCE(Adjustable):
             if found is not None:
                 return found
         loss = self._loss(call)
-        if self.in_batch is not None and is_eager():
-            self._give_hints(self.gather, labels if negatives is None else None, one_view=z2 is None)
+        if is_eager():
+            self._count_call(loss)
+            if self.in_batch is not None:
+                self._give_hints(self.gather, labels if negatives is None else None, one_view=z2 is None)
         return loss
 
     def from_scores(self, positive: Tensor, candidates: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -227,7 +228,7 @@ class InfoNCE(Adjustable):
             torch.Size([])
         """
         if self._adaptive:
-            self.set_progress(self.progress)
+            self._move_to(self.progress)
         settings = self._settings
         candidate_set, settings, validity = score_set(settings, positive, candidates, mask)
         key = None if settings.num_negatives is None else self._next_key()
@@ -272,7 +273,7 @@ class InfoNCE(Adjustable):
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children for each name.
         self._modules.pop("temperature", None)
         # A schedule would compile a new graph at every step: then the reference kernel is compiled.
-        scheduled = bool(infonce_settings.schedules(given))
+        scheduled = tuple(infonce_settings.schedules(given))
         key = None if scheduled else paired.key_of(settings)
         self.__dict__.update(given, _settings=settings, _adaptive=adaptive, _scheduled=scheduled, _key=key)
         if isinstance(given["temperature"], Learnable):
@@ -296,7 +297,7 @@ class InfoNCE(Adjustable):
     def _loss(self, call: Call) -> Tensor:
         """The loss of a call in eager mode, or by operations that `torch.compile` compiles."""
         if self._adaptive:
-            self.set_progress(self.progress)
+            self._move_to(self.progress)
         z1, z2, labels = call.z1, call.z2, call.labels
         settings, device = self._settings, z1.device if isinstance(z1, Tensor) else torch.device("cpu")
         with computing_on(device):

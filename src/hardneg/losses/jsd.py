@@ -13,7 +13,7 @@ from hardneg.losses import node_graph
 from hardneg.losses.execution import is_eager
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, GuardedLoss
 from hardneg.losses.node_graph import NodeGraphScores, Weighting
-from hardneg.losses.schedules import Setting, value
+from hardneg.losses.schedules import Setting, schedules_of, value
 from hardneg.losses.settings import REDUCTION, SUPERVISION, Adjustable, Reduction, Supervision, check_no_adaptive
 
 LOG_2 = 0.6931471805599453
@@ -118,6 +118,8 @@ class JSD(Adjustable):
             weighting = self._weighting(scores)
             self._last = scores.detached(), weighting.detached()
             loss = self._reduced(scores, weighting, validity)
+        if is_eager():
+            self._count_call(loss)
         if loss.requires_grad and not torch.compiler.is_compiling():
             loss = GuardedLoss.apply(loss, None, *given)  # type: ignore[no-untyped-call]
         return loss
@@ -175,7 +177,8 @@ class JSD(Adjustable):
                 "weight_range, grad_through_weights, supervision and gather at their defaults"
             )
         numbers = self._numbers(given["beta"], given["class_prior"], self.progress)
-        self.__dict__.update(given, _beta=numbers[0], _prior=numbers[1])
+        scheduled = schedules_of(given)
+        self.__dict__.update(given, _beta=numbers[0], _prior=numbers[1], _scheduled=scheduled)
 
     def _move_schedules(self, progress: float) -> None:
         self._beta, self._prior = self._numbers(self.beta, self.class_prior, progress)

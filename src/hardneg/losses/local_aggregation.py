@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from hardneg import checks
+from hardneg.losses.execution import is_eager
 from hardneg.losses.inputs import normalized
 from hardneg.losses.kernels.interface import gradients
 from hardneg.losses.kernels.saved_tensors import unchanged
-from hardneg.losses.schedules import Setting, value
+from hardneg.losses.schedules import Setting, schedules_of, value
 from hardneg.losses.settings import REDUCTION, Adjustable, Reduction, check_no_adaptive
 from hardneg.losses.temperature import Learnable, check_no_gradient
 from hardneg.matmul import largest_columns, row_blocks
@@ -89,6 +90,8 @@ class LocalAggregation(Adjustable):
             if unit.requires_grad or scale.requires_grad:
                 losses = _AttachGradient.apply(losses, derivative, sets, unit, scale, rows)  # type: ignore[no-untyped-call]
         losses = checks.poisoned(losses, validity, in_range, finite_rows)
+        if is_eager():
+            self._count_call(losses)
         if self.reduction == "none":
             return losses
         return losses.mean() if self.reduction == "mean" else losses.sum()
@@ -107,7 +110,7 @@ class LocalAggregation(Adjustable):
         checks.choice("form", given["form"], get_args(Form))
         checks.choice("reduction", given["reduction"], REDUCTION)
         self._modules.pop("temperature", None)
-        self.__dict__.update(given)
+        self.__dict__.update(given, _scheduled=schedules_of(given))
         if isinstance(temperature, Learnable):
             del self.__dict__["temperature"]
             self.add_module("temperature", temperature)

@@ -18,7 +18,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 
@@ -80,6 +80,11 @@ Setting = float | Schedule
 def value(setting: Setting, progress: float) -> float:
     """The value of a setting at this progress."""
     return setting.at(progress) if isinstance(setting, Schedule) else float(setting)
+
+
+def schedules_of(settings: Mapping[str, object]) -> tuple[Schedule, ...]:
+    """The schedules among settings by name."""
+    return tuple(setting for setting in settings.values() if isinstance(setting, Schedule))
 
 
 def _number(name: str, given: float) -> float:

@@ -115,8 +115,10 @@ class Adjustable(LenientState, ABC):
 
     SETTINGS: ClassVar[tuple[str, ...]]
     progress: float = 0.0  # fraction of training done
+    _scheduled: tuple[Schedule, ...] = ()  # the schedules among the settings
     _adaptive: tuple[Adaptive, ...] = ()  # the adaptive schedules among the settings, each once, in a fixed order
     _warned: tuple[str, ...] = ()  # the kinds of warnings given so far
+    _unmoved_calls: int | None = 0  # calls in training before the first `set_progress`; None if no longer counted
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -135,8 +137,12 @@ class Adjustable(LenientState, ABC):
         """Move all schedules to the fraction of training done, in [0, 1]."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be in [0, 1], got {fraction!r}: pass steps done / total steps")
-        self._move_schedules(float(fraction))
-        self.__dict__["progress"] = float(fraction)
+        self._move_to(float(fraction))
+        self.__dict__["_unmoved_calls"] = None
+
+    def _move_to(self, progress: float) -> None:
+        self._move_schedules(progress)
+        self.__dict__["progress"] = progress
 
     def observe(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """Update adaptive schedules: those for which higher is better with the accuracy, the others with the loss.
@@ -176,6 +182,17 @@ class Adjustable(LenientState, ABC):
         if labels is not None and one_view and "no positives" not in self._warned and not gathers(gather):
             self._warn_once("no positives", hints.no_positives(labels), stacklevel=5)
 
+    def _count_call(self, loss: Tensor) -> None:
+        """Warn of schedules that are not moved during training, called by ``forward`` in eager mode."""
+        calls = self._unmoved_calls
+        if not self._scheduled or calls is None or not self.training or not loss.requires_grad:
+            return
+        # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
+        self.__dict__["_unmoved_calls"] = calls + 1
+        if calls + 1 == hints.UNMOVED_CALLS:
+            self.__dict__["_unmoved_calls"] = None
+            self._warn_once("progress", hints.unmoved_schedule(self._scheduled), stacklevel=5)
+
     def get_extra_state(self) -> Tensor:
         """Progress and the state of adaptive schedules as one tensor, which every checkpoint format can hold."""
         numbers = [self.progress]
@@ -195,7 +212,7 @@ class Adjustable(LenientState, ABC):
             size = int(rest[0])
             schedule.load_state(rest[1 : 1 + size])
             rest = rest[1 + size :]
-        self.set_progress(progress)
+        self._move_to(progress)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None, "_plan": None}  # a copy has no last call

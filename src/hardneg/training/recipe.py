@@ -193,7 +193,8 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
     for override in overrides:
         path, separator, text = override.partition("=")
         if not separator or not path:
-            raise ValueError(f"an override must be key=value, got {override!r}")
+            remedy = f": did you mean data.source={override}?" if override and Path(override).exists() else ""
+            raise ValueError(f"an override must be key=value, got {override!r}{remedy}")
         *parents, last = path.split(".")
         node = tree
         for parent in parents:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, WithJsonSchema
 
 _TYPES = {
     "int_type": "an integer",
@@ -78,11 +78,22 @@ def _unknown(path: list[str], chosen: tuple[str, str], models: Mapping[tuple[str
         fitting = sorted(name for name, other in users if other == modality)
         remedy = f"leave it out, or use method={' or '.join(fitting)}" if fitting else "leave it out"
         return f"{key} is not used by method={method} on {modality}: {remedy}"
+    if len(path) == 1 and (full := keys_named(key, models[chosen])):
+        return f"{key} is not a key of the recipe: did you mean {' or '.join(full)}?"
     below = f"{path[0]}." if len(path) > 1 else ""
     names = [name for name in _keys(models[chosen]) if name.startswith(below) and name.count(".") == len(path) - 1]
     if not names:
         return f"{key} is not a key of the recipe: {path[0]} has no keys for method={chosen[0]}"
     return f"{key} is not a key of the recipe: {hint(key, names)}"
+
+
+def keys_named(name: str, model: type[BaseModel]) -> list[str]:
+    """The keys of all sections that have this name, such as ``trainer.epochs`` for ``epochs``."""
+    found = [key for key in _keys(model) if key.partition(".")[2] == name]
+    for section, field in model.model_fields.items():  # a section that is no model has its keys in a JSON schema
+        schemas = (each.json_schema or {} for each in field.metadata if isinstance(each, WithJsonSchema))
+        found += [f"{section}.{name}" for schema in schemas if name in schema.get("properties", {})]
+    return found
 
 
 def _keys(model: type[BaseModel]) -> list[str]:

@@ -31,7 +31,10 @@ def find(name: str | Path) -> Path:
     if Path(name).is_dir():
         if (Path(name) / "recipe.yaml").is_file():
             raise ValueError(f"{name} is a run: give --resume {name}, or its recipe.yaml to begin another run")
-        raise ValueError(f"{name} is a folder: give a YAML file, or the name of a built-in recipe")
+        raise ValueError(
+            f"{name} is a folder: give a YAML file, or the name of a built-in recipe; for the images in it, "
+            f"my-images data.source={name}"
+        )
     if Path(name).suffix in (".yaml", ".yml"):
         raise ValueError(f"there is no file {str(name)!r}: give the path of a recipe, or the name of a built-in one")
     raise ValueError(f"there is no recipe {str(name)!r}: {hint(str(name), list(built_in))}")

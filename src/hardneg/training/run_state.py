@@ -1,6 +1,7 @@
 """Starting a run in its folder, and checking that a run can be resumed."""
 
 import json
+import shlex
 import uuid
 import warnings
 from collections.abc import Sequence
@@ -31,7 +32,10 @@ def check_free(folder: Path) -> None:
     if run_folder.is_free(folder):
         return
     if run_folder.is_run(folder):
-        raise ValueError(f"{folder} holds a run already: resume it, choose another folder, or remove this one")
+        raise ValueError(
+            f"{folder} holds a run already: resume it with hardneg train --resume {shlex.quote(str(folder))}, choose "
+            "another folder, or remove this one"
+        )
     raise ValueError(f"{folder} exists and is not a run: choose another folder")
 
 

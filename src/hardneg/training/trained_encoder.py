@@ -26,11 +26,13 @@ class TrainedEncoder:
         module: the network, in evaluation mode; maps a batch to features (B, d)
         transform: turns one raw sample into an input of the network, without a batch dimension; usable in a Dataset
         settings: the recipe of the run
+        run: its folder
     """
 
     module: nn.Module
     transform: Callable[[Any], Any]
     settings: Recipe
+    run: Path | None = None
 
     @torch.no_grad()
     def __call__(self, samples: Any, batch_size: int = 256) -> Tensor:
@@ -56,6 +58,20 @@ class TrainedEncoder:
         except ValueError as error:
             raise ValueError(f"samples[{number}]: {error}" if len(samples) > 1 else str(error)) from error
 
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.module.parameters())
+        sizes = tuple(getattr(self.transform, "shape", ()))
+        return (
+            f"TrainedEncoder({str(self.run)!r}: {self.settings.method} on {self.settings.data.source!r},\n"
+            f"  module: {self.settings.encoder.name!r}, {parameters:,} parameters\n"
+            f"  transform: {type(self.transform).__name__}{f' to {sizes}' if sizes else ''})"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        network = self.__dict__.get("module")  # not there while a copy is made
+        remedy = f": use encoder.module.{name}" if network is not None and hasattr(network, name) else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{remedy}")
+
     def to(self, device: torch.device | str) -> "TrainedEncoder":
         """The same with the network on another device."""
         return replace(self, module=self.module.to(device))
@@ -69,4 +85,4 @@ def load_encoder(
     loaded.warn_if_unfinished()
     kind = loaded.settings.kind
     transform = kind.transform(loaded.settings.data, loaded.shape, loaded.views, loaded.recorded)
-    return TrainedEncoder(loaded.encoder, transform, loaded.settings)
+    return TrainedEncoder(loaded.encoder, transform, loaded.settings, loaded.folder)
