@@ -154,7 +154,7 @@ def compare_on_cpu(given: argparse.Namespace) -> None:
         for number in range(given.rounds):
             for peer in PEERS[number % 3 :] + PEERS[: number % 3]:
                 command = [sys.executable, __file__, "--peer", peer, "--folder", name, "--threads", str(given.threads)]
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8")
                 found[peer].append(json.loads(done.stdout.splitlines()[-1]))
                 print(f"{peer:10} {found[peer][-1]['seconds']:8.1f} s {found[peer][-1]['bytes'] / 2**20:8.0f} MiB")
         negatives = {peer: np.load(folder / f"{peer}.npy") for peer in PEERS}

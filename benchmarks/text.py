@@ -101,7 +101,7 @@ def loss_alone(watch: Stopwatch, batch: int, repetitions: int) -> dict[str, Any]
     if not watch.on_gpu:
         for name in runs:
             command = [sys.executable, __file__, "--peak", name, "--sizes", str(batch)]
-            printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            printed = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout
             result[name]["resident_bytes"] = int(printed.split()[-1])
         theirs, ours = (result[name]["resident_bytes"] / 2**20 for name in ("theirs", "ours"))
         print(f"{'':16s} theirs {theirs:9.1f} MiB  ours {ours:9.1f} MiB")

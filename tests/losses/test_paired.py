@@ -164,7 +164,7 @@ def test_most_generated_calls_take_the_short_path_with_a_gradient(taken: list[bo
 
     count()
     assert seen["short"] > 0.5 * seen["all"]
-    assert seen["nonzero"] > 0.4 * seen["all"]
+    assert seen["nonzero"] > 0.3 * seen["all"]
 
 
 PRESETS: dict[str, tuple[Any, bool, bool]] = {  # the loss, whether it takes labels, and a second view
