@@ -105,7 +105,7 @@ def test_my_images_trains_on_a_folder_and_says_its_steps_before_training(
 def test_my_images_needs_a_source_and_no_labels(capsys: pytest.CaptureFixture[str], photos: Path) -> None:
     code, _, err = hardneg(capsys, "train", "my-images")
     assert code == 2
-    assert "FOLDER' does not exist" in err
+    assert "add data.source=FOLDER with your folder" in err
     quick = ["data.source=photos/cat", "data.size=8", "trainer.epochs=1", "encoder={name: tiny}"]
     code, out, err = hardneg(capsys, "train", "my-images", *quick)
     assert code == 0, err
