@@ -229,10 +229,7 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
         given: dict[str, Any] = {key: whole[key] for key in names if "bank" not in names}
         if "bank" in names:
             given = processes.sources(whole, slice(None), names)
-        placed = {
-            key: {name: place(part) for name, part in value.items()} if isinstance(value, dict) else place(value)
-            for key, value in given.items()
-        }
+        placed = tree_map_only(Tensor, place, given)
         loss = hn.InfoNCE(**options, backend=backend)
         value = loss(*views, **placed)
         (value.mean() if value.dim() else value).backward()

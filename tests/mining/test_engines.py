@@ -126,12 +126,14 @@ print(status("VmHWM") - before)
 """
 
 
+BLAS_BUFFER = 32 << 20  # bytes that OpenBLAS maps at once
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 def test_a_corpus_four_times_the_budget_is_mined_within_it(tmp_path: Path) -> None:
     """A corpus of 96 MiB in six files, and a budget of 24 MiB.
 
-    The measured peak varies between runs from a third of the budget to 1.7 times it, because pages of mapped files and
-    buffers of the libraries are in it; so twice the budget is allowed, half of the corpus.
+    The libraries' buffer of matrix products is not part of it: it is made in the first product, or in a later one.
     """
     (tmp_path / "corpus").mkdir()
     draw = np.random.default_rng(1)
@@ -141,4 +143,4 @@ def test_a_corpus_four_times_the_budget_is_mined_within_it(tmp_path: Path) -> No
     np.save(tmp_path / "queries.npy", first[:400] + 0.2)
     np.save(tmp_path / "small.npy", first[:20000])
     done = children.run([sys.executable, "-c", PEAK, str(tmp_path)], check=True)
-    assert int(done.stdout) <= 2 * checked_memory("24MiB")
+    assert int(done.stdout) <= checked_memory("24MiB") + BLAS_BUFFER
