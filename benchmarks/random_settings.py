@@ -83,6 +83,9 @@ class Limits:
     backend: str = "fused"
 
 
+DEFAULT_LIMITS = Limits()
+
+
 class Draw:
     """Random numbers and vectors of one case."""
 
@@ -281,7 +284,7 @@ def error_ratio(case: Case, found: list[Tensor], others: list[list[Tensor]], tru
     return largest
 
 
-def run_cases(cases: int, seed: int, limits: Limits = Limits()) -> Tally:  # noqa: B008  # frozen
+def run_cases(cases: int, seed: int, limits: Limits = DEFAULT_LIMITS) -> Tally:
     """Compare random cases; those that `InfoNCE` refuses are drawn again."""
     tally, number = Tally(), 0
     while tally.tried < cases:
