@@ -14,6 +14,7 @@ import argparse
 import gc
 import hashlib
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import record
 import torch
 from evidence_tables import (
@@ -44,8 +46,11 @@ from evidence_watch import OutOfTimeError, Watch
 
 import hardneg as hn
 from hardneg.evaluation import linear_probe
+from hardneg.evaluation.features import random_ranks
 from hardneg.images.features import extract_set
+from hardneg.images.published import save
 from hardneg.training import run, run_folder
+from hardneg.training.evaluate import evaluate
 from hardneg.training.saved_run import load_run
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
@@ -53,6 +58,8 @@ from unpack_data import unpack
 
 __all__ = ["TABLES", "OutOfTimeError", "Watch", "load_table", "main", "run_cell"]
 START = 60.0  # seconds before the first step of a process: data, compilation
+BUILT_IN = ("digits", "python-docs")  # sources that need no file
+VALIDATION = "-validation"  # in the name of a set: see `hold_out`
 
 
 @cache
@@ -79,19 +86,41 @@ def commit(given: str) -> str:
 
 def data_source(table: Table, folder: Path | None) -> str:
     """What `data.source` names: a file in the folder, unpacked there if needed."""
-    if table.data == "digits":
-        return "digits"
+    if table.data in BUILT_IN:
+        return table.data
     if folder is None:
-        raise SystemExit(f"--data is missing: name the folder that holds {table.data}.npz or {table.data}/")
-    file = folder / f"{table.data}.npz"
+        raise SystemExit(f"--data is missing: name the folder that holds {table.data}, {table.data}.npz or its parts")
+    if (folder / table.data).is_file():
+        return str(folder / table.data)
+    whole = table.data.removesuffix(VALIDATION)
+    file = folder / f"{whole}.npz"
     if not file.exists():
         try:
             unpack(folder, folder)
         except ImportError as error:  # scikit-learn's digits come last, and are not needed
             print(f"not unpacked: {error}", flush=True)
     if not file.exists():
-        raise SystemExit(f"{folder} holds neither {file.name} nor {table.data}/: copy the data there")
-    return str(file)
+        raise SystemExit(f"{folder} holds neither {file.name} nor {whole}/: copy the data there")
+    return str(hold_out(file) if table.data != whole else file)
+
+
+def hold_out(file: Path) -> Path:
+    """A copy of a set whose test images are a tenth of each class of its training images; the test set is left out.
+
+    Whatever is chosen (β, a combination) is chosen on it.
+    """
+    target = file.with_name(f"{file.stem}{VALIDATION}.npz")
+    if target.exists():
+        return target
+    with np.load(file, allow_pickle=False) as arrays:
+        images, labels, classes = arrays["train_images"], arrays["train_labels"], arrays["classes"]
+    targets = torch.from_numpy(labels).long()
+    held = (random_ranks(targets, 0) < (targets.bincount() // 10)[targets]).numpy()  # (N,)
+    parts = {"train": ~held, "test": held}
+    chosen = {f"{split}_images": images[rows] for split, rows in parts.items()}
+    chosen |= {f"{split}_labels": labels[rows] for split, rows in parts.items()}
+    save(target, {**chosen, "classes": classes})
+    return target
 
 
 def expected(cell: Cell, table: Table, done: list[dict[str, Any]]) -> float:
@@ -101,7 +130,7 @@ def expected(cell: Cell, table: Table, done: list[dict[str, Any]]) -> float:
     return cell.epochs * (max(same) if same else table.pace) + 2 * len(cell.knn_at)
 
 
-def run_cell(cell: Cell, source: str, folder: Path, deadline: float) -> dict[str, Any]:
+def run_cell(cell: Cell, source: str, folder: Path, deadline: float, data_folder: Path | None = None) -> dict[str, Any]:
     """Train one cell, from the start or resumed; returns the measurements."""
     stamp, trained = folder / "evidence.json", folder / "run"
     kept: dict[str, Any] = json.loads(stamp.read_text(encoding="utf-8")) if stamp.exists() else {}
@@ -121,7 +150,7 @@ def run_cell(cell: Cell, source: str, folder: Path, deadline: float) -> dict[str
         return spent
 
     watch.keep = keep
-    result = run.train(cell.settings(source), trained, resume=resume, callbacks=[watch])
+    result = run.train(cell.settings(source, data_folder), trained, resume=resume, callbacks=[watch])
     spent = keep()
     metrics = lines(result.folder / "metrics.jsonl")
     found = measured(cell, watch, metrics)
@@ -131,6 +160,9 @@ def run_cell(cell: Cell, source: str, folder: Path, deadline: float) -> dict[str
         train, test = (extract_set(encoder, part, prepare=prepare) for part in watch.sets)
         probe = linear_probe(*train, *test)
         found |= {"linear": probe.accuracy, "linear_converged": probe.converged}
+    if cell.metrics:
+        evaluated = evaluate(trained, metrics=cell.metrics)
+        found |= {"metrics": dict(evaluated), "notes": evaluated.notes}
     shutil.rmtree(folder)
     return {**found, "seconds": round(spent, 1), "resumed": resume}
 
@@ -187,6 +219,8 @@ def work(table: Table, options: argparse.Namespace) -> None:
     """Run missing cells until the time limit."""
     deadline = time.monotonic() + 60 * options.minutes
     source = data_source(table, options.data)
+    if options.data is not None:  # where the metrics of sentences find their files
+        os.environ.setdefault("HARDNEG_DATA", str(options.data))
     options.out.mkdir(parents=True, exist_ok=True)
     known = {"commit": commit(options.commit), "source": source_hash(), **machine()}
     command = "python " + " ".join(["benchmarks/evidence.py", *sys.argv[1:]])
@@ -202,7 +236,7 @@ def work(table: Table, options: argparse.Namespace) -> None:
             break
         print(f"{cell.name}, seed {cell.seed}: about {needed:.0f} s, {left:.0f} s are left", flush=True)
         try:
-            found = run_cell(cell, source, folder, deadline)
+            found = run_cell(cell, source, folder, deadline, options.data)
         except OutOfTimeError:
             print(f"  stopped at the end of an epoch; the next call resumes {folder}")
             break

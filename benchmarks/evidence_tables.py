@@ -2,8 +2,9 @@
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ RAW = "raw inner products"
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a table. variant: "" or "raw inner products", which no recipe can set · knn_at: epochs"""
+    """One run of a table.
+
+    variant: "" or "raw inner products", which no recipe can set · knn_at: epochs with kNN accuracy, of images only ·
+    linear: whether a linear probe is fitted at the end · metrics: computed at the end by `hardneg evaluate`
+    """
 
     name: str
     recipe: str
@@ -29,16 +34,18 @@ class Cell:
     knn_at: tuple[int, ...]
     variant: str = ""
     linear: bool = False
+    metrics: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """The settings that identify the run, without its name."""
         return json.dumps([self.recipe, sorted(self.overrides), self.seed, self.epochs, self.variant])
 
-    def settings(self, source: str) -> Recipe:
-        """The whole recipe on this data."""
+    def settings(self, source: str, folder: Path | None = None) -> Recipe:
+        """The whole recipe on this data; ``{data}`` in an override is the folder of the data."""
         own = [f"data.source={source}", f"seed={self.seed}", f"trainer.epochs={self.epochs}", "trainer.knn_every=0"]
-        return recipe.load(recipe.find(self.recipe), [*self.overrides, *own])
+        placed = [override.replace("{data}", str(folder or ".")) for override in self.overrides]
+        return recipe.load(recipe.find(self.recipe), [*placed, *own])
 
 
 @dataclass(frozen=True)
@@ -63,15 +70,16 @@ def load_table(name: str) -> Table:
             overrides=_overrides(content, row),
             seed=seed,
             epochs=row.get("epochs", content["epochs"]),
-            knn_at=tuple(content["knn_at"]),
+            knn_at=tuple(content.get("knn_at", ())),
             variant=row.get("variant", ""),
             linear=content.get("linear", False),
+            metrics=tuple(content.get("metrics", ())),
         )
         for row in content["cells"]
         for seed in row["seeds"]
     ]
     for cell in cells:  # invalid settings raise before the first run
-        cell.settings("digits")
+        cell.settings("python-docs" if content["data"].startswith("text/") else "digits")
         if cell.variant not in ("", RAW):
             raise ValueError(f"variant={cell.variant!r} is not known: use {RAW!r}, or leave it out")
     if len({cell.key for cell in cells}) < len(cells):
@@ -130,46 +138,76 @@ def spread(numbers: list[float], digits: int = 1, scale: float = 100.0) -> str:
 
 
 def markdown(table: Table, out: Path) -> str:
-    """The recorded runs as tables: kNN accuracy, then statistics of batches and times."""
+    """The recorded runs as tables: accuracies, then statistics of batches and times."""
     found = recorded(table, out)
     groups: dict[str, list[dict[str, Any]]] = {}
     for cell in table.cells:
         groups.setdefault(cell.name, [])
         if cell.key in found:
             groups[cell.name].append(found[cell.key])
-    epochs = sorted({epoch for cell in table.cells for epoch in (*cell.knn_at, cell.epochs)})
-    head = ["", "seeds", *(f"epoch {epoch}" for epoch in epochs)]
-    knn = [head, ["---", *["---:"] * (len(head) - 1)]]
-    head = ["", "false negatives, %", "samples drawn in an epoch, %", "most draws of a sample", "s per epoch"]
-    head += ["training", "encode"]
-    cost = [[*head, "graph"], ["---", *["---:"] * len(head)]]
-    for name, group in groups.items():
-        cells = []
-        for epoch in epochs:
-            numbers = [line["knn"][str(epoch)] for line in group if str(epoch) in line["knn"]]
-            cells.append(spread(numbers) if numbers else "–")
-        knn.append([name, str(len(group)), *cells])
-        if not group:
-            cost.append([name, *["–"] * len(head)])
-            continue
-        last = [str(max(map(int, line["seen"]))) for line in group]
-        pairs = list(zip(group, last, strict=True))
-        cost.append(
-            [
-                name,
-                spread([line["false_negatives"][at] for line, at in pairs if at in line["false_negatives"]] or [0.0]),
-                spread([line["seen"][at] for line, at in pairs]),
-                spread([line["most_visits"][at] for line, at in pairs], 0, 1.0),
-                *(
-                    f"{statistics.fmean(line['seconds_per_epoch'][part] for line in group):.2f}"
-                    for part in ("all", "training", "encode", "graph")
-                ),
-            ]
-        )
-    parts = ["\n".join("| " + " | ".join(row) + " |" for row in rows) for rows in (knn, cost)]
+    epochs = sorted({epoch for cell in table.cells if cell.knn_at for epoch in (*cell.knn_at, cell.epochs)})
+    columns: dict[str, Reading] = {f"kNN, epoch {epoch}": partial(_nested, "knn", str(epoch)) for epoch in epochs}
+    if any(cell.linear for cell in table.cells):
+        columns["linear probe"] = lambda line: line.get("linear")
+    columns |= {name: partial(_nested, "metrics", name) for name in table.cells[0].metrics}
+    costs: dict[str, Reading] = {
+        "false negatives, %": partial(_last, "false_negatives"),
+        "samples drawn in an epoch, %": partial(_last, "seen"),
+    }
+    seconds = {part: partial(_nested, "seconds_per_epoch", part) for part in ("all", "training", "encode", "graph")}
+    accuracy = _rows(groups, {"seeds": len, **{name: _summary(read) for name, read in columns.items()}})
+    statistic = _rows(
+        groups,
+        {
+            **{name: _summary(read) for name, read in costs.items()},
+            "most draws of a sample": _summary(partial(_last, "most_visits"), 0, 1.0),
+            **{f"s per epoch, {part}": _mean(read) for part, read in seconds.items()},
+        },
+    )
     places = sorted({f"{line['machine']}, torch {line['versions']['torch']}" for line in found.values()})
     commits = sorted({line["commit"] for line in found.values()})
-    accuracy = f"Weighted kNN (k = 200) on the test set, %, mean ± standard deviation over seeds. {table.about}"
-    statistic = "Statistics of the batches of the last epoch. Seconds are means over epochs, without compilation."
+    notes = sorted({f"{name}: {note}" for line in found.values() for name, note in line.get("notes", {}).items()})
+    if any(line.get("linear_converged") is False for line in found.values()):
+        notes.append("some linear probes had not converged after 500 iterations")
+    about = f"Mean ± standard deviation over seeds, %. kNN is weighted (k = 200), on the test set. {table.about}"
+    cost = "Statistics of the batches of the last epoch. Seconds are means over epochs, without compilation."
     origin = f"{'; '.join(places)}. Commits: {', '.join(commits)}."
-    return "\n\n".join([accuracy, parts[0], statistic, parts[1], origin])
+    return "\n\n".join([about, accuracy, *(f"Note: {note}." for note in notes), cost, statistic, origin])
+
+
+Reading = Callable[[dict[str, Any]], float | None]  # a number of a recorded run, if it has it
+
+
+def _nested(part: str, name: str, line: dict[str, Any]) -> float | None:
+    number: float | None = line.get(part, {}).get(name)
+    return number
+
+
+def _last(part: str, line: dict[str, Any]) -> float | None:
+    """The value of the last epoch."""
+    values = line.get(part, {})
+    return values[max(values, key=int)] if values else None
+
+
+def _summary(read: Reading, digits: int = 1, scale: float = 100.0) -> Callable[[list[dict[str, Any]]], str]:
+    def summary(group: list[dict[str, Any]]) -> str:
+        numbers = [number for line in group if (number := read(line)) is not None]
+        return spread(numbers, digits, scale) if numbers else "–"
+
+    return summary
+
+
+def _mean(read: Reading) -> Callable[[list[dict[str, Any]]], str]:
+    def mean(group: list[dict[str, Any]]) -> str:
+        return f"{statistics.fmean(read(line) or 0.0 for line in group):.2f}" if group else "–"
+
+    return mean
+
+
+def _rows(
+    groups: dict[str, list[dict[str, Any]]], columns: Mapping[str, Callable[[list[dict[str, Any]]], object]]
+) -> str:
+    """A table in Markdown with one row per group."""
+    rows = [["", *columns], ["---", *["---:"] * len(columns)]]
+    rows += [[name, *(str(column(group)) for column in columns.values())] for name, group in groups.items()]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

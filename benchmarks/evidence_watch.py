@@ -14,6 +14,7 @@ from hardneg.evaluation import knn_accuracy
 from hardneg.images import load_split
 from hardneg.images.features import extract_all, extract_set
 from hardneg.methods.method import Method
+from hardneg.training.callbacks.diagnostics import Diagnostics
 from hardneg.training.callbacks.sampler_refresh import Refresh
 
 SAFETY = 1.25  # an epoch may take this much longer than earlier ones
@@ -43,9 +44,11 @@ class Watch(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.steps = int(trainer.estimated_stepping_batches) // self.cell.epochs
-        self.sets = [load_split(self.source, part, labels=True) for part in ("train", "test")]
-        self.visits = torch.zeros(len(self.sets[0]), device=pl_module.device)
+        if self.cell.knn_at or self.cell.linear or self.cell.variant == RAW:
+            self.sets = [load_split(self.source, part, labels=True) for part in ("train", "test")]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Diagnostics):
+                self.visits = torch.zeros(len(callback.train_set), device=pl_module.device)
             if isinstance(callback, Refresh):
                 assert isinstance(pl_module, Method)
                 given = self._raw(pl_module) if self.cell.variant == RAW else callback.embeddings
@@ -83,7 +86,7 @@ class Watch(L.Callback):
         self.encode = self.graph = 0.0
         self.visits.zero_()
         epoch = trainer.global_step // self.steps
-        if epoch in self.cell.knn_at or epoch == self.cell.epochs:
+        if self.cell.knn_at and epoch in (*self.cell.knn_at, self.cell.epochs):
             train, test = self._features(trainer, module)
             self.knn[str(epoch)] = knn_accuracy(*train, *test)
             print(f"    epoch {epoch}: kNN {100 * self.knn[str(epoch)]:.2f} %, {spent:.2f} s", flush=True)

@@ -4,10 +4,12 @@ import importlib
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -99,6 +101,30 @@ def test_the_queue_runs_what_is_missing_once_and_tells_it(
     assert f" {mean:.1f} ± " in row
 
 
+def test_images_are_chosen_on_a_tenth_of_each_class_of_the_training_set(evidence: ModuleType, tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(3), [40, 30, 20])
+    images = np.arange(90, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
+    arrays = {"train_images": images, "train_labels": labels, "classes": np.array(["a", "b", "c"])}
+    np.savez(tmp_path / "small.npz", **arrays, test_images=200 + images[:2], test_labels=labels[:2])
+    with np.load(evidence.hold_out(tmp_path / "small.npz")) as found:
+        kept, held = found["train_images"][:, 0, 0, 0], found["test_images"][:, 0, 0, 0]
+        assert sorted([*kept, *held]) == list(range(90))  # nothing of the test set
+        assert np.bincount(found["test_labels"]).tolist() == [4, 3, 2]
+        assert (labels[held] == found["test_labels"]).all()
+        assert (labels[kept] == found["train_labels"]).all()
+
+
+@pytest.mark.slow
+def test_a_table_of_texts_records_the_metrics_of_its_recipe(evidence: ModuleType, tmp_path: Path) -> None:
+    cell = evidence.load_table("quickthoughts").cells[2]
+    small = ("encoder={name: gru, options: {width: 16, word_dim: 8, words: 100}}", "trainer.accelerator=cpu")
+    changed = replace(cell, overrides=(*cell.overrides, *small), epochs=1, metrics=("uniformity",))
+    found = evidence.run_cell(changed, "python-docs", tmp_path / "run", math.inf)
+    assert found["metrics"]["uniformity"] < 0
+    assert found["knn"] == {}
+    assert 0.8 < found["seen"][1] <= 1  # whole batches of 400 of 2,300 sentences
+
+
 def test_every_table_is_sound(evidence: ModuleType) -> None:
     tables = [evidence.load_table(file.stem) for file in sorted(evidence.TABLES.glob("*.yaml"))]
-    assert {table.name for table in tables} >= {"proximity", "smoke"}
+    assert {table.name for table in tables} >= {"images", "proximity", "quickthoughts", "simcse", "smoke"}

@@ -24,6 +24,7 @@ import hardneg as hn
 from hardneg import matmul
 from hardneg.evaluation import evaluate_features
 from hardneg.evaluation.alignment import alignment, uniformity
+from hardneg.evaluation.sentences import logistic_accuracy, nearest_accuracy
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.graphs.data import assemble
 from hardneg.graphs.equivalent_nodes import equivalent_nodes
@@ -154,6 +155,10 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
     def machine(place: Place) -> Any:
         return svm_accuracy(place(features), place(labels), folds=3, inner_folds=2).accuracies.tolist()
 
+    def folded(place: Place) -> Any:
+        found = logistic_accuracy(place(features), place(labels), folds=3)
+        return found.accuracies, nearest_accuracy(place(features), place(labels), folds=3)
+
     def diagnosed(place: Place) -> Any:
         histograms = cosine_histograms(place(features), place(labels), bins=10)
         hardest = hardest_negatives(place(features), place(torch.arange(5)), k=3)
@@ -239,6 +244,7 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
         "linear probe": probe,
         "all metrics": judged,
         "support vector machine": machine,
+        "sentences by folds": folded,
         "diagnostics of embeddings": diagnosed,
         "hardness of batches": batches,
         "clusters": clustered,

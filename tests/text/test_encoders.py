@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small_models import write_model
 from torch import nn
 from torch.testing import assert_close
@@ -109,6 +110,16 @@ def test_the_dropout_of_a_pretrained_model_can_be_set(tmp_path: Path) -> None:
     encoder = build(str(write_model(tmp_path / "model")), None, {"dropout": 0.3, "max_length": 9})
     assert {layer.p for layer in encoder.modules() if isinstance(layer, nn.Dropout)} == {0.3}
     assert tokenizer_of(encoder).max_length == 9
+
+
+def test_a_model_stored_in_half_precision_is_trained_in_float32(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: weight.half() for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float16", "torch_dtype": "float16"}))
+    encoder = build(str(folder), None, {})
+    assert {weight.dtype for weight in encoder.parameters()} == {torch.float32}
 
 
 def test_every_weight_of_a_pretrained_model_gets_a_gradient(tmp_path: Path) -> None:

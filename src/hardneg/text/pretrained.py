@@ -49,7 +49,8 @@ class PretrainedEncoder(nn.Module):
             if torch.get_default_device().type == "meta":  # only the names and shapes of the weights are wanted
                 self.model = transformers.AutoModel.from_config(config, **SAFE)
             else:
-                self.model = transformers.AutoModel.from_pretrained(source, config=config, use_safetensors=True, **SAFE)
+                stored = transformers.AutoModel.from_pretrained(source, config=config, use_safetensors=True, **SAFE)
+                self.model = stored.float()  # weights stored in half precision lose small updates
         except (OSError, ValueError, KeyError) as error:
             raise _unreadable(name, error) from error
         if getattr(config, "is_encoder_decoder", False):
