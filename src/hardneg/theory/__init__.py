@@ -1,0 +1,1 @@
+"""Numerical checks of published statements about contrastive learning."""
