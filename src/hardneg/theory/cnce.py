@@ -237,9 +237,7 @@ def table_5(
     )
 
 
-def ring_from_zero(
-    upper: Sequence[float] = (1.0, 0.99, 0.95, 0.9, 0.75), atoms: int = 100, seed: int = 0
-) -> Finding:
+def ring_from_zero(upper: Sequence[float] = (1.0, 0.99, 0.95, 0.9, 0.75), atoms: int = 100, seed: int = 0) -> Finding:
     """Bands that begin at the lowest scores, such as [0, .9], with which Ring's annealing begins.
 
     Examples:

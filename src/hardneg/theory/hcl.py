@@ -75,7 +75,11 @@ def proposition_3(
     target = limit(z, positive, labels, temperature)
     scores = (z @ z.T / temperature).masked_fill(labels[:, None] == labels, -torch.inf).sort(dim=1).values
     gaps_to_second = scores[:, -1] - scores[:, -2]  # Δ of each anchor
-    share = _NEGATIVES * scores[:, -1].exp() / ((z * positive).sum(1).div(temperature).exp() + _NEGATIVES * scores[:, -1].exp())
+    share = (
+        _NEGATIVES
+        * scores[:, -1].exp()
+        / ((z * positive).sum(1).div(temperature).exp() + _NEGATIVES * scores[:, -1].exp())
+    )
     sphere = _even_sphere(points)
     anchor = sphere[:1]
     rows = []
