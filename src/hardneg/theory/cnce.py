@@ -1,11 +1,12 @@
 """Conditional noise-contrastive estimation: when it bounds mutual information, and when it lowers the variance.
 
-Theorems 3.1 and 3.2 of Wu et al. (2021), their Table 5, and bands of Ring that the theorems do not cover. On finite sets
-every expectation is a sum, so the inequalities are compared without sampling error.
+Theorems 3.1 and 3.2 of Wu et al. (2021), their Table 5, and bands of Ring that the theorems do not cover. On finite
+sets every expectation is a sum, so the inequalities are compared without sampling error.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -67,8 +68,8 @@ def information(joint: Tensor) -> float:
 def conditional_estimate(scores: Tensor, joint: Tensor, lower: float = 0.0, upper: float = 1.0) -> Tensor:
     """CNCE with infinitely many negatives from a band of percentiles of each anchor's scores; [0, 1] is NCE.
 
-    scores: f (n, n), anchors × candidates · joint: (n, n) with uniform marginals. It is E f − E log E_q e^f, computed by
-    `InfoNCE`: the decoupled form with Q = 1 is log E_q e^f − f.
+    scores: f (n, n), anchors × candidates · joint: (n, n) with uniform marginals. It is E f − E log E_q e^f, computed
+    by `InfoNCE`: the decoupled form with Q = 1 is log E_q e^f − f.
     """
     loss = InfoNCE(
         temperature=1.0,
@@ -84,8 +85,8 @@ def conditional_estimate(scores: Tensor, joint: Tensor, lower: float = 0.0, uppe
 def train_critic(points: Tensor, joint: Tensor, lower: float, upper: float, degree: int) -> tuple[float, Tensor]:
     """Maximize CNCE over polynomial critics f(u, v): the value and f (n, n).
 
-    degree: of the polynomial in each of u and v. For upper = 1 the objective is concave in the coefficients (the log-sum
-    over the largest entries is a maximum of convex functions), so the maximum found is the global one.
+    degree: of the polynomial in each of u and v. For upper = 1 the objective is concave in the coefficients (the
+    log-sum over the largest entries is a maximum of convex functions), so the maximum found is the global one.
     """
     u, v = points[:, None].expand_as(joint), points[None].expand_as(joint)
     features = torch.stack([u**i * v**j for i in range(degree + 1) for j in range(1, degree + 1)], dim=-1)
@@ -103,7 +104,7 @@ def train_critic(points: Tensor, joint: Tensor, lower: float, upper: float, degr
         value.backward()  # type: ignore[no-untyped-call]
         return float(value.detach())
 
-    optimizer.step(closure)
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
     scores = (features @ coefficients).detach()
     return float(conditional_estimate(scores, joint, lower, upper)), scores
 
@@ -205,7 +206,7 @@ def table_5(
         met = float(above_mean(ordered.exp(), optimal.exp().mean(dim=1)).double().mean())
         rows.append((share, value, same, mutual, met))
     ordered_pairs = all(row[1] <= row[2] + _TOLERANCE and row[2] <= row[3] + _TOLERANCE for row in rows)
-    falls = all(after[1] <= before[1] + _TOLERANCE for before, after in zip(rows, rows[1:], strict=False))
+    falls = all(after[1] <= before[1] + _TOLERANCE for before, after in pairwise(rows))
     return Finding(
         name="Table 5",
         statement="On the Gaussian toy CNCE is below NCE, below I = .02041, and falls as w_l rises.",
@@ -213,8 +214,10 @@ def table_5(
         verdict=verdict_of(ordered_pairs and falls),
         found=(
             f"NCE reaches {best:.5f} of I = {mutual:.5f} (continuous: {gaussian_information():.5f}); CNCE falls to "
-            f"{abs(rows[-1][1]):.0e} at w_l = {rows[-1][0]:g}. At w_l = {rows[1][0]:g} the condition of Theorem 3.1 holds "
-            f"for {rows[1][4]:.0%} of the anchors, yet the order holds for every band [w_l, 1]: its scores dominate those "
+            f"{abs(rows[-1][1]):.0e} at w_l = {rows[-1][0]:g}. At w_l = {rows[1][0]:g} the condition of Theorem 3.1 "
+            "holds "
+            f"for {rows[1][4]:.0%} of the anchors, yet the order holds for every band [w_l, 1]: its scores dominate "
+            "those "
             "of p stochastically, which is enough."
         ),
         numbers={
@@ -296,14 +299,15 @@ def theorem_3_2(trials: int = 4000, seed: int = 0) -> Finding:
         "two, q̃: not both in S_B": (two, in_pair, ~in_pair),
         "two, q̃: both outside S_B": (two, in_pair, outside_pair),
     }
-    rows, numbers = [], {}
+    rows: list[tuple[str, int, int, int, float]] = []
+    numbers: dict[str, float] = {}
     for name, (z, kept, rest) in cases.items():
         whole, q, other = (_variance(z, mask) for mask in (torch.ones_like(kept), kept, rest))
         condition = q <= other
         larger = q > whole + _TOLERANCE
         count = [int(part.sum()) for part in (condition, condition & larger, ~condition & larger)]
         ratio = float((q / whole)[larger].max()) if larger.any() else 0.0
-        rows.append((name, *count, ratio))
+        rows.append((name, count[0], count[1], count[2], ratio))
         numbers.update({f"{name}: condition": float(count[0]), f"{name}: violations": float(count[1]),
                         f"{name}: larger without condition": float(count[2])})  # fmt: skip
     sound, literal = rows[0][2] == rows[1][2] == 0, rows[2][2] == 0
@@ -314,7 +318,8 @@ def theorem_3_2(trials: int = 4000, seed: int = 0) -> Finding:
         verdict=verdict_of(sound and literal, sound),
         found=(
             f"Where the condition is met, the variance rises in {rows[0][2]} models with one negative and in "
-            f"{rows[1][2] + rows[2][2]} with two. Without the condition it rises in {rows[0][3]} of {trials} models with "
+            f"{rows[1][2] + rows[2][2]} with two. Without the condition it rises in {rows[0][3]} of {trials} models "
+            "with "
             f"one negative, by a factor of up to {rows[0][4]:.3g}."
         ),
         numbers=numbers,

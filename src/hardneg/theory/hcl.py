@@ -1,11 +1,12 @@
 """Hard negatives in the limit β → ∞, the geometry of the minimizers, and the error of the classifier on them.
 
-Proposition 3 and Theorems 4 and 5 of Robinson et al. (2021). Their embeddings lie on a sphere of radius 1/t, so that a score is
-cos/t² and the temperature of `InfoNCE` is t².
+Proposition 3 and Theorems 4 and 5 of Robinson et al. (2021). Their embeddings lie on a sphere of radius 1/t, so that a
+score is cos/t² and the temperature of `InfoNCE` is t².
 """
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -42,7 +43,8 @@ def tilted_loss(z: Tensor, positive: Tensor, labels: Tensor, beta: float, temper
         backend="reference",
         reduction="none",
     )
-    return loss(z, positive, labels=labels, negatives=z, negative_labels=labels)
+    losses: Tensor = loss(z, positive, labels=labels, negatives=z, negative_labels=labels)
+    return losses
 
 
 def worst_case_loss(z: Tensor, positive: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -60,8 +62,8 @@ def proposition_3(
 ) -> Finding:
     """L(f, q_β⁻) → L*(f) as β → ∞, with the rate for finitely many negatives and for negatives with a density.
 
-    betas: increasing · samples: on the circle, of three classes · points: negatives spread evenly over the sphere in three
-    dimensions, where the rate has a closed form · limit: L*
+    betas: increasing · samples: on the circle, of three classes · points: negatives spread evenly over the sphere in
+    three dimensions, where the rate has a closed form · limit: L*
 
     Examples:
         >>> proposition_3(betas=(0, 50, 400), points=2000).verdict
@@ -88,8 +90,8 @@ def proposition_3(
         # The second-closest negative has weight e^{−βΔ} and lowers e^s by the factor e^{−Δ}.
         predicted = float((share * (1 - (-gaps_to_second).exp()) * (-beta * gaps_to_second).exp()).mean())
         rows.append((float(beta), gap, predicted, *_sphere_gap(anchor, sphere, float(beta))))
-    last = rows[-1]
-    shrinks = all(after[1] <= before[1] + 1e-12 for before, after in zip(rows, rows[1:], strict=False))
+    last, positive_gaps = rows[-1], [row for row in rows if row[1] > 0]
+    shrinks = all(after[1] <= before[1] + 1e-12 for before, after in pairwise(rows))
     reached = abs(last[1]) < 1e-3 * max(rows[0][1], 1e-12) and last[1] > -1e-12
     rate = last[1] / last[2] if last[2] > 0 else math.inf
     return Finding(
@@ -98,21 +100,23 @@ def proposition_3(
         source=PAPER,
         verdict=verdict_of(shrinks and reached),
         found=(
-            f"L* − L falls from {rows[0][1]:.3f} at β = {rows[0][0]:g} to {last[1]:.1e} at β = {last[0]:g}. With finitely "
+            f"L* − L falls from {rows[0][1]:.3f} at β = {rows[0][0]:g} to {last[1]:.1e} at β = {last[0]:g}. With "
+            "finitely "
             f"many negatives the rate is e^(−βΔ), Δ the distance of the two highest scores (ratio to the prediction at "
             f"the end: {rate:.3f}); with a density on the sphere it is (d − 1)/(2β)."
         ),
         numbers={"first_gap": rows[0][1], "last_gap": last[1], "ratio_to_rate": rate,
-                 "sphere_gap_times_beta": last[3] * last[0], "smallest_distance_of_scores": float(gaps_to_second.min())},
+                 "sphere_gap_times_beta": last[3] * last[0], "smallest_score_distance": float(gaps_to_second.min())},
         columns=("β", "L* − L", "e^(−βΔ) rate", "log e − log R, sphere", "closed form"),
         rows=tuple(rows),
         chart=Chart(
             "β",
             "log10 of L* − L",
-            "The distance to the worst-case loss falls as β grows: exponentially for finitely many negatives, as 1/β for "
+            "The distance to the worst-case loss falls as β grows: exponentially for finitely many negatives, as "
+            "1/β for "
             "negatives spread over the sphere",
             (
-                Line("finitely many negatives", [r[0] for r in rows if r[1] > 0], [math.log10(r[1]) for r in rows if r[1] > 0]),
+                Line("finitely many negatives", [r[0] for r in positive_gaps], [math.log10(r[1]) for r in positive_gaps]),
                 Line("negatives on the sphere", [r[0] for r in rows], [math.log10(r[3]) for r in rows]),
             ),
         ),
@@ -141,7 +145,8 @@ def _sphere_gap(anchor: Tensor, sphere: Tensor, beta: float) -> tuple[float, flo
 
 
 def theorem_4(
-    pairs: Sequence[tuple[int, int]] = ((3, 2), (5, 2), (4, 3), (5, 3), (6, 3), (7, 3), (8, 3), (6, 4), (7, 4), (8, 4), (9, 5)),
+    pairs: Sequence[tuple[int, int]] = ((3, 2), (5, 2), (4, 3), (5, 3), (6, 3), (7, 3), (8, 3), (6, 4), (7, 4), (8, 4),
+                                        (9, 5)),
     starts: int = 20,
     seed: int = 0,
     objective: Callable[[Vectors], float] = average_nearest,
@@ -169,15 +174,18 @@ def theorem_4(
     return Finding(
         name="Theorem 4",
         statement=(
-            "Minimizers of L*_∞ maximize Σ ρ(c)·min ‖v_c − v_c'‖² (problem 7), which is the ball-packing problem of Tammes."
+            "Minimizers of L*_∞ maximize Σ ρ(c)·min ‖v_c − v_c'‖² (problem 7), which is the ball-packing problem of "
+            "Tammes."
         ),
         source=PAPER,
         verdict=verdict_of(not differ and deviation < 1e-6, deviation < 1e-6),
         found=(
-            f"L*_∞ = −½ Σ ρ(c)·min ‖v_c − v_c'‖² to {deviation:.0e}: problem 7 is right. Its solutions differ from those of "
+            f"L*_∞ = −½ Σ ρ(c)·min ‖v_c − v_c'‖² to {deviation:.0e}: problem 7 is right. Its solutions differ from "
+            "those of "
             f"Tammes in {len(differ)} of {len(rows)} cases"
             + (
-                f": for C = {first[0]}, d = {first[1]} the average is {first[2]:.4f} against Tammes' {first[4]:.4f}, with a "
+                f": for C = {first[0]}, d = {first[1]} the average is {first[2]:.4f} against Tammes' "
+                f"{first[4]:.4f}, with a "
                 f"smaller least distance ({first[3]:.4f})."
                 if differ
                 else "."
@@ -225,9 +233,9 @@ def theorem_5(
 ) -> Finding:
     """The error of the nearest class vector against the excess of L*_∞, on embeddings with misplaced samples.
 
-    C = 2d − 1 classes lie on the vertices of a cross-polytope but one. That is nearly a solution of problem 7, and samples
-    of a class at the last vertex, at a distance of √2/t from all of the others, cost alignment alone. dims: values of d ·
-    starts: of the optimizer of problem 7 · derived: the corrected bound
+    C = 2d − 1 classes lie on the vertices of a cross-polytope but one. That is nearly a solution of problem 7, and
+    samples of a class at the last vertex, at a distance of √2/t from all of the others, cost alignment alone. dims:
+    values of d · starts: of the optimizer of problem 7 · derived: the corrected bound
 
     Examples:
         >>> theorem_5(dims=(5,), starts=2).verdict
@@ -239,28 +247,30 @@ def theorem_5(
         solution = best_packing(classes, dim, True, starts, seed)
         best, separation = average_nearest(solution), smallest_distance(solution)
         worst: tuple[float, ...] | None = None
-        for t in np.geomspace(0.02, 1.0, 40):
-            for misplaced in np.geomspace(1e-5, 0.2, 40):
-                excess = _excess(dim, float(misplaced), float(t), best)
-                risk = float(misplaced) / classes
-                bounds = [bound(excess, separation / t**2, classes, float(t)) for bound in (printed_bound, derived)]
+        for t in np.geomspace(0.02, 1.0, 40).tolist():
+            for misplaced in np.geomspace(1e-5, 0.2, 40).tolist():
+                excess = _excess(dim, misplaced, t, best)
+                risk = misplaced / classes
+                bounds = [bound(excess, separation / t**2, classes, t) for bound in (printed_bound, derived)]
                 if excess > 1 or math.isinf(bounds[1]):
                     continue
                 checked += 1
                 printed_broken += risk > bounds[0]
                 derived_broken += risk > bounds[1]
                 if worst is None or risk / bounds[0] > worst[3] / worst[4]:
-                    worst = (dim, float(t), excess, risk, *bounds)
+                    worst = (dim, t, excess, risk, *bounds)
         if worst is not None:
             rows.append((int(worst[0]), classes, *worst[1:]))
     return Finding(
         name="Theorem 5",
-        statement="The nearest class vector errs with probability ≤ 8ε/(ξ² − 2C(1 + 1/t)√ε)² if ε ≤ 1 exceeds inf L*_∞.",
+        statement="The nearest class vector errs with probability ≤ 8ε/(ξ² − 2C(1 + 1/t)√ε)², ε ≤ 1 the excess of L*_∞.",
         source=PAPER,
         verdict=verdict_of(printed_broken == 0, derived_broken == 0 and checked > 0),
         found=(
-            f"Of {checked} embeddings with misplaced samples to which the theorem applies, {printed_broken} err more often "
-            f"than the printed bound, and {derived_broken} more often than 16ε/(ξ² − 2C(1 + 1/t)√ε), to which the proof "
+            f"Of {checked} embeddings with misplaced samples to which the theorem applies, {printed_broken} err "
+            "more often "
+            f"than the printed bound, and {derived_broken} more often than 16ε/(ξ² − 2C(1 + 1/t)√ε), to which the "
+            "proof "
             "leads: it has no square, and 16 instead of 8. (Its Lemma 10 also takes √ε for √(2ε).)"
         ),
         numbers={"embeddings": checked, "above_printed": printed_broken, "above_derived": derived_broken},
@@ -270,9 +280,11 @@ def theorem_5(
 
 
 def _excess(dim: int, misplaced: float, t: float, best: float) -> float:
-    """ε of the cross-polytope with a share ``misplaced`` of one class at the free vertex; best: maximum of problem 7."""
+    """ε of the cross-polytope with a share ``misplaced`` of one class at the free vertex; best: maximum of problem "
+    "7."""
     vertices = np.concatenate([np.eye(dim), -np.eye(dim)[:-1]])  # the free vertex is −e_d
-    # Moved toward −e_1 by a negligible angle, so that the sample of class e_1 is closer to another class than to its own.
+    # Moved toward −e_1 by a negligible angle, so that the sample of class e_1 is closer to another class than to its
+    # own.
     free = -np.eye(dim)[-1] - 1e-9 * np.eye(dim)[0]
     points = np.vstack([vertices, free / np.linalg.norm(free)])
     labels = np.append(np.arange(len(vertices)), 0)

@@ -1,7 +1,7 @@
 """Supervised hard negatives: the decomposition of the tilt's mass, and when the loss is below the unsupervised one.
 
-Proposition 2 and Lemma 1 of Jiang et al. (2022), on finite sets. A model has samples with labels, scores g and a hardening
-function η; q_UCL is uniform over the samples.
+Proposition 2 and Lemma 1 of Jiang et al. (2022), on finite sets. A model has samples with labels, scores g and a
+hardening function η; q_UCL is uniform over the samples.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Model:
         if isinstance(self.hardening, Exponential):
             return (float(self.hardening.beta) * scores).exp()  # type: ignore[arg-type]
         lower = self.hardening.bounds(scores)[0]
-        return (scores >= lower).double()
+        return torch.ones_like(scores) if lower is None else (scores >= lower).double()
 
     def expectation(self, among: Tensor) -> Tensor:
         """E_q e^g of each anchor, q ∝ η(g) on the samples of the mask among (n, n); (n,)."""
@@ -64,12 +64,16 @@ class Model:
             reduction="none",
         )
         given = {"labels": self.labels, "negative_labels": self.labels} if supervised else {}
-        return loss(self.z, self.positive, negatives=self.z, **given)
+        losses: Tensor = loss(self.z, self.positive, negatives=self.z, **given)
+        return losses
 
 
 def random_model(samples: int, dim: int, classes: int, separation: float, draws: torch.Generator) -> Model:
     """A model whose classes lie around random centers; separation 0 makes labels and embeddings independent."""
-    normal = lambda *shape: torch.randn(*shape, generator=draws, dtype=torch.float64)  # noqa: E731
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draws, dtype=torch.float64)
+
     labels = torch.arange(samples) % classes
     z = torch.nn.functional.normalize(normal(samples, dim) + separation * normal(classes, dim)[labels], dim=1)
     positive = torch.nn.functional.normalize(z + 0.3 * normal(samples, dim), dim=1)
@@ -158,15 +162,16 @@ def lemma_1(trials: int = 100, seed: int = 0, assumption: Callable[[Model], Tens
             counts["anchors"] += int(assumed.sum())
             counts["assumed"] += bool(assumed.all())
         assumed_anchors += counts["anchors"]
-        rows.append((separation, counts["all"], counts["anchors"] / (_SAMPLES * max(counts["all"], 1)), counts["assumed"],
-                     counts["below"]))  # fmt: skip
+        share = counts["anchors"] / (_SAMPLES * max(counts["all"], 1))
+        rows.append((separation, counts["all"], share, counts["assumed"], counts["below"]))
     return Finding(
         name="Lemma 1",
         statement="L_H-SCL ≤ L_H-UCL for infinitely many negatives, under Assumption 1.",
         source=PAPER,
         verdict=verdict_of(broken == 0 and wrong_anchors == 0 and assumed_anchors > 0),
         found=(
-            f"No model that meets Assumption 1 breaks it ({broken} do). The order holds for an anchor exactly where the "
+            f"No model that meets Assumption 1 breaks it ({broken} do). The order holds for an anchor exactly where "
+            "the "
             f"assumption does ({wrong_anchors} anchors differ): the assumption is necessary anchor by anchor. "
             "It is met more often the better the classes are separated."
         ),
@@ -188,9 +193,9 @@ def lemma_1(trials: int = 100, seed: int = 0, assumption: Callable[[Model], Tens
 def counterexample(seed: int = 0, attempts: int = 20_000) -> Model | None:
     """The random model with the largest L_H-SCL − L_H-UCL of so many attempts, or None if it is nowhere above 0.
 
-    The classes have two and four samples in the plane, and the positive is the next sample of the class. (With classes of
-    equal size none was found: without a tilt, e^g being a positive definite kernel, E_{q_Hcol} e^g is then the larger on
-    average.)
+    The classes have two and four samples in the plane, and the positive is the next sample of the class. (With classes
+    of equal size none was found: without a tilt, e^g being a positive definite kernel, E_{q_Hcol} e^g is then the
+    larger on average.)
 
     Examples:
         >>> model = counterexample(attempts=2000)
@@ -221,7 +226,8 @@ def counterexample(seed: int = 0, attempts: int = 20_000) -> Model | None:
 def precise_losses(model: Model, digits: int = 50) -> tuple[Decimal, Decimal]:
     """L_H-SCL and L_H-UCL of a model with a tilt, in decimal arithmetic of so many digits.
 
-    The float64 numbers of the model are taken as they are, without rounding; the vectors then have unit length to 1e-16.
+    The float64 numbers of the model are taken as they are, without rounding; the vectors then have unit length to
+    1e-16.
     """
     with localcontext() as context:
         context.prec = digits
@@ -276,7 +282,8 @@ def assumption_1_is_needed(seed: int = 0, attempts: int = 20_000) -> Finding:
         source=PAPER,
         verdict="holds" if refuted else "not refuted",
         found=(
-            f"The best of {attempts} random models is a counterexample, {len(model.z)} samples of two unequal classes in the plane: "
+            f"The best of {attempts} random models is a counterexample, {len(model.z)} samples of two unequal "
+            "classes in the plane: "
             f"L_H-SCL = {float(precise[0]):.5f} > L_H-UCL = {float(precise[1]):.5f}, with 50 digits and by the library "
             f"(which differs by {deviation:.0e}). {int(met.sum())} of its anchors meet Assumption 1."
         ),

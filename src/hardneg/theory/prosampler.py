@@ -1,6 +1,7 @@
 """Batches from a proximity graph: how similar neighbors are, and how far walks with restarts go.
 
-Propositions 1 and 2 of Yang et al. (2022), ProSampler, against exact probabilities and the library's own graph and walks.
+Propositions 1 and 2 of Yang et al. (2022), ProSampler, against exact probabilities and the library's own graph and
+walks.
 """
 
 import math
@@ -73,8 +74,8 @@ def proposition_1(
 ) -> Finding:
     """The probability that all neighbors in the proximity graph are similar, against the printed lower bound.
 
-    cases: (S/N, M, K) · group, groups: of identical samples in the library's graph, whose frequency is compared · seeds:
-    number of graphs · bound: the printed one
+    cases: (S/N, M, K) · group, groups: of identical samples in the library's graph, whose frequency is compared ·
+    seeds: number of graphs · bound: the printed one
 
     Examples:
         >>> proposition_1(seeds=4).verdict
@@ -96,8 +97,10 @@ def proposition_1(
         source=PAPER,
         verdict=verdict_of(below == 0),
         found=(
-            f"The probability is P(Bin(M, S/N) ≥ K). In {below} of {len(grid)} cases it is below the printed bound, and in "
-            f"{above} above: the printed value is an upper bound. For S/N = {worst[0]:g}, M = {worst[1]}, K = {worst[2]} "
+            f"The probability is P(Bin(M, S/N) ≥ K). In {below} of {len(grid)} cases it is below the printed bound, "
+            "and in "
+            f"{above} above: the printed value is an upper bound. For S/N = {worst[0]:g}, M = {worst[1]}, K = "
+            f"{worst[2]} "
             f"it is {worst[4]:.1e} against {worst[3]:.4f}. The library's graph agrees with the exact form, "
             f"{library['frequency']:.4f} against {library['hypergeometric']:.4f} ({library['deviation']:+.1f} standard "
             "errors)."
@@ -121,8 +124,8 @@ def proposition_1(
 def _library_frequency(group: int, groups: int, seeds: int, seed: int) -> dict[str, float]:
     """How often all neighbors of a sample are of its group in `ProximityGraph`, and the exact probability.
 
-    Samples of a group are identical and those of different groups orthogonal, so the S = group − 1 others of a group are
-    the similar ones.
+    Samples of a group are identical and those of different groups orthogonal, so the S = group − 1 others of a group
+    are the similar ones.
     """
     size = group * groups
     labels = torch.arange(size) // group
@@ -181,8 +184,8 @@ def proposition_2(
 ) -> Finding:
     """The probability that a walk with restarts is outside of S, over all sets S of many small graphs.
 
-    graphs: random connected graphs, to which a barbell, a path, a star and a cycle are added · nodes: of each; all 2^nodes
-    sets are tried · restarts: values of α · bound: of α and Φ(S)
+    graphs: random connected graphs, to which a barbell, a path, a star and a cycle are added · nodes: of each; all
+    2^nodes sets are tried · restarts: values of α · bound: of α and Φ(S)
 
     Examples:
         >>> proposition_2(graphs=2, nodes=6).verdict
@@ -225,8 +228,10 @@ def proposition_2(
         verdict=verdict_of(printed, corrected),
         found=(
             f"Over {checked} sets of {len(tables)} graphs it fails for single starts (by a factor of up to "
-            f"{worst[names[0]]:.2f}; at the bridge of two 10-cliques {bridge:.3f} against {limit:.4f}), and holds averaged "
-            f"over S by degree (at most {worst[names[1]]:.3f} of the bound). The plain walk, which the sampler makes, obeys "
+            f"{worst[names[0]]:.2f}; at the bridge of two 10-cliques {bridge:.3f} against {limit:.4f}), and holds "
+            "averaged "
+            f"over S by degree (at most {worst[names[1]]:.3f} of the bound). The plain walk, which the sampler "
+            "makes, obeys "
             f"(1 − α)/α·Φ(S) (at most {worst[names[3]]:.3f} of it), not half of that ({worst[names[2]]:.3f})."
         ),
         numbers={
@@ -295,8 +300,10 @@ def locality_of_walks(
         source=PAPER,
         verdict=verdict_of(bounded and local and agrees),
         found=(
-            f"The share of moves outside S falls from {rows[0][1]:.3f} at α = {rows[0][0]:g} to {rows[-1][1]:.3f} at α = "
-            f"{rows[-1][0]:g}, as computed exactly (largest deviation {max(map(abs, deviations)):.1f} standard errors) and "
+            f"The share of moves outside S falls from {rows[0][1]:.3f} at α = {rows[0][0]:g} to {rows[-1][1]:.3f} "
+            "at α = "
+            f"{rows[-1][0]:g}, as computed exactly (largest deviation {max(map(abs, deviations)):.1f} standard "
+            "errors) and "
             f"below Φ(S)/α; the nodes of a batch of 10 are {rows[0][5]:.2f} and {rows[-1][5]:.2f} steps from the first."
         ),
         numbers={
