@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hardneg.losses.infonce import InfoNCE
 from hardneg.randomness import generator
+from hardneg.theory.minimize import minimized
 from hardneg.theory.result import Chart, Finding, Line, verdict_of
 
 PAPER = "Awasthi et al. 2022, Do More Negative Samples Necessarily Hurt in Contrastive Learning?"
@@ -110,22 +111,10 @@ def _minimize(
     draws = generator("cpu", seed, 5)
     points = [torch.randn(shape, generator=draws, dtype=torch.float64) for _ in range(starts)]
     best: tuple[Tensor, float] | None = None
-    for start in [*([] if first is None else [first.clone()]), *points]:
-        free = start.clone().requires_grad_()
-        optimizer = torch.optim.LBFGS(
-            [free], max_iter=400, line_search_fn="strong_wolfe", tolerance_grad=1e-10, tolerance_change=1e-14
-        )
-
-        def closure(free: Tensor = free, optimizer: torch.optim.LBFGS = optimizer) -> float:
-            optimizer.zero_grad()
-            value = loss(torch.nn.functional.normalize(free, dim=1))
-            value.backward()  # type: ignore[no-untyped-call]
-            return float(value.detach())
-
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            found = torch.nn.functional.normalize(free, dim=1)
-            value = float(loss(found))
+    for start in [*([] if first is None else [first]), *points]:
+        free = minimized(lambda rows: loss(torch.nn.functional.normalize(rows, dim=1)), start)
+        found = torch.nn.functional.normalize(free, dim=1)
+        value = float(loss(found))
         if best is None or value < best[1]:
             best = found, value
     assert best is not None

@@ -90,7 +90,7 @@ def proposition_3(
         # The second-closest negative has weight e^{−βΔ} and lowers e^s by the factor e^{−Δ}.
         predicted = float((share * (1 - (-gaps_to_second).exp()) * (-beta * gaps_to_second).exp()).mean())
         rows.append((float(beta), gap, predicted, *_sphere_gap(anchor, sphere, float(beta))))
-    last, positive_gaps = rows[-1], [row for row in rows if row[1] > 0]
+    last, above = rows[-1], [row for row in rows if row[1] > 0]
     shrinks = all(after[1] <= before[1] + 1e-12 for before, after in pairwise(rows))
     reached = abs(last[1]) < 1e-3 * max(rows[0][1], 1e-12) and last[1] > -1e-12
     rate = last[1] / last[2] if last[2] > 0 else math.inf
@@ -116,7 +116,7 @@ def proposition_3(
             "1/β for "
             "negatives spread over the sphere",
             (
-                Line("finitely many negatives", [r[0] for r in positive_gaps], [math.log10(r[1]) for r in positive_gaps]),
+                Line("finite set of negatives", [r[0] for r in above], [math.log10(r[1]) for r in above]),
                 Line("negatives on the sphere", [r[0] for r in rows], [math.log10(r[3]) for r in rows]),
             ),
         ),
@@ -263,7 +263,7 @@ def theorem_5(
             rows.append((int(worst[0]), classes, *worst[1:]))
     return Finding(
         name="Theorem 5",
-        statement="The nearest class vector errs with probability ≤ 8ε/(ξ² − 2C(1 + 1/t)√ε)², ε ≤ 1 the excess of L*_∞.",
+        statement="The nearest class vector errs with probability ≤ 8ε/(ξ² − 2C(1 + 1/t)√ε)², ε ≤ 1 the excess loss.",
         source=PAPER,
         verdict=verdict_of(printed_broken == 0, derived_broken == 0 and checked > 0),
         found=(
