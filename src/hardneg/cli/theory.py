@@ -48,6 +48,7 @@ def theory(
     as_json: Json = False,
 ) -> None:
     """Check the papers' theorems about hard negatives numerically; without NAME, list the families."""
+    from hardneg import checks
     from hardneg.theory import FAMILIES
 
     if not names:
@@ -56,8 +57,7 @@ def theory(
         _list(as_json)
         return
     for name in names:
-        if name != "all" and name not in FAMILIES:
-            raise ValueError(f"there is no family {name!r}: choose from {', '.join(FAMILIES)}, all")
+        checks.choice("NAME", name, (*FAMILIES, "all"))
     if to is not None and to.exists() and not to.is_dir():
         raise ValueError(f"--to={to} is not a folder: name another")
     chosen = [name for name in FAMILIES if name in names or "all" in names]

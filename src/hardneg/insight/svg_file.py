@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from importlib import resources
 
@@ -26,11 +27,12 @@ def line_chart_file(series: Sequence[svg.Series], x_label: str, y_label: str, de
         >>> text.startswith("<svg xmlns=") and "<title>The loss falls</title>" in text
         True
     """
+    series = [replace(line, name=printable(line.name)) for line in series]  # control characters are no XML
     drawing = svg.line_chart(series, x_label, y_label, description).partition("<script")[0]
     inner = re.sub(r"^<svg[^>]*>|</svg>$|<g class=\"cursor\"[^>]*></g>", "", drawing)
     height = svg.HEIGHT + _LEGEND_LINE * len(series) + 4
     legend = "".join(
-        svg.mark(line.style, 16, y, 4) + f'<text class="name" x="28" y="{y + 4}">{escape(printable(line.name))}</text>'
+        svg.mark(line.style, 16, y, 4) + f'<text class="name" x="28" y="{y + 4}">{escape(line.name)}</text>'
         for y, line in zip(range(svg.HEIGHT + 6, height, _LEGEND_LINE), series, strict=True)
     )
     colors = "".join(f".s{number} {{ --c: var(--c{number}); }} " for number in range(svg.COLORS))

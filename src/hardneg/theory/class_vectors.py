@@ -15,6 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from hardneg import checks
 from hardneg.losses.infonce import InfoNCE
 from hardneg.randomness import generator
 from hardneg.theory.minimize import minimized
@@ -39,10 +40,12 @@ def negatives(prior: Sequence[float], k: int, seed: int = 0) -> Negatives:
 
     Examples:
         >>> drawn = negatives((0.5, 0.5), 2)
-        >>> drawn.counts.tolist(), drawn.probabilities.tolist()
+        >>> drawn.counts.tolist(), drawn.probabilities.round(decimals=6).tolist()
         ([[0.0, 2.0], [1.0, 1.0], [2.0, 0.0]], [0.25, 0.5, 0.25])
     """
-    weights = torch.tensor(prior, dtype=torch.float64)
+    k, weights = checks.whole("k", k), torch.tensor(prior, dtype=torch.float64)
+    if len(prior) < 2 or not (weights > 0).all() or abs(float(weights.sum()) - 1) > 1e-6:
+        raise ValueError(f"prior must be two or more probabilities > 0 with sum 1, got {tuple(prior)}")
     if math.comb(k + len(prior) - 1, len(prior) - 1) <= _EXACT:
         counts = _compositions(k, len(prior))
         log = math.lgamma(k + 1) - torch.lgamma(counts + 1).sum(1) + torch.xlogy(counts, weights).sum(1)
@@ -142,7 +145,7 @@ def lemma_1(trials: int = 100, ks: Sequence[int] = (1, 2, 4), seed: int = 0) -> 
         >>> lemma_1(trials=10, ks=(1,)).verdict
         'holds'
     """
-    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    trials, labels = checks.whole("trials", trials), torch.tensor([0, 0, 1, 1, 2, 2])
     uniform, classes = (1 / 6,) * 6, (1 / 3,) * 3
     draws = generator("cpu", seed, 6)
     rows = []

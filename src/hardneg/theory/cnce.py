@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from hardneg import checks
 from hardneg.losses.hardening import Ring
 from hardneg.losses.infonce import InfoNCE
 from hardneg.randomness import generator
@@ -47,6 +48,8 @@ def gaussian_table(atoms: int, correlation: float = CORRELATION) -> tuple[Tensor
         >>> bool(torch.allclose(joint.sum(0), torch.full((50,), 1 / 50, dtype=torch.float64)))
         True
     """
+    atoms = checks.whole("atoms", atoms, at_least=4)
+    correlation = checks.number("correlation", correlation, above=-1, below=1)
     edges = torch.special.ndtri(torch.arange(1, atoms, dtype=torch.float64) / atoms)
     density = torch.exp(-(edges**2) / 2) / math.sqrt(2 * math.pi)
     density = torch.cat([density.new_zeros(1), density, density.new_zeros(1)])
@@ -110,6 +113,7 @@ def theorem_3_1(
         >>> theorem_3_1(trials=50).verdict
         'holds'
     """
+    trials = checks.whole("trials", trials)
     draws = generator("cpu", seed, 31)
     anchors, values = 3, 6
     joint = torch.rand(trials, anchors, values, generator=draws, dtype=torch.float64) ** 3
@@ -133,7 +137,8 @@ def theorem_3_1(
     broken = int((cnce > nce + _TOLERANCE).sum())
     broken_nce = int((nce > mutual + _TOLERANCE).sum())
     free_order, free_bound = int((free > nce + _TOLERANCE).sum()), int((free > mutual + _TOLERANCE).sum())
-    deviation = _library_deviation(scores[0], joint[0], support[0], float(cnce[0]), seed)
+    widest = int(support.sum((-1, -2)).argmax())  # one negative alone would leave nothing to draw
+    deviation = _library_deviation(scores[widest], joint[widest], support[widest], float(cnce[widest]), seed)
     return Finding(
         name="Theorem 3.1",
         statement="L_CNCE ≤ L_NCE ≤ I(U;V) if every value e^f in the band exceeds c = E_p e^f.",
@@ -169,7 +174,7 @@ def _library_deviation(scores: Tensor, joint: Tensor, support: Tensor, exact: fl
     pairs = torch.arange(values).repeat_interleave(repeats).repeat(anchors)
     sampled = loss.from_scores(scores[rows, pairs][:, None], scores[rows], support[rows])
     estimate = math.log(3) - sampled.view(anchors, values, repeats)  # log of e^f over the mean of three terms
-    error = (joint**2 * estimate.var(dim=-1) / repeats).sum().sqrt()
+    error = (joint**2 * estimate.var(dim=-1) / repeats).sum().sqrt().clamp(min=1e-12)
     return float(((joint * estimate.mean(dim=-1)).sum() - exact) / error)
 
 
@@ -265,13 +270,16 @@ def ring_from_zero(upper: Sequence[float] = (1.0, 0.99, 0.95, 0.9, 0.75), atoms:
     )
 
 
-def theorem_3_2(trials: int = 4000, seed: int = 0) -> Finding:
+def theorem_3_2(trials: int = 4000, seed: int = 0, condition: Callable[[Tensor, Tensor], Tensor] = torch.le) -> Finding:
     """Var_q Z ≤ Var_p Z if Var_q Z ≤ Var_q̃ Z, by enumeration, for one and two negatives and two readings of q̃.
+
+    trials: number of models · condition: on Var_q and Var_q̃
 
     Examples:
         >>> theorem_3_2(trials=200).numbers["one negative: violations"]
         0.0
     """
+    trials = checks.whole("trials", trials)
     draws = generator("cpu", seed, 33)
     values = 7
     e = torch.exp(3 * torch.rand(trials, 1, generator=draws, dtype=torch.float64) *
@@ -293,9 +301,9 @@ def theorem_3_2(trials: int = 4000, seed: int = 0) -> Finding:
     numbers: dict[str, float] = {}
     for name, (z, kept, rest) in cases.items():
         whole, q, other = (_variance(z, mask) for mask in (torch.ones_like(kept), kept, rest))
-        condition = q <= other
+        met = condition(q, other)
         larger = q > whole + _TOLERANCE
-        count = [int(part.sum()) for part in (condition, condition & larger, ~condition & larger)]
+        count = [int(part.sum()) for part in (met, met & larger, ~met & larger)]
         ratio = float((q / whole)[larger].max()) if larger.any() else 0.0
         rows.append((name, count[0], count[1], count[2], ratio))
         numbers.update({f"{name}: condition": float(count[0]), f"{name}: violations": float(count[1]),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg import checks
 from hardneg.losses.hardening import Exponential
 from hardneg.losses.infonce import InfoNCE
 from hardneg.randomness import generator
@@ -69,6 +70,7 @@ def proposition_3(
         >>> proposition_3(betas=(0, 50, 400), points=2000).verdict
         'holds'
     """
+    samples, points = checks.whole("samples", samples, at_least=6), checks.whole("points", points)
     draws = generator("cpu", seed, 3)
     z = torch.nn.functional.normalize(torch.randn(samples, 2, generator=draws, dtype=torch.float64), dim=1)
     noise = torch.randn(samples, 2, generator=draws, dtype=torch.float64)
@@ -156,8 +158,8 @@ def theorem_4(
     pairs: (C, d) · starts: of the optimizer · objective: of problem 7
 
     Examples:
-        >>> theorem_4(pairs=((4, 3), (5, 3)), starts=4).rows[1][2]
-        2.025...
+        >>> round(theorem_4(pairs=((4, 3), (5, 3)), starts=4).rows[1][2], 6)
+        2.025
     """
     rows, deviation, known = [], 0.0, 0.0
     for classes, dim in pairs:
@@ -218,7 +220,7 @@ def derived_bound(excess: float, separation: float, classes: int, t: float) -> f
     excess: ε · separation: ξ² · classes: C
 
     Examples:
-        >>> derived_bound(0.01, 4.0, 2, 1.0)
+        >>> round(derived_bound(0.01, 4.0, 2, 1.0), 9)
         0.05
     """
     root = separation - 2 * classes * (1 + 1 / t) * math.sqrt(excess)

@@ -12,6 +12,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from hardneg import checks
 from hardneg.losses.hardening import Exponential, Hardening, Threshold
 from hardneg.losses.infonce import InfoNCE
 from hardneg.randomness import generator
@@ -101,6 +102,7 @@ def proposition_2(
         >>> proposition_2(trials=20).verdict
         'holds'
     """
+    trials = checks.whole("trials", trials)
     draws = generator("cpu", seed, 11)
     broken = 0
     largest = 0.0
@@ -137,6 +139,7 @@ def lemma_1(trials: int = 100, seed: int = 0, assumption: Callable[[Model], Tens
         >>> lemma_1(trials=20).verdict
         'holds'
     """
+    trials = checks.whole("trials", trials)
     draws = generator("cpu", seed, 12)
     rows, broken, wrong_anchors, deviation, assumed_anchors = [], 0, 0, 0.0, 0
     for separation in (0.0, 0.5, 1.0, 2.0, 4.0):
@@ -202,6 +205,7 @@ def counterexample(seed: int = 0, attempts: int = 20_000) -> Model | None:
         >>> bool(model.loss(supervised=True).mean() > model.loss(supervised=False).mean())
         True
     """
+    attempts = checks.whole("attempts", attempts)
     draws = generator("cpu", seed, 13)
     labels, following = torch.tensor([0, 0, 1, 1, 1, 1]), torch.tensor([1, 0, 3, 4, 5, 2])
     normal = torch.randn(attempts, len(labels), 2, generator=draws, dtype=torch.float64)

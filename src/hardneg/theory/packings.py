@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hardneg import checks
 from hardneg.extras import required
 
 Vectors = NDArray[np.float64]
@@ -58,6 +59,8 @@ def best_packing(
         >>> round(smallest_distance(best_packing(4, 3, average=False, starts=3)), 6)
         2.666667
     """
+    classes, dim = checks.whole("classes", classes, at_least=2), checks.whole("dim", dim, at_least=2)
+    starts = checks.whole("starts", starts)
     random = np.random.default_rng([seed, classes, dim, average])
     best, best_value = None, -math.inf
     for _ in range(starts):

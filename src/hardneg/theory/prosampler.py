@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hardneg import checks
 from hardneg.extras import required
 from hardneg.randomness import generator
 from hardneg.samplers.graph import ProximityGraph
@@ -81,6 +82,7 @@ def proposition_1(
         >>> proposition_1(seeds=4).verdict
         'does not hold as printed'
     """
+    seeds = checks.whole("seeds", seeds)
     grid = [
         (s, m, k) for s in (0.01, 0.05, 0.2, 0.5, 0.9) for m in (5, 20, 100, 1000) for k in (1, 2, 5, 20, 100) if k <= m
     ]
@@ -163,6 +165,9 @@ def conductance(adjacency: Matrix, inside: NDArray[np.bool_]) -> float:
 
 def stationary(adjacency: Matrix, restart: float, lazy: bool) -> Matrix:
     """p_u of walks with restarts from every node u, in rows (n, n): p_u = α·1_u + (1 − α)·M·p_u."""
+    restart = checks.number("restart", restart, above=0, at_most=1)
+    if (adjacency.sum(1) == 0).any():
+        raise ValueError("adjacency has a node without neighbors: remove it")
     step = adjacency / adjacency.sum(1, keepdims=True)
     if lazy:
         step = (np.eye(len(step)) + step) / 2
@@ -220,7 +225,8 @@ def proposition_2(
     barbell, half = _barbell(10), np.arange(20) < 10
     bridge = float(stationary(barbell, 0.1, True)[9, ~half].sum())
     limit = bound(0.1, conductance(barbell, half))
-    printed, corrected = broken[names[0]] == 0, broken[names[1]] == 0 and broken[names[3]] == 0
+    printed = broken[names[0]] == 0 and bridge <= limit
+    corrected = broken[names[1]] == 0 and broken[names[3]] == 0
     return Finding(
         name="Proposition 2",
         statement="A lazy walk with restarts from u ∈ S is outside S with probability ≤ (1 − α)/(2α)·Φ(S).",
