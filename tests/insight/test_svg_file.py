@@ -28,10 +28,10 @@ def test_the_file_is_well_formed_and_describes_itself() -> None:
 def test_every_mark_has_a_color_and_lies_in_the_drawing() -> None:
     lines = [Series(str(number), number, [0, 1], [number, number + 1]) for number in range(5)]
     text = line_chart_file(lines, "x", "y", "Five lines")
-    width, height = map(float, re.findall(r'viewBox="0 0 (\S+) (\S+)"', text)[0])
+    left, width, height = map(float, re.findall(r'viewBox="(\S+) 0 (\S+) (\S+)"', text)[0])
     marks = re.findall(r'class="dot (s\d+)"[^>]*translate\((\S+) (\S+)\)', text)
     assert {color for color, _, _ in marks} == {f"s{number}" for number in range(5)}
-    assert all(0 <= float(x) <= width and 0 <= float(y) <= height for _, x, y in marks)
+    assert all(left <= float(x) <= left + width and 0 <= float(y) <= height for _, x, y in marks)
     for color in {color for color, _, _ in marks}:
         assert f".{color} {{ --c: var(--c{color[1:]}); }}" in text
         assert f"--c{color[1:]}: #" in text

@@ -9,7 +9,7 @@ from importlib import resources
 from hardneg.insight import svg
 from hardneg.printable import printable
 
-_LEGEND_LINE = 16  # user units
+_LEGEND_LINE, _MARGIN = 16, 6  # user units; the margin is for numbers at the end of an axis
 _RULES = """
 text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; fill: var(--muted); }
 .name { fill: var(--ink); } .middle { text-anchor: middle; } .end { text-anchor: end; }
@@ -30,6 +30,7 @@ def line_chart_file(series: Sequence[svg.Series], x_label: str, y_label: str, de
     series = [replace(line, name=printable(line.name)) for line in series]  # control characters are no XML
     drawing = svg.line_chart(series, x_label, y_label, description).partition("<script")[0]
     inner = re.sub(r"^<svg[^>]*>|</svg>$|<g class=\"cursor\"[^>]*></g>", "", drawing)
+    width = svg.WIDTH + 2 * _MARGIN
     height = svg.HEIGHT + _LEGEND_LINE * len(series) + 4
     legend = "".join(
         svg.mark(line.style, 16, y, 4) + f'<text class="name" x="28" y="{y + 4}">{escape(line.name)}</text>'
@@ -37,10 +38,10 @@ def line_chart_file(series: Sequence[svg.Series], x_label: str, y_label: str, de
     )
     colors = "".join(f".s{number} {{ --c: var(--c{number}); }} " for number in range(svg.COLORS))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {svg.WIDTH} {height}" width="{2 * svg.WIDTH}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-_MARGIN} 0 {width} {height}" width="{2 * width}" '
         f'role="img"><title>{escape(printable(description))}</title>'
         f"<style>{escape(_variables() + _RULES + colors, quote=False)}</style>"
-        f'<rect class="card" width="{svg.WIDTH}" height="{height}"/>{inner}{legend}</svg>\n'
+        f'<rect class="card" x="{-_MARGIN}" width="{width}" height="{height}"/>{inner}{legend}</svg>\n'
     )
 
 

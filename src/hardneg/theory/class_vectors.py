@@ -235,9 +235,8 @@ def balanced_classes(
         verdict=verdict_of(simplex and steady),
         found=(
             f"In {len(rows)} cases cosines differ from −1/(C − 1) by at most {max(r[4] for r in rows if r[7]):.0e}, "
-            "and the "
-            f"downstream loss is the same for every k, while the collision–coverage coefficient η^k/k rises to "
-            f"{max(row[6] for row in rows):.0e}."
+            "and the downstream loss is the same for every k, while the collision–coverage coefficient η^k/k rises "
+            f"to {max(row[6] for row in rows):.0e}."
         ),
         numbers={
             "largest_deviation": max(row[4] for row in rows if row[7]),
@@ -262,7 +261,7 @@ def balanced_classes(
 
 def unbalanced_classes(
     priors: Sequence[Sequence[float]] = ((0.5, 0.3, 0.2), (0.8, 0.1, 0.1), (0.9, 0.05, 0.05), (0.7, 0.1, 0.1, 0.1)),
-    random: int = 20,
+    random: int = 14,
     ks: Sequence[int] = (1, 2, 4, 8, 16, 32),
     seed: int = 0,
     downstream: Callable[[Tensor, Sequence[float]], float] = downstream_loss,
@@ -295,9 +294,8 @@ def unbalanced_classes(
         source=PAPER,
         verdict="does not hold as printed" if rises else "not refuted",
         found=(
-            f"In {rises} of {len(given)} class distributions the downstream loss rises somewhere between k = "
-            f"{ks[0]} and "
-            f"k = {ks[-1]}; the largest step is {largest:+.1e}."
+            f"In {rises} of {len(given)} class distributions the downstream loss rises somewhere between k = {ks[0]} "
+            f"and k = {ks[-1]}; the largest step is {largest:+.1e}."
         ),
         numbers={"distributions": len(given), "rises": rises, "largest_step": largest},
         columns=("prior", *(f"k = {k}" for k in ks)),

@@ -103,9 +103,8 @@ def proposition_3(
         verdict=verdict_of(shrinks and reached),
         found=(
             f"L* − L falls from {rows[0][1]:.3f} at β = {rows[0][0]:g} to {last[1]:.1e} at β = {last[0]:g}. With "
-            "finitely "
-            f"many negatives the rate is e^(−βΔ), Δ the distance of the two highest scores (ratio to the prediction at "
-            f"the end: {rate:.3f}); with a density on the sphere it is (d − 1)/(2β)."
+            "finitely many negatives the rate is e^(−βΔ), Δ the distance of the two highest scores (ratio to the "
+            f"prediction at the end: {rate:.3f}); with a density on the sphere it is (d − 1)/(2β)."
         ),
         numbers={"first_gap": rows[0][1], "last_gap": last[1], "ratio_to_rate": rate,
                  "sphere_gap_times_beta": last[3] * last[0], "smallest_score_distance": float(gaps_to_second.min())},
@@ -114,8 +113,8 @@ def proposition_3(
         chart=Chart(
             "β",
             "log10 of L* − L",
-            "The distance to the worst-case loss falls as β grows: exponentially for finitely many negatives, as "
-            "1/β for "
+            "The distance to the worst-case loss falls as β grows: exponentially for finitely many negatives, as 1/β "
+            "for "
             "negatives spread over the sphere",
             (
                 Line("finite set of negatives", [r[0] for r in above], [math.log10(r[1]) for r in above]),
@@ -183,12 +182,10 @@ def theorem_4(
         verdict=verdict_of(not differ and deviation < 1e-6, deviation < 1e-6),
         found=(
             f"L*_∞ = −½ Σ ρ(c)·min ‖v_c − v_c'‖² to {deviation:.0e}: problem 7 is right. Its solutions differ from "
-            "those of "
-            f"Tammes in {len(differ)} of {len(rows)} cases"
+            f"those of Tammes in {len(differ)} of {len(rows)} cases"
             + (
-                f": for C = {first[0]}, d = {first[1]} the average is {first[2]:.4f} against Tammes' "
-                f"{first[4]:.4f}, with a "
-                f"smaller least distance ({first[3]:.4f})."
+                f": for C = {first[0]}, d = {first[1]} the average is {first[2]:.4f} against Tammes' {first[4]:.4f}, "
+                f"with a smaller least distance ({first[3]:.4f})."
                 if differ
                 else "."
             )
@@ -269,11 +266,9 @@ def theorem_5(
         source=PAPER,
         verdict=verdict_of(printed_broken == 0, derived_broken == 0 and checked > 0),
         found=(
-            f"Of {checked} embeddings with misplaced samples to which the theorem applies, {printed_broken} err "
-            "more often "
-            f"than the printed bound, and {derived_broken} more often than 16ε/(ξ² − 2C(1 + 1/t)√ε), to which the "
-            "proof "
-            "leads: it has no square, and 16 instead of 8. (Its Lemma 10 also takes √ε for √(2ε).)"
+            f"Of {checked} embeddings with misplaced samples to which the theorem applies, {printed_broken} err more "
+            f"often than the printed bound, and {derived_broken} more often than 16ε/(ξ² − 2C(1 + 1/t)√ε), to which "
+            "the proof leads: it has no square, and 16 instead of 8. (Its Lemma 10 also takes √ε for √(2ε).)"
         ),
         numbers={"embeddings": checked, "above_printed": printed_broken, "above_derived": derived_broken},
         columns=("d", "C", "t", "ε", "error", "printed bound", "derived bound"),

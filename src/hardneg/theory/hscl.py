@@ -174,9 +174,8 @@ def lemma_1(trials: int = 100, seed: int = 0, assumption: Callable[[Model], Tens
         verdict=verdict_of(broken == 0 and wrong_anchors == 0 and assumed_anchors > 0),
         found=(
             f"No model that meets Assumption 1 breaks it ({broken} do). The order holds for an anchor exactly where "
-            "the "
-            f"assumption does ({wrong_anchors} anchors differ): the assumption is necessary anchor by anchor. "
-            "It is met more often the better the classes are separated."
+            f"the assumption does ({wrong_anchors} anchors differ): the assumption is necessary anchor by anchor. It "
+            "is met more often the better the classes are separated."
         ),
         numbers={"violations": broken, "anchors_that_differ": wrong_anchors, "library_deviation": deviation},
         columns=("separation", "models", "anchors that meet it", "models that meet it", "H-SCL ≤ H-UCL"),
@@ -286,10 +285,9 @@ def assumption_1_is_needed(seed: int = 0, attempts: int = 20_000) -> Finding:
         source=PAPER,
         verdict="holds" if refuted else "not refuted",
         found=(
-            f"The best of {attempts} random models is a counterexample, {len(model.z)} samples of two unequal "
-            "classes in the plane: "
-            f"L_H-SCL = {float(precise[0]):.5f} > L_H-UCL = {float(precise[1]):.5f}, with 50 digits and by the library "
-            f"(which differs by {deviation:.0e}). {int(met.sum())} of its anchors meet Assumption 1."
+            f"The best of {attempts} random models is a counterexample, {len(model.z)} samples of two unequal classes "
+            f"in the plane: L_H-SCL = {float(precise[0]):.5f} > L_H-UCL = {float(precise[1]):.5f}, with 50 digits and "
+            f"by the library (which differs by {deviation:.0e}). {int(met.sum())} of its anchors meet Assumption 1."
         ),
         numbers={
             "hscl": float(precise[0]),

@@ -92,6 +92,7 @@ def proposition_1(
     rows = [(share, m, k, bound(share, m, k), exact_similarity(share, m, k)) for share, m, k in cases]
     library = _library_frequency(group, groups, seeds, seed)
     worst = max(rows, key=lambda row: row[3] - row[4])
+    reading = ": the printed value is an upper bound" if below and not above else ""
     shares = [number / 200 for number in range(1, 61)]
     return Finding(
         name="Proposition 1",
@@ -100,12 +101,10 @@ def proposition_1(
         verdict=verdict_of(below == 0),
         found=(
             f"The probability is P(Bin(M, S/N) ≥ K). In {below} of {len(grid)} cases it is below the printed bound, "
-            "and in "
-            f"{above} above: the printed value is an upper bound. For S/N = {worst[0]:g}, M = {worst[1]}, K = "
-            f"{worst[2]} "
-            f"it is {worst[4]:.1e} against {worst[3]:.4f}. The library's graph agrees with the exact form, "
-            f"{library['frequency']:.4f} against {library['hypergeometric']:.4f} ({library['deviation']:+.1f} standard "
-            "errors)."
+            f"and in {above} above{reading}. For S/N = "
+            f"{worst[0]:g}, M = {worst[1]}, K = {worst[2]} it is {worst[4]:.1e} against {worst[3]:.4f}. The library's "
+            f"graph agrees with the exact form, {library['frequency']:.4f} against {library['hypergeometric']:.4f} "
+            f"({library['deviation']:+.1f} standard errors)."
         ),
         numbers={"below_printed": below, "above_printed": above, "cases": len(grid), **library},
         columns=("S/N", "M", "K", "printed", "exact"),
@@ -235,10 +234,9 @@ def proposition_2(
         found=(
             f"Over {checked} sets of {len(tables)} graphs it fails for single starts (by a factor of up to "
             f"{worst[names[0]]:.2f}; at the bridge of two 10-cliques {bridge:.3f} against {limit:.4f}), and holds "
-            "averaged "
-            f"over S by degree (at most {worst[names[1]]:.3f} of the bound). The plain walk, which the sampler "
-            "makes, obeys "
-            f"(1 − α)/α·Φ(S) (at most {worst[names[3]]:.3f} of it), not half of that ({worst[names[2]]:.3f})."
+            f"averaged over S by degree (at most {worst[names[1]]:.3f} of the bound). The plain walk, which the "
+            f"sampler makes, obeys (1 − α)/α·Φ(S) (at most {worst[names[3]]:.3f} of it), not half of that "
+            f"({worst[names[2]]:.3f})."
         ),
         numbers={
             **{f"{name}: largest ratio": worst[name] for name in names},
@@ -306,11 +304,10 @@ def locality_of_walks(
         source=PAPER,
         verdict=verdict_of(bounded and local and agrees),
         found=(
-            f"The share of moves outside S falls from {rows[0][1]:.3f} at α = {rows[0][0]:g} to {rows[-1][1]:.3f} "
-            "at α = "
-            f"{rows[-1][0]:g}, as computed exactly (largest deviation {max(map(abs, deviations)):.1f} standard "
-            "errors) and "
-            f"below Φ(S)/α; the nodes of a batch of 10 are {rows[0][5]:.2f} and {rows[-1][5]:.2f} steps from the first."
+            f"The share of moves outside S falls from {rows[0][1]:.3f} at α = {rows[0][0]:g} to {rows[-1][1]:.3f} at "
+            f"α = {rows[-1][0]:g}, as computed exactly (largest deviation {max(map(abs, deviations)):.1f} standard "
+            f"errors) and below Φ(S)/α; the nodes of a batch of 10 are {rows[0][5]:.2f} and {rows[-1][5]:.2f} steps "
+            "from the first."
         ),
         numbers={
             "conductance": phi,
