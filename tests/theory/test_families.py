@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,9 @@ def test_listing_imports_neither_torch_nor_scipy() -> None:
     code = "import sys, hardneg.theory; print({'torch', 'scipy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_the_page_has_the_verdicts_of_the_results() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w-]+) \| ([^:|]+): .* \| ([a-z ]+) \|$", page, flags=re.MULTILINE)
+    assert rows == [(name, title, verdict) for name, found in VERDICTS.items() for title, verdict in found.items()]
