@@ -36,7 +36,7 @@ def check(findings: list[Finding], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_quick_checks_give_the_documented_verdicts(name: str, seed: int) -> None:
     check(list(FAMILIES[name].run(quick=True, seed=seed)), name)
 

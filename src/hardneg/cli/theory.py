@@ -48,7 +48,6 @@ def theory(
     as_json: Json = False,
 ) -> None:
     """Check the papers' theorems about hard negatives numerically; without NAME, list the families."""
-    from hardneg import checks
     from hardneg.theory import FAMILIES
 
     if not names:
@@ -56,10 +55,14 @@ def theory(
             raise ValueError("--to and --quick need a family: hardneg theory all")
         _list(as_json)
         return
+    from hardneg import checks  # imports torch, which the list does not need
+
     for name in names:
         checks.choice("NAME", name, (*FAMILIES, "all"))
     if to is not None and to.exists() and not to.is_dir():
         raise ValueError(f"--to={to} is not a folder: name another")
+    if to is not None:
+        to.mkdir(parents=True, exist_ok=True)  # before the work: the folder may not be writable
     chosen = [name for name in FAMILIES if name in names or "all" in names]
     command = shlex.join(["hardneg", *sys.argv[1:]])
     content: dict[str, Any] = {"command": command, "seed": seed, "quick": quick, **_versions(), "families": {}}
@@ -68,7 +71,8 @@ def theory(
         family = FAMILIES[name]
         steps, begun = range(len(family.checks)), time.perf_counter()
         found = [
-            family.run_check(number, quick, seed) for number in (steps if as_json else progress(steps, family.title))
+            family.run_check(number, quick, seed)
+            for number in (steps if as_json else progress(steps, f"theory {name}"))
         ]
         seconds = round(time.perf_counter() - begun, 1)
         content["families"][name] = {
@@ -108,8 +112,9 @@ def _show(name: str, title: str, found: "list[Finding]") -> None:
         for text, style in ((each.statement, "italic"), (each.found, None)):
             out.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=not out.is_terminal)
         table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
-        for column in each.columns:
-            table.add_column(cell(column), justify="right", overflow="fold")
+        for number, column in enumerate(each.columns):
+            is_text = bool(each.rows) and isinstance(each.rows[0][number], str)
+            table.add_column(cell(column), justify="left" if is_text else "right", overflow="fold")
         for row in each.rows:
             table.add_row(*(cell(_text(entry)) for entry in row))
         out.print(table)
@@ -136,7 +141,6 @@ def _chart(name: str, found: "list[Finding]") -> dict[str, str]:
 def _write(folder: Path, content: dict[str, Any], charts: dict[str, str]) -> None:
     import json
 
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "theory.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for file, text in charts.items():
         (folder / file).write_text(text, encoding="utf-8")

@@ -10,8 +10,7 @@ from hardneg import checks
 from hardneg.extras import required
 
 Vectors = NDArray[np.float64]
-# Squared distances of the best packings on the ordinary sphere, from their known angles (Schütte and van der Waerden
-# 1951; Musin and Tarasov 2015 for 14).
+# Squared distances of the best packings in three dimensions, by their known angles (Schütte, van der Waerden 1951).
 TAMMES_3D = {
     4: 8 / 3,
     5: 2.0,
