@@ -13,7 +13,8 @@ def test_version_prints_the_version_of_the_package(capsys: pytest.CaptureFixture
     assert hardneg(capsys, "--version") == (0, f"hardneg {package.__version__}\n", "")
 
 
-@pytest.mark.parametrize("arguments", [["recipes"], ["recipes", "digits-simclr"], ["--version"], ["train", "--help"]])
+@pytest.mark.parametrize("arguments", [["recipes"], ["recipes", "digits-simclr"], ["--version"], ["train", "--help"],
+                                       ["theory"]])  # fmt: skip
 def test_commands_that_compute_nothing_do_not_import_torch(arguments: list[str]) -> None:
     # Importing torch takes most of two seconds.
     code = (
