@@ -11,7 +11,7 @@ import pytest
 import torch
 from insight.folders import PRESETS, digits_samples, make_comparison, make_run
 
-from hardneg.insight import report
+from hardneg.insight import frame
 from hardneg.insight.report import write_report
 from hardneg.insight.samples import EncodedSamples, summarize
 
@@ -389,5 +389,5 @@ def test_errors_name_the_argument_and_the_fix(tmp_path: Path) -> None:
 
 
 def test_assets_cannot_end_their_element() -> None:
-    assert "</script" not in report._asset("page.js")
-    assert "</style" not in report._asset("page.css")
+    assert "</script" not in frame.asset("page.js")
+    assert "</style" not in frame.asset("page.css")
