@@ -13,7 +13,7 @@ from hardneg.insight.explorer.stored import page_data
 from hardneg.insight.runs import Group, Run
 from hardneg.insight.samples import EncodedSamples, LoadSamples
 
-SAMPLES, BYTES, SUSPECTS = 1000, 2_600_000, 150
+SAMPLES, BYTES, SUSPECTS = 1000, 2_000_000, 150
 GROUPS = 8  # more encoders would leave too few dimensions of each
 NOT_USABLE = "The samples are not of a training split: marks of them cannot be used for training."
 
@@ -27,11 +27,9 @@ def explored_groups(groups: Sequence[Group], load: LoadSamples | None, trust: bo
     reasons: list[str] = []
     left_out: list[str] = []
     for group in groups:
-        try:
-            found = _of_run(group.runs[0], load, trust)
-        # Data, weights or a library can be missing in many ways; the rest of the report does not need them.
-        except Exception as error:
-            reasons.append(f"{group.name}: {type(error).__name__}: {error}")
+        found = _of_group(group, load, trust)
+        if isinstance(found, str):
+            reasons.append(found)
             continue
         if shown is None:
             shown = replace(found, samples=replace(found.samples, first=group.name, checkpoint_word="run"))
@@ -48,6 +46,18 @@ def explored_groups(groups: Sequence[Group], load: LoadSamples | None, trust: bo
         notes.append(f"Not in the explorer, because of other data or their number: {', '.join(left_out)}.")
     data["notes"] += notes
     return data
+
+
+def _of_group(group: Group, load: LoadSamples | None, trust: bool) -> RunSamples | str:
+    """The samples of the first run of a group that can be read, or the reason why there is none."""
+    reasons: list[str] = []
+    for run in group.runs:
+        # Data, weights or a library can be missing in many ways; the rest of the report does not need them.
+        try:
+            return _of_run(run, load, trust)
+        except Exception as error:
+            reasons.append(f"{group.name}: {type(error).__name__}: {error}")
+    return reasons[0] if reasons else f"{group.name}: no runs"
 
 
 def _of_run(run: Run, load: LoadSamples | None, trust: bool) -> RunSamples:

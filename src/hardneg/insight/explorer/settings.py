@@ -1,5 +1,6 @@
 """The explorer's setting of a loss: what its sliders show, and the weights of negatives under it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +39,9 @@ def shown_setting(loss: InfoNCE) -> Shown:
     setting: dict[str, Any] = {"temperature": temperature, "beta": 0.0, "prior": float(value(loss.class_prior, 1.0))}
     left_out: list[str] = []
     hardenings = loss.hardening
-    if isinstance(hardenings, dict):
+    if isinstance(hardenings, Mapping):
         left_out.append("hardening by source")
-        hardenings = hardenings.get("batch", Uniform())
+        hardenings = hardenings["batch"] if "batch" in hardenings else Uniform()
     parts = hardenings if isinstance(hardenings, tuple) else (hardenings,)
     for part in parts:
         if not isinstance(part, Hardening):

@@ -18,8 +18,9 @@ from hardneg.randomness import generator
 
 _SIDES = (None, 40, 28, 20)  # pixels of a thumbnail: as `data_uri` makes it, or smaller
 _LENGTHS = (300, 150, 80, 40)  # characters of a text
+_FEW = 16  # directions that are found more exactly, because they are shown
 _PILOT = 40  # thumbnails from which the size of all is estimated
-_SMALL = 512  # dimensions up to which principal components are exact
+_SMALL = 1024  # samples or dimensions up to which principal components are exact
 
 
 class Packed(NamedTuple):
@@ -79,6 +80,9 @@ def _reduced(unit: Tensor, dim: int) -> Tensor:
 
 def _leading_directions(rows: Tensor, count: int) -> Tensor:
     """Orthonormal directions (d, count) of the largest sums of squares, the largest first."""
+    if len(rows) <= min(_SMALL, rows.shape[1]):
+        directions: Tensor = torch.linalg.svd(rows, full_matrices=False).Vh.T
+        return directions[:, :count]
     if rows.shape[1] <= _SMALL:
         exact: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors.flip(1)
         return exact[:, :count]
@@ -86,7 +90,7 @@ def _leading_directions(rows: Tensor, count: int) -> Tensor:
     basis = torch.randn(
         rows.shape[1], min(count + 8, *rows.shape), dtype=rows.dtype, generator=generator("cpu", len(rows))
     )
-    for _ in range(4):
+    for _ in range(12 if count <= _FEW else 3):
         basis = torch.linalg.qr(rows.T @ (rows @ torch.linalg.qr(basis).Q)).Q
     inside = rows @ basis  # (N, count + 8)
     turned: Tensor = basis @ torch.linalg.eigh(inside.T @ inside).eigenvectors.flip(1)
@@ -149,7 +153,7 @@ def page_data(
         "dim": packed.dim,
         "dtype": packed.dtype,
         "unit": samples.unit,
-        "checkpoints": [{"name": n, "features": t} for n, t in zip(names, texts, strict=True)],
+        "checkpoints": [{"name": printable(n), "features": t} for n, t in zip(names, texts, strict=True)],
         "checkpointWord": samples.checkpoint_word,
         "positives": positives,
         "positive": positive,
@@ -168,7 +172,7 @@ def page_data(
         "setting": settings[0],
         "settingB": settings[1],
         "usable": samples.usable,
-        "notes": notes,
+        "notes": [printable(note) for note in notes],
     }
 
 

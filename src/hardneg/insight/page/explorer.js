@@ -1,6 +1,10 @@
 // The explorer: choose an anchor, move the sliders, see its negatives under two settings, and mark false ones.
 // Text from the data is only ever set as textContent.
 
+// Control characters, marks of writing direction and lone surrogates, which are shown as escape sequences.
+const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/gu;
+const escaped = (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`;
+const ROWS = 20;  // candidates of the table at first
 const explorers = [];
 for (const root of document.querySelectorAll("[data-explorer]")) {
   explorers.push(makeExplorer(root, JSON.parse(root.nextElementSibling.textContent)));
@@ -44,7 +48,7 @@ function makeExplorer(root, data) {
 
   // The stored values
   const { count, dim } = data;
-  const ids = data.ids.map((text) => JSON.parse(text));
+  const ids = data.ids.map((text) => String(JSON.parse(text)).replace(INVISIBLE, escaped));
   const labels = data.labels ?? new Array(count).fill(-1);
   const className = (row) => (labels[row] < 0 ? "unknown" : data.classes[labels[row]] ?? String(labels[row]));
   const stored = (text) => {
@@ -102,7 +106,7 @@ function makeExplorer(root, data) {
     positive: data.positive,
     settings: { A: initial(data.setting), B: initial(data.settingB) },
     first: 0,  // of the listed samples
-    rows: 40,  // candidates shown
+    rows: ROWS,  // candidates shown
     pair: 0,
     milliseconds: 0,
   };
@@ -110,18 +114,16 @@ function makeExplorer(root, data) {
   // A sample as it is shown: image, text, or number
   const picture = (row, size) => {
     if (data.images !== null) {
-      const image = make("img", { src: data.images[row], alt: "", width: size, height: size });
-      image.loading = "lazy";
-      return image;
+      return make("img", { src: data.images[row], alt: "", width: size, height: size });
     }
     return make("bdi", { className: "x-text", textContent: data.texts === null ? `#${ids[row]}` : data.texts[row] });
   };
   const named = (row) => {
     const text = data.texts === null ? "" : `: ${data.texts[row].slice(0, 80)}`;
-    return `${String(ids[row])}${labels[row] < 0 ? "" : `, label ${className(row)}`}${text}`;
+    return `${ids[row]}${labels[row] < 0 ? "" : `, label ${className(row)}`}${text}`;
   };
   const caption = (row) => {
-    const found = [make("bdi", { textContent: String(ids[row]) })];
+    const found = [make("bdi", { textContent: ids[row] })];
     if (data.labels !== null) found.push(" ", make("bdi", { className: "x-class", textContent: className(row) }));
     if (data.images !== null && data.texts !== null) found.push(" ", make("bdi", { textContent: data.texts[row] }));
     return make("span", { className: "x-caption" }, ...found);
@@ -149,7 +151,7 @@ function makeExplorer(root, data) {
   };
   part("search").addEventListener("input", (event) => {
     const wanted = event.target.value.trim().toLowerCase();
-    listed = data.order.filter((row) => !wanted || String(ids[row]).toLowerCase() === wanted ||
+    listed = data.order.filter((row) => !wanted || ids[row].toLowerCase() === wanted ||
       (data.labels !== null && className(row).toLowerCase() === wanted) ||
       (data.texts !== null && data.texts[row].toLowerCase().includes(wanted)));
     state.first = 0;
@@ -445,7 +447,7 @@ function makeExplorer(root, data) {
     part("more").hidden = state.rows >= count - 1;
   };
   part("order").addEventListener("change", () => update());
-  part("more").addEventListener("click", () => { state.rows += 40; update(); });
+  part("more").addEventListener("click", () => { state.rows += 2 * ROWS; update(); });
 
   // The queue
   const queue = () => data.suspects.filter(([one, other]) =>
@@ -531,7 +533,7 @@ function makeExplorer(root, data) {
   };
   const choose = (row) => {
     state.anchor = row;
-    state.rows = 40;
+    state.rows = ROWS;
     showAnchor();
     for (const button of part("samples").querySelectorAll("button")) button.setAttribute("aria-pressed", "false");
     showSamples();

@@ -1,5 +1,5 @@
 // The negatives of one anchor, as hardneg computes them: mask · band · tilt, debiasing, the loss and its gradient.
-// Pure functions without the page. tests/insight/test_explorer_page.py compares them with the library's reference in float64.
+// Pure functions without the page. tests/insight/explorer/test_page.py compares them with the library's reference in float64.
 
 const RULES = [
   "",
