@@ -38,15 +38,11 @@ def shown_setting(loss: InfoNCE) -> Shown:
     temperature = float(given().detach()) if isinstance(given, Learnable) else float(value(given, 1.0))
     setting: dict[str, Any] = {"temperature": temperature, "beta": 0.0, "prior": float(value(loss.class_prior, 1.0))}
     left_out: list[str] = []
-    hardenings = loss.hardening
-    if isinstance(hardenings, Mapping):
+    parts = loss.hardening
+    if isinstance(parts, Mapping):
         left_out.append("hardening by source")
-        hardenings = hardenings["batch"] if "batch" in hardenings else Uniform()
-    parts = hardenings if isinstance(hardenings, tuple) else (hardenings,)
+        parts = parts["batch"] if "batch" in parts else ()
     for part in parts:
-        if not isinstance(part, Hardening):
-            left_out.append(type(part).__name__)
-            continue
         if not _show(part.at(1.0), setting, temperature):
             left_out.append(type(part).__name__)
     if loss.debias != "hcl" and setting["prior"] > 0:

@@ -93,6 +93,15 @@ function makeExplorer(root, data) {
     }
     return masks;
   };
+  // The last cosines by checkpoint: a slider does not change them.
+  const ranked = new Map();
+  const rankedOf = (anchor, checkpoint) => {
+    if (ranked.get(checkpoint)?.anchor !== anchor) {
+      const cosines = cosinesOf(anchor, checkpoint);
+      ranked.set(checkpoint, { anchor, cosines, ascending: ascendingOrder(cosines) });
+    }
+    return ranked.get(checkpoint);
+  };
   // All numbers of an anchor under a setting.
   const compute = (anchor, setting, checkpoint = 0) => {
     const cosines = cosinesOf(anchor, checkpoint);
@@ -124,7 +133,7 @@ function makeExplorer(root, data) {
   };
   const caption = (row) => {
     const found = [make("bdi", { textContent: ids[row] })];
-    if (data.labels !== null) found.push(" ", make("bdi", { className: "x-class", textContent: className(row) }));
+    if (data.labels !== null) found.push(" ", make("bdi", { className: "tag x-class", textContent: className(row) }));
     if (data.images !== null && data.texts !== null) found.push(" ", make("bdi", { textContent: data.texts[row] }));
     return make("span", { className: "x-caption" }, ...found);
   };
@@ -168,29 +177,30 @@ function makeExplorer(root, data) {
     return [low, high > low ? high - low : 1];
   };
   const [[left, width], [bottom, height]] = [spread(0), spread(1)];
-  const place = (row) => [
-    12 + ((data.map[row][0] - left) / width) * (canvas.width - 24),
-    canvas.height - 12 - ((data.map[row][1] - bottom) / height) * (canvas.height - 24),
-  ];
+  const places = data.map.map(([x, y]) => [
+    12 + ((x - left) / width) * (canvas.width - 24),
+    canvas.height - 12 - ((y - bottom) / height) * (canvas.height - 24),
+  ]);
   const drawMap = (result) => {
     const context = canvas.getContext("2d");
     const style = getComputedStyle(root);
     const color = (name) => style.getPropertyValue(name).trim();
     const palette = Array.from({ length: 16 }, (_, number) => color(`--c${number}`));
+    const muted = color("--muted");
     context.clearRect(0, 0, canvas.width, canvas.height);
     const largest = result.weight.reduce((a, b) => Math.max(a, b), 0);
     for (const negative of [false, true]) {
       for (let row = 0; row < count; row++) {
         if ((result.rule[row] === NEGATIVE) !== negative) continue;
-        const [x, y] = place(row);
+        const [x, y] = places[row];
         context.globalAlpha = negative ? 0.25 + 0.75 * Math.sqrt(result.weight[row] / largest) : 0.18;
-        context.fillStyle = labels[row] < 0 ? color("--muted") : palette[labels[row] % 16];
-        const size = negative ? 2 + 2.5 * Math.sqrt(result.weight[row] / largest) : 1.6;
+        context.fillStyle = labels[row] < 0 ? muted : palette[labels[row] % 16];
+        const size = negative ? 1.5 + 2 * Math.sqrt(result.weight[row] / largest) : 1.5;
         context.fillRect(x - size, y - size, 2 * size, 2 * size);
       }
     }
     context.globalAlpha = 1;
-    const [x, y] = place(state.anchor);
+    const [x, y] = places[state.anchor];
     context.lineWidth = 2.5;
     context.strokeStyle = color("--ink");
     context.beginPath();
@@ -201,7 +211,7 @@ function makeExplorer(root, data) {
   const nearest = (x, y, allowed) => {
     let [best, distance] = [-1, Infinity];
     for (let row = 0; row < count; row++) {
-      const [px, py] = place(row);
+      const [px, py] = places[row];
       const found = (px - x) ** 2 + (py - y) ** 2;
       if (found < distance && allowed(px - x, py - y, row)) [best, distance] = [row, found];
     }
@@ -218,7 +228,7 @@ function makeExplorer(root, data) {
     event.preventDefault();
     const inDirection = (dx, dy, row) =>
       row !== state.anchor && dx * step[0] + dy * step[1] > Math.abs(dx * step[1] + dy * step[0]);
-    const found = nearest(...place(state.anchor), inDirection);
+    const found = nearest(...places[state.anchor], inDirection);
     if (found >= 0) choose(found);
   });
   part("map-caption").textContent = data.mapCaption;
@@ -354,8 +364,7 @@ function makeExplorer(root, data) {
     const head = make("tr", {}, ...[data.checkpointWord, "loss A", "loss B", "effective A", "effective B", "false: gradient A", "false: gradient B"]
       .map((textContent) => { const cell = make("th", { textContent }); cell.scope = "col"; return cell; }));
     const rows = checkpoints.map(({ name }, number) => {
-      const cosines = cosinesOf(state.anchor, number);
-      const ascending = ascendingOrder(cosines);
+      const { cosines, ascending } = rankedOf(state.anchor, number);
       const results = ["A", "B"].map((which) => negatives(cosines, ascending, positiveOf(state.anchor, number),
         masksOf(state.anchor, state.settings[which]), state.settings[which]));
       const title = make("th", {}, make("bdi", { textContent: name }));
@@ -541,8 +550,7 @@ function makeExplorer(root, data) {
   };
   const update = () => {
     const begun = performance.now();
-    const cosines = cosinesOf(state.anchor, state.checkpoint);
-    const ascending = ascendingOrder(cosines);
+    const { cosines, ascending } = rankedOf(state.anchor, state.checkpoint);
     const positive = positiveOf(state.anchor, state.checkpoint);
     const results = ["A", "B"].map((name) => {
       const setting = state.settings[name];
