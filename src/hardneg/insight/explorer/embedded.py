@@ -121,7 +121,7 @@ def embedded(
     if count < 2:
         raise ValueError(f"features must hold at least 2 samples, got {count}")
     numbers, names = (None, list(classes)) if labels is None else class_numbers(labels, classes)
-    named: list[Id] = list(range(count)) if ids is None else [_checked_id(each) for each in ids]
+    named: list[Id] = list(range(count)) if ids is None else [checked_id(each) for each in ids]
     if images is not None and not isinstance(images, Tensor | np.ndarray):
         shown: Images | None = images
     else:
@@ -215,7 +215,8 @@ def _same_rows(name: str, given: TensorLike, count: int) -> Tensor:
     return rows.detach().cpu()
 
 
-def _checked_id(given: Any) -> Id:
+def checked_id(given: Any) -> Id:
+    """An id as a Python number or text."""
     if isinstance(given, np.generic | Tensor) and given.ndim == 0:
         given = given.item()
     if isinstance(given, bool) or not isinstance(given, int | str):

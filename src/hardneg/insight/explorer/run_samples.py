@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardneg.insight.explorer.embedded import Embedded, Id
+from hardneg.insight.explorer.embedded import Embedded, Id, checked_id
 from hardneg.insight.samples import Thumbnails
 from hardneg.losses.infonce import InfoNCE
 from hardneg.randomness import generator
@@ -74,7 +74,7 @@ def load_training_samples(folder: Path, count: int, seed: int = 0, trust: bool =
 def _ids(train: Any, rows: Tensor) -> Sequence[Id]:
     """The ids of the data set if it has an id column, else the row numbers in the training split."""
     given = getattr(train, "sample_ids", None)
-    return rows.tolist() if given is None else [given[row] for row in rows.tolist()]
+    return rows.tolist() if given is None else [checked_id(given[row]) for row in rows.tolist()]
 
 
 @torch.no_grad()

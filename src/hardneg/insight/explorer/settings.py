@@ -41,7 +41,7 @@ def shown_setting(loss: InfoNCE) -> Shown:
     parts = loss.hardening
     if isinstance(parts, Mapping):
         left_out.append("hardening by source")
-        parts = parts["batch"] if "batch" in parts else ()
+        parts = dict(parts).get("batch", ())
     for part in parts:
         if not _show(part.at(1.0), setting, temperature):
             left_out.append(type(part).__name__)
