@@ -85,7 +85,7 @@ def test_thumbnails_and_texts_shrink_to_their_share() -> None:
     sizes = {}
     for allowed in (10**6, 200_000):
         data = page_data(samples, SETTINGS, 0.9, 10, allowed)
-        sizes[allowed] = (len(json.dumps(data["images"])), len(data["texts"][0]))
+        sizes[allowed] = (len(json.dumps(data["thumbnails"])), len(data["texts"][0]))
         assert sizes[allowed][0] <= 0.46 * allowed
     assert sizes[10**6][1] == 301
     assert sizes[200_000][1] == 151

@@ -17,7 +17,7 @@ from hardneg.randomness import generator
 _BATCH = 256
 USABLE = "The pairs are of the training split: a run of the same data reads the file."
 NOTE = (
-    "The features are the outputs of the encoder. In training the loss compares the outputs of its projection head, "
+    "The features are the outputs of the encoder. In training most losses compare the outputs of a projection head, "
     "which is not kept: weights and losses there differ."
 )
 

@@ -9,8 +9,8 @@ from hardneg.insight.frame import asset
 
 ASSETS = ("explorer.css", "negatives.js", "explorer.js")
 HINT = (
-    "Choose an anchor by an image, a text or a point of the map. Move the sliders: the table shows which candidates "
-    "are its negatives, their weights, their shares of the gradient, and the rule that leaves out the others."
+    "Choose an anchor in the list or on the map. Move the sliders: the table shows which candidates are its negatives, "
+    "their weights, their shares of the gradient, and the rule that leaves out the others."
 )
 
 

@@ -160,7 +160,7 @@ def page_data(
         "labels": None if samples.labels is None else samples.labels.tolist(),
         "classes": [printable(str(name)) for name in samples.classes],
         "ids": [id_json(each) for each in samples.ids],
-        "images": None if samples.images is None else _thumbnails(samples.images, int(0.45 * bytes_allowed)),
+        "thumbnails": None if samples.images is None else _thumbnails(samples.images, int(0.45 * bytes_allowed)),
         "texts": None if samples.texts is None else _short_texts(samples.texts, int(0.3 * bytes_allowed)),
         "map": [[round(x, 4), round(y, 4)] for x, y in points.tolist()],
         "mapCaption": (

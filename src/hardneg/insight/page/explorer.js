@@ -122,8 +122,8 @@ function makeExplorer(root, data) {
 
   // A sample as it is shown: image, text, or number
   const picture = (row, size) => {
-    if (data.images !== null) {
-      return make("img", { src: data.images[row], alt: "", width: size, height: size });
+    if (data.thumbnails !== null) {
+      return make("img", { src: data.thumbnails[row], alt: "", width: size, height: size });
     }
     return make("bdi", { className: "x-text", textContent: data.texts === null ? `#${ids[row]}` : data.texts[row] });
   };
@@ -134,7 +134,7 @@ function makeExplorer(root, data) {
   const caption = (row) => {
     const found = [make("bdi", { textContent: ids[row] })];
     if (data.labels !== null) found.push(" ", make("bdi", { className: "tag x-class", textContent: className(row) }));
-    if (data.images !== null && data.texts !== null) found.push(" ", make("bdi", { textContent: data.texts[row] }));
+    if (data.thumbnails !== null && data.texts !== null) found.push(" ", make("bdi", { textContent: data.texts[row] }));
     return make("span", { className: "x-caption" }, ...found);
   };
   const sampleButton = (row, size = 44) => {
