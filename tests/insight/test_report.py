@@ -11,11 +11,11 @@ import pytest
 import torch
 from insight.folders import PRESETS, digits_samples, make_comparison, make_run
 
-from hardneg.insight import report
+from hardneg.insight import frame
 from hardneg.insight.report import write_report
 from hardneg.insight.samples import EncodedSamples, summarize
 
-VOID = {"meta", "link", "img", "wbr", "br"}
+VOID = {"meta", "link", "img", "wbr", "br", "input"}
 INLINE = {"bdi", "wbr", "strong", "em"}
 
 
@@ -350,7 +350,7 @@ def test_a_command_shared_by_all_runs_is_shown_once(tmp_path: Path) -> None:
     assert page.text.count("hardneg compare 'a b'") == 1
 
 
-def test_a_page_of_seven_groups_and_three_seeds_is_below_3_mb(tmp_path: Path) -> None:
+def test_a_page_of_seven_groups_and_three_seeds_is_below_5_mb(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", PRESETS, seeds=3, epochs=400)
     generator = torch.Generator().manual_seed(0)
 
@@ -359,7 +359,7 @@ def test_a_page_of_seven_groups_and_three_seeds_is_below_3_mb(tmp_path: Path) ->
         return EncodedSamples(images, torch.arange(120) % 10, [*"abcdefghij"], torch.randn(120, 8, generator=generator))
 
     _, text = write(tmp_path, runs, load_samples=noise)
-    assert len(text.encode()) < 3_000_000
+    assert len(text.encode()) < 5_000_000
 
 
 def test_writing_twice_gives_the_same_file_and_no_temporary_file(tmp_path: Path) -> None:
@@ -389,5 +389,5 @@ def test_errors_name_the_argument_and_the_fix(tmp_path: Path) -> None:
 
 
 def test_assets_cannot_end_their_element() -> None:
-    assert "</script" not in report._asset("page.js")
-    assert "</style" not in report._asset("page.css")
+    assert "</script" not in frame.asset("page.js")
+    assert "</style" not in frame.asset("page.css")

@@ -16,7 +16,7 @@ import typer
 from hardneg.cli import train  # noqa: F401
 
 # isort: split
-from hardneg.cli import compare, data, information, mine, runs, theory  # noqa: F401
+from hardneg.cli import compare, data, explore, information, mine, runs, theory  # noqa: F401
 from hardneg.cli.app import app, named
 from hardneg.terminal import fail, note, remark
 

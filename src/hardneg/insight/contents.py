@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 from hardneg.evaluation import MetricFormat
 from hardneg.evaluation.results import merged_formats
@@ -24,6 +25,7 @@ class Contents:
         extra_notes: notes by name and metric on rows without runs.
         failed: errors by name of runs that failed.
         heading: of the columns of names: what was compared.
+        explored: the data of the explorer, or the reason why there are none.
     """
 
     groups: Sequence[Group]
@@ -33,6 +35,7 @@ class Contents:
     extra_notes: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     heading: str = "method"
+    explored: Mapping[str, Any] | str = "not loaded"
 
     @property
     def is_comparison(self) -> bool:
@@ -59,12 +62,17 @@ class Contents:
 
 @dataclass(frozen=True)
 class Part:
-    """A section of the page. key: its id · hint: HTML, one sentence that explains how to read it · body: HTML."""
+    """A section of the page.
+
+    key: its id · hint: HTML, one sentence that explains how to read it · body: HTML · assets: style sheets and scripts
+    of the folder ``page`` that it needs besides those of every page
+    """
 
     key: str
     title: str
     hint: str
     body: str
+    assets: tuple[str, ...] = ()
 
     def html(self) -> str:
         """The section as HTML."""

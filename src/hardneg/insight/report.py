@@ -1,21 +1,16 @@
 """Write `report.html`: one self-contained page that compares runs and loads nothing else."""
 
-import base64
 import functools
-import hashlib
-import os
-import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from html import escape
-from importlib import resources
 from pathlib import Path
-from string import Template
 
 from hardneg import checks
 from hardneg.evaluation.metrics import is_number
 from hardneg.insight import samples
-from hardneg.insight.contents import Contents, Part, breakable, visible
+from hardneg.insight.contents import Contents, breakable
+from hardneg.insight.explorer.of_report import explored_groups
+from hardneg.insight.frame import checked_target, framed, write_page
 from hardneg.insight.header import facts
 from hardneg.insight.parts import PARTS
 from hardneg.insight.runs import group_runs, read_run
@@ -57,9 +52,7 @@ def write_report(
     """
     if not runs:
         raise ValueError("runs is empty: pass at least one run folder")
-    to = Path(to)
-    if to.is_dir():
-        raise ValueError(f"to={str(to)!r} is a folder: name a file in it, such as {to / 'report.html'}")
+    to = checked_target(to, "report.html")
     if load_samples is not None and trust:
         raise ValueError("trust=True is for the encoders of the runs, which load_samples= replaces: leave one out")
     extra = _checked(extra_rows or {})
@@ -69,6 +62,7 @@ def write_report(
         raise ValueError(f"extra_rows names {duplicates[0]!r}, which is already a group of runs: choose another name")
     if baseline is not None:
         checks.choice("baseline", baseline, [*(group.name for group in groups), *extra])
+    explored = explored_groups(groups, load_samples, trust)
     load_samples = load_samples or functools.partial(samples.load_test_samples, trust=trust)
     summaries = {group.name: samples.summarize_group(group, load_samples) for group in groups}
     for name, summary in summaries.items():
@@ -76,17 +70,10 @@ def write_report(
             warnings.warn(f"parts of the report are empty: {name}: {summary}", stacklevel=2)
     if heading is None:
         heading = "method" if extra else row_names.heading([group.runs[0].settings for group in groups])
-    contents = Contents(groups, baseline or groups[0].name, extra, summaries, extra_notes or {}, failed or {}, heading)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    # The name cannot be guessed, so that no link can be placed there in advance.
-    fresh = to.with_name(f".{secrets.token_hex(8)}-{to.name}")
-    try:
-        # A name in the page may come from a file name that is not UTF-8.
-        fresh.write_text(page(contents), encoding="utf-8", errors="backslashreplace")
-        os.replace(fresh, to)
-    finally:
-        fresh.unlink(missing_ok=True)
-    return to
+    contents = Contents(
+        groups, baseline or groups[0].name, extra, summaries, extra_notes or {}, failed or {}, heading, explored
+    )
+    return write_page(to, page(contents))
 
 
 def page(contents: Contents) -> str:
@@ -97,28 +84,6 @@ def page(contents: Contents) -> str:
     rows = f" in {_counted(groups, 'row')}; the runs of a row differ only in their seed" if number > groups else ""
     heading = ", ".join(map(breakable, sources))
     return framed(f"hardneg: {', '.join(sources)}", heading, _counted(number, "run") + rows, facts(contents), parts)
-
-
-def framed(title: str, heading: str, counts: str, facts_html: str, parts: Sequence[Part]) -> str:
-    """A page of sections that loads nothing; ``title`` is escaped here, the other texts are HTML."""
-    script = _asset("page.js")
-    # The content security policy allows this script only, and no requests.
-    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return Template(_asset("page.html")).substitute(
-        title=visible(title),
-        sources=heading,
-        counts=counts,
-        facts=facts_html,
-        navigation="".join(f'<li><a href="#{part.key}">{escape(part.title)}</a></li>' for part in parts),
-        parts="".join(part.html() for part in parts),
-        style=_asset("page.css"),
-        script=script,
-        script_hash=allowed,
-    )
-
-
-def _asset(name: str) -> str:
-    return resources.files("hardneg.insight").joinpath("page", name).read_text(encoding="utf-8")
 
 
 def _counted(number: int, thing: str) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hardneg.insight import svg
 from hardneg.insight.contents import Part, breakable, isolated, scrollable
-from hardneg.insight.report import framed
+from hardneg.insight.frame import framed
 
 if TYPE_CHECKING:
     from hardneg.mining.result import Mined

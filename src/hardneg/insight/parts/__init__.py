@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from hardneg.insight.contents import Contents, Part
 from hardneg.insight.parts.curves import curves
+from hardneg.insight.parts.explorer import explorer
 from hardneg.insight.parts.gallery import gallery
 from hardneg.insight.parts.histograms import histograms
 from hardneg.insight.parts.metric_table import metric_table
@@ -17,8 +18,19 @@ PARTS: tuple[Callable[[Contents], Part], ...] = (
     histograms,
     projection,
     gallery,
+    explorer,
     step_time,
     provenance,
 )
 
-__all__ = ["PARTS", "curves", "gallery", "histograms", "metric_table", "projection", "provenance", "step_time"]
+__all__ = [
+    "PARTS",
+    "curves",
+    "explorer",
+    "gallery",
+    "histograms",
+    "metric_table",
+    "projection",
+    "provenance",
+    "step_time",
+]

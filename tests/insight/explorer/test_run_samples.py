@@ -1,0 +1,80 @@
+"""Samples of a run for the explorer are of its training split, with its encoder, and a report shows them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import hardneg
+
+from hardneg.images import load_images
+from hardneg.insight.explorer.run_samples import load_training_samples
+from hardneg.insight.report import write_report
+from hardneg.training import build, recipe, run, saved_run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("runs") / "run"
+    brief = ["trainer.epochs=1", "trainer.accelerator=cpu", "trainer.knn_every=0", "objective.preset=hcl"]
+    run.train(recipe.load({"data": {"source": "digits"}}, brief), folder)
+    return folder
+
+
+def test_ids_are_row_numbers_of_the_training_split(trained: Path) -> None:
+    found = load_training_samples(trained, 100)
+    samples, loaded = found.samples, saved_run.load_run(trained)
+    train: Any = build.data(loaded.settings)
+    assert (len(samples), samples.total) == (100, len(train))
+    rows = torch.tensor([int(each) for each in samples.ids])
+    assert rows.tolist() == sorted({*rows.tolist()})
+    assert samples.labels is not None
+    assert torch.equal(samples.labels, train.labels[rows])
+    assert samples.images is not None
+    assert all(torch.equal(samples.images[n], train.images[row]) for n, row in enumerate(rows.tolist()))  # type: ignore[arg-type]
+    expected = loaded.settings.kind.embed(loaded.encoder, train, loaded.views)[rows]
+    torch.testing.assert_close(samples.features, expected)
+    assert samples.positives is not None
+    cosine = torch.nn.functional.cosine_similarity(samples.features, samples.positives)
+    assert float(cosine.mean()) > 0.5
+    assert float(cosine.median()) < 0.99  # another view
+    assert found.loss is not None
+    assert load_training_samples(trained, 100).samples.ids == samples.ids
+
+
+def page_data(page: Path) -> dict[str, Any]:
+    text = page.read_text(encoding="utf-8")
+    block = re.search(r'<script type="application/json">(\{"count".*?)</script>', text, re.DOTALL)
+    assert block is not None
+    found: dict[str, Any] = json.loads(block[1])
+    return found
+
+
+def test_the_report_explores_the_training_split_by_each_group(trained: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    brief = ["trainer.epochs=1", "trainer.accelerator=cpu", "trainer.knn_every=0", "objective.preset=simclr"]
+    run.train(recipe.load({"data": {"source": "digits"}}, brief), other)
+    page = write_report([trained, other], tmp_path / "report.html", names=["hard", "plain"])
+    data = page_data(page)
+    assert page.stat().st_size < 5_000_000
+    assert data["count"] == 1000
+    assert [each["name"] for each in data["checkpoints"]] == ["hard", "plain"]
+    assert data["setting"]["beta"] == 1.0
+    assert "training split" in data["usable"]
+    assert max(int(each) for each in data["ids"]) < len(load_images("digits", "train"))
+
+
+def test_the_command_explores_a_run(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "explore.html"
+    code, out, err = hardneg(capsys, "explore", str(trained), "--to", str(page), "--samples", "50", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert (told["samples"], told["of"]) == (50, 1297)
+    assert any("50 are shown, drawn at random" in note for note in told["notes"])
+    assert page_data(page)["count"] == 50
+    code, out, err = hardneg(capsys, "explore", str(trained), "--labels", "x.npy", "--to", str(tmp_path / "no.html"))
+    assert (code, out) == (2, "")
+    assert "--labels is for files of embeddings" in err
+    assert not (tmp_path / "no.html").exists()
