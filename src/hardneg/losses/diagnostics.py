@@ -87,6 +87,11 @@ class Diagnostics:
         }
 
     @property
+    def temperature(self) -> float:
+        """The temperature of the call."""
+        return 1 / float(self._scale)
+
+    @property
     def number_of_anchors(self) -> int:
         """The number of anchors of the call, of both directions if there are two."""
         return sum(len(record.valid) for record in self._records)
