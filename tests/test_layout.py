@@ -73,7 +73,7 @@ LIGHTNING = {"methods", "training"}
 CROSS_CUTTING = {
     ".": {"children", "cli", "evidence", "fused_benchmark", "layout", "locale", "package", "torchrun", "translations",
           "trust", "tutorials", "unpack_data", "without_float64"},
-    "insight": {"page"},
+    "insight": {"page", "parts"},
     "losses": {"accelerator_values", "degenerate", "directions", "errors", "imports", "limits", "numbers",
                "padded_positives", "second_derivatives"},
     "losses/kernels": {"compiling", "fused", "fused_gpu", "kernels"},

@@ -2,7 +2,7 @@
 
 from hardneg.evaluation.metrics import is_number
 from hardneg.insight import svg
-from hardneg.insight.contents import Contents, Part, breakable, isolated
+from hardneg.insight.contents import Contents, Part, breakable, isolated, scrollable
 from hardneg.insight.parts.epoch_charts import from_insight, last_values
 from hardneg.insight.runs import Group
 
@@ -41,7 +41,7 @@ def alignment_uniformity(contents: Contents) -> Part | None:
     )
     body = (
         f'<ul class="legend">{legend}</ul><div class="charts"><figure class="chart"><figcaption>One mark per measured '
-        f"epoch and seed</figcaption>{chart}</figure><div>{table}</div></div>"
+        f"epoch and seed</figcaption>{chart}</figure><div>{scrollable(table, 'Alignment and uniformity')}</div></div>"
         '<p class="small">Alignment: E‖z − z⁺‖², from 0 to 4. Uniformity: log E e<sup>−2‖z − z′‖²</sup>, at most 0. Of '
         "the embeddings that the loss got in the last batch of an epoch.</p>"
     )

@@ -46,12 +46,13 @@ def _summary(found: dict[str, ClassGeometry], heading: str) -> str:
         for name, each in found.items()
     )
     target = next(iter(found.values())).target
-    return (
+    table = (
         f'<table class="narrow"><caption>Against a simplex, whose cosines are {_number(target)}</caption><thead><tr>'
         f'<th scope="col">{isolated(heading)}</th><th scope="col">spread within classes ↓</th>'
         '<th scope="col">mean distance from the simplex ↓</th><th scope="col">closest classes</th></tr></thead>'
         f"<tbody>{rows}</tbody></table>"
     )
+    return scrollable(table, "Class means against a simplex")
 
 
 def _pair(geometry: ClassGeometry) -> str:

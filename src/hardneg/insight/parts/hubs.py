@@ -1,6 +1,6 @@
 """Section "Hubs": samples that are a hard negative of many anchors."""
 
-from hardneg.insight.contents import Contents, Part, breakable, isolated, visible
+from hardneg.insight.contents import Contents, Part, breakable, isolated, scrollable, visible
 from hardneg.insight.samples import HubSample, HubSummary
 
 
@@ -29,7 +29,7 @@ def hubs(contents: Contents) -> Part | None:
     lines = "".join(f'<div class="row"><h3>{isolated(name)}</h3>{_samples(each)}</div>' for name, each in found.items())
     note = '<p class="small">Features of the encoder on the same samples as the histograms; one seed of each row.</p>'
     opened = f'<details class="anchor" open><summary>The largest hubs of each row</summary>{lines}</details>'
-    return Part("hubs", "Hubs: hard negatives of many anchors", hint, table + opened + note)
+    return Part("hubs", "Hubs: hard negatives of many anchors", hint, scrollable(table, "Hubs") + opened + note)
 
 
 def _samples(summary: HubSummary) -> str:
