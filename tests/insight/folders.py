@@ -57,6 +57,9 @@ def make_run(
                 "seconds": {"data": 0.004, "augmentation": 0.05 + 0.004 * abs(two), "network": 0.12 + 0.002 * kind},
                 "samples_per_second": round(7000 + 100 * three, 1),
             }
+            line["batches"] = {"sampling_seconds": 0.001, "false_negatives": 0.1 + 0.002 * one}
+            if epoch == 1 or epoch % 10 == 0:
+                line["insight"] = _insight(fall, kind)
             if epoch % 20 == 0:
                 line["knn"] = accuracy - 0.1 * fall + 0.004 * four
             file.write(json.dumps(line) + "\n")
@@ -71,6 +74,26 @@ def make_run(
         }
     (folder / "evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
     return folder
+
+
+def _insight(fall: float, kind: int) -> dict[str, Any]:
+    """Measurements as `EmbeddingDiagnostics` writes them."""
+    return {
+        "alignment": 0.4 + 0.5 * fall,
+        "uniformity": -3.0 + 0.1 * kind + fall,
+        "ucl": 5.0 + 0.5 * fall,
+        "h_ucl": 5.6 + 0.5 * fall,
+        "scl": 4.8 + 0.6 * fall,
+        "h_scl": 5.3 + 0.6 * fall,
+        "assumption_1": 0.97 - 0.1 * fall,
+        "assumption_1_interval": [0.9, 0.99],
+        "gradient_false": 0.2 + 0.01 * kind,
+        "gradient_largest": 0.1 + 0.02 * kind,
+        "class_spread": 0.3 + 0.1 * fall,
+        "head_spread": 0.4 + 0.1 * fall,
+        "head_deviation": 0.2 + 0.1 * fall,
+        "hub_skewness": 0.5,
+    }
 
 
 @cache

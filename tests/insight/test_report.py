@@ -13,7 +13,7 @@ from insight.folders import PRESETS, digits_samples, make_comparison, make_run
 
 from hardneg.insight import frame
 from hardneg.insight.report import write_report
-from hardneg.insight.samples import EncodedSamples, summarize
+from hardneg.insight.samples import HUBS, EncodedSamples, summarize
 
 VOID = {"meta", "link", "img", "wbr", "br", "input"}
 INLINE = {"bdi", "wbr", "strong", "em"}
@@ -77,8 +77,21 @@ def test_the_page_is_valid_and_loads_nothing(tmp_path: Path) -> None:
     page, text = write(tmp_path, make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=2))
     keys = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(keys) == len({*keys})
-    assert {"comparison", "curves", "histograms", "projection", "gallery", "time", "provenance"} <= {*keys}
-    assert len(page.all("img")) == 6 * (1 + 2 * 9)
+    assert {
+        "comparison",
+        "curves",
+        "false-negatives",
+        "alignment",
+        "losses",
+        "histograms",
+        "classes",
+        "projection",
+        "gallery",
+        "hubs",
+        "time",
+        "provenance",
+    } <= {*keys}
+    assert len(page.all("img")) == 6 * (1 + 2 * 9) + 2 * HUBS
     assert all(image["alt"] and (image["src"] or "").startswith("data:image/png;base64,") for image in page.all("img"))
     assert all(plot["aria-label"] for plot in page.all("svg") if "plot" in (plot["class"] or ""))
     assert all((link["href"] or "")[0] == "#" for link in page.all("a"))
@@ -132,12 +145,12 @@ def test_a_comparison_of_single_seeds_has_no_test(tmp_path: Path) -> None:
 def test_the_first_column_is_named_after_what_was_compared(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(t), epochs=2, overrides=[f"objective.temperature={t}"]) for t in (0.1, 0.2)]
     page, text = write(tmp_path, runs)
-    assert text.count("temperature</bdi>") == 3  # in the tables of metrics, of false negatives and of times
+    assert text.count("temperature</bdi>") == 6  # in the tables of metrics, alignment, classes, hubs, neighbors, times
     assert ">method<" not in text
     page, _ = write(tmp_path, runs, heading="<b>mine")
-    assert page.text.count("<b>mine") == 3
+    assert page.text.count("<b>mine") == 6
     page, text = write(tmp_path, runs, extra_rows={"raw pixels": {"knn": [0.5]}})
-    assert text.count("method</bdi>") == 3
+    assert text.count("method</bdi>") == 6
 
 
 def test_a_quantity_that_is_equal_in_all_rows_is_not_drawn(tmp_path: Path) -> None:
@@ -145,13 +158,13 @@ def test_a_quantity_that_is_equal_in_all_rows_is_not_drawn(tmp_path: Path) -> No
     for number, run in enumerate(runs):
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         for line in lines:
-            line["batches"] = {"false_negatives": 0.1 + 0.01 * line["epoch"], "mean_cosine": line["epoch"] + number}
+            line["batches"] = {"walk_length": 0.1 + 0.01 * line["epoch"], "mean_cosine": line["epoch"] + number}
         (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     page, _ = write(tmp_path, runs)
     assert "Cosine of batch pairs" in page.text
-    assert "pairs of a batch with the same class" not in page.text
+    assert "walk length" not in page.text
     page, _ = write(tmp_path, runs[:1])
-    assert "pairs of a batch with the same class" in page.text
+    assert "walk length" in page.text
 
 
 def test_rows_without_runs_are_shown_and_can_be_the_baseline(tmp_path: Path) -> None:
@@ -205,7 +218,7 @@ def test_a_run_without_its_data_is_compared_by_its_metrics(tmp_path: Path) -> No
     page, text = write(tmp_path, runs, load_samples=half)
     reason = "cannot be read (FileNotFoundError: encoder.safetensors is gone)"
     assert page.text.count(reason) == 2  # in the histograms and in the gallery
-    assert len(page.all("img")) == 6 * 10
+    assert len(page.all("img")) == 6 * 10 + HUBS
     assert row(text, "hcl", 0)
     page, _ = write(tmp_path, runs, load_samples=broken_samples)
     assert page.text.count(reason) == 4
@@ -235,7 +248,7 @@ def test_samples_without_labels_have_a_gallery_and_no_histogram(tmp_path: Path) 
         tmp_path, [run], load_samples=lambda folder: digits_samples()(folder)._replace(labels=None, classes=())
     )
     assert "its samples have no labels" in page.text
-    assert len(page.all("img")) == 6 * (1 + 6)
+    assert len(page.all("img")) == 6 * (1 + 6) + HUBS
     assert "their classes are unknown" in page.text
     assert "false" not in {attributes.get("class") for attributes in page.all("div")}
 

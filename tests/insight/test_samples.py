@@ -20,7 +20,7 @@ from hardneg.images import StreamedImages, modality
 from hardneg.insight import samples
 from hardneg.insight.report import write_report
 from hardneg.insight.runs import Group, read_run
-from hardneg.insight.samples import EmbeddingSummary, data_uri, load_test_samples, summarize_group
+from hardneg.insight.samples import HUBS, EmbeddingSummary, data_uri, load_test_samples, summarize_group
 from hardneg.training import recipe, run, saved_run
 
 
@@ -51,7 +51,7 @@ def test_samples_of_a_trained_run_are_encoded_with_its_encoder(tmp_path: Path) -
     expected = extract(trained.encoder.cpu(), images, prepare=saved_run.load_run(tmp_path / "run").prepare)
     torch.testing.assert_close(features, expected)
     page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<img") == 6 * (1 + 6 + 3)
+    assert page.count("<img") == 6 * (1 + 6 + 3) + HUBS
     assert "cannot be read" not in page
     assert "500 images" in page
     trained_on = json.loads((tmp_path / "run" / "environment.json").read_text())["started"][:10]
@@ -203,7 +203,7 @@ def test_a_run_on_graphs_is_shown_with_drawings_of_its_graphs(tmp_path: Path, mo
     )
     run.train(settings, tmp_path / "run")
     page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<img") == 2 * (1 + 6 + 3)
+    assert page.count("<img") == 2 * (1 + 6 + 3)  # too few for hubs
     assert "cannot be read" not in page
     # Its text speaks of graphs.
     text = re.sub(r"<(style|script)[^>]*>.*?</\1>|<details>.*?</details>|<[^>]+>", " ", page, flags=re.DOTALL)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from largest_tensor import LargestTensor
 from torch import Tensor
 
-from hardneg.samplers import cosine_histogram, false_negative_share, mean_cosine
+from hardneg.samplers import batch_statistics, cosine_histogram, false_negative_share, mean_cosine
 
 
 def cosines(embeddings: Tensor) -> list[float]:
@@ -69,6 +70,17 @@ def test_histograms_of_true_and_false_negatives_add_up() -> None:
 def test_equal_and_opposite_vectors_fall_into_the_outer_bins() -> None:
     counts, _ = cosine_histogram(torch.tensor([[0.1, 0.7], [0.1, 0.7], [-0.1, -0.7]]), 4)
     assert counts.tolist() == [2, 0, 0, 1]
+
+
+def test_no_matrix_of_all_pairs_is_made_and_tiles_do_not_change_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    embeddings = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    whole = cosine_histogram(embeddings, 13)[0].tolist()
+    monkeypatch.setattr(batch_statistics, "_ELEMENTS", 300 * 7)
+    with LargestTensor() as watched:
+        assert cosine_histogram(embeddings, 13)[0].tolist() == whole
+        assert mean_cosine(embeddings) == pytest.approx(np.mean(cosines(embeddings)))
+    assert watched.elements <= 300 * 7
+    assert sum(whole) == 300 * 299 // 2
 
 
 def test_numpy_arrays_and_lists_give_the_statistics_of_tensors() -> None:

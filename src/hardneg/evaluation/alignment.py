@@ -20,13 +20,7 @@ def alignment(z1: TensorLike, z2: TensorLike) -> float:
         >>> alignment(torch.eye(3), torch.eye(3)), alignment(torch.eye(3), -2 * torch.eye(3))
         (0.0, 4.0)
     """
-    (z1, first), (z2, second) = checked_embeddings("z1", z1), checked_embeddings("z2", z2)
-    dtype = torch.promote_types(first, second)
-    if z1.shape != z2.shape:
-        raise ValueError(f"z2 must have the shape {tuple(z1.shape)} of z1, got {tuple(z2.shape)}: pair the rows")
-    with exact_products(z1.device):
-        distance = normalized(z1.to(dtype)) - normalized(z2.to(dtype))  # (B, d)
-        return float(where_precise(distance.square().sum(dim=1)).double().mean())
+    return float(where_precise(squared_distances(z1, z2)).double().mean())
 
 
 def uniformity(z: TensorLike) -> float:
@@ -38,11 +32,27 @@ def uniformity(z: TensorLike) -> float:
         >>> uniformity(torch.ones(4, 3)), uniformity(torch.tensor([[1.0], [-1.0]]))
         (0.0, -8.0)
     """
+    return math.log(float(mean_potentials(z).mean()))
+
+
+def squared_distances(z1: TensorLike, z2: TensorLike) -> Tensor:
+    """Squared distances ‖z − z⁺‖² of normalized positive pairs, (B,); z1, z2: (B, d)."""
+    (z1, first), (z2, second) = checked_embeddings("z1", z1), checked_embeddings("z2", z2)
+    dtype = torch.promote_types(first, second)
+    if z1.shape != z2.shape:
+        raise ValueError(f"z2 must have the shape {tuple(z1.shape)} of z1, got {tuple(z2.shape)}: pair the rows")
+    with exact_products(z1.device):
+        distance = normalized(z1.to(dtype)) - normalized(z2.to(dtype))  # (B, d)
+        return distance.square().sum(dim=1)
+
+
+def mean_potentials(z: TensorLike) -> Tensor:
+    """The mean of e^{−2‖z − z'‖²} over the other samples z' for each sample z, (B,) float64; z: (B, d), B ≥ 2."""
     z, dtype = checked_embeddings("z", z)
     if len(z) < 2:
         raise ValueError(f"z must hold at least 2 samples to have pairs, got {len(z)}: pass a larger batch")
     z = where_precise(z)
-    total = torch.zeros((), dtype=torch.float64, device=z.device)
+    sums = torch.empty(len(z), dtype=torch.float64, device=z.device)
     with exact_products(z.device):
         unit = normalized(z.to(dtype))
         squares = unit.square().sum(dim=1)  # (B,): 1, or 0 for a zero vector
@@ -50,8 +60,8 @@ def uniformity(z: TensorLike) -> float:
             distances = (squares[block, None] + squares - 2 * (unit[block] @ unit.T)).clamp(min=0)  # (R, B)
             potentials = (-2 * distances.double()).exp()
             potentials.diagonal(block.start).zero_()  # not a pair: a sample with itself
-            total += potentials.sum()
-    return math.log(float(total) / (len(z) * (len(z) - 1)))
+            sums[block] = potentials.sum(dim=1)
+    return sums / (len(z) - 1)
 
 
 def checked_embeddings(name: str, given: TensorLike) -> tuple[Tensor, torch.dtype]:

@@ -78,7 +78,7 @@ def write_report(
 
 def page(contents: Contents) -> str:
     """The page as HTML."""
-    parts = [part(contents) for part in PARTS]
+    parts = [made for part in PARTS if (made := part(contents)) is not None]
     sources = dict.fromkeys(run.source for group in contents.groups for run in group.runs)
     number, groups = sum(len(group.runs) for group in contents.groups), len(contents.groups)
     rows = f" in {_counted(groups, 'row')}; the runs of a row differ only in their seed" if number > groups else ""

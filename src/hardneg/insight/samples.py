@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from hardneg.diagnostics.class_means import class_means
+from hardneg.diagnostics.hubs import hubs
 from hardneg.evaluation.features import random_ranks
 from hardneg.extras import required
 from hardneg.insight.diagnostics import (
@@ -26,6 +28,8 @@ from hardneg.modality import Modality
 from hardneg.randomness import generator
 
 ANCHORS, NEGATIVES, SAME_CLASS = 6, 6, 3  # anchors in the gallery, and their neighbors of other and of their own class
+CLASSES = 20  # whose cosines are shown one by one
+HUBS, NEAREST = 6, 10  # hubs in the report, and the number of most similar samples that make a hub
 HARDEST = 8  # most similar samples, of which the share of false negatives is given
 POINTS = 400  # samples in the 2-D projection
 _LOSSLESS = 40  # pixels: images up to this side are stored unchanged
@@ -93,6 +97,39 @@ class Projection(NamedTuple):
     classes: list[str]
 
 
+class ClassGeometry(NamedTuple):
+    """Angles between the centered means of classes, and the spread around them.
+
+    classes: names, in the order of ``cosines`` · cosines: of each pair of class means, empty if there are more than
+    `CLASSES` · target: −1/(C − 1) · spread: mean of ‖z − class mean‖² · deviation: mean of |cosine − target| · nearest:
+    the two classes with the highest cosine, and it
+    """
+
+    classes: list[str]
+    cosines: list[list[float]]
+    target: float
+    spread: float
+    deviation: float
+    nearest: tuple[str, str, float]
+
+
+class HubSample(NamedTuple):
+    """A hub. anchors: number of those that it is near to · different: of another class, None without labels."""
+
+    thumbnail: Thumbnail
+    anchors: int
+    different: int | None
+
+
+class HubSummary(NamedTuple):
+    """How often samples are among the k nearest of others; see `hardneg.insight.Hubs`. shown: the largest hubs."""
+
+    k: int
+    skewness: float
+    unused: float
+    shown: list[HubSample]
+
+
 @dataclass(frozen=True)
 class EmbeddingSummary:
     """The results of one run's embeddings that the report shows.
@@ -100,9 +137,10 @@ class EmbeddingSummary:
     seed: of the run · samples: number of samples · unit: what they are, as "images" · histograms: of
     cosines · hardest_same_share: share of same-class samples among the `HARDEST` most similar ones of each
     sample · all_same_share: the same share among all other samples · gallery: some anchors with their
-    neighbors · projection: to two dimensions
+    neighbors · projection: to two dimensions · geometry: angles between classes · hubs: samples that are hard negatives
+    of many
 
-    The histograms and both shares are None if there are no or too few labels.
+    The histograms, both shares and the geometry are None if there are no or too few labels.
     """
 
     seed: int
@@ -113,6 +151,8 @@ class EmbeddingSummary:
     all_same_share: float | None
     gallery: list[Neighbors]
     projection: Projection
+    geometry: ClassGeometry | None = None
+    hubs: HubSummary | None = None
 
 
 def load_test_samples(folder: Path, trust: bool = False) -> EncodedSamples:
@@ -179,6 +219,8 @@ def summarize(samples: EncodedSamples, seed: int = 0) -> EmbeddingSummary:
         all_share,
         _gallery(samples, labels),
         _project(features, labels, samples.classes),
+        None if labels is None else _geometry(features, labels, samples.classes),
+        _hubs(samples, labels),
     )
 
 
@@ -189,13 +231,7 @@ def _gallery(samples: EncodedSamples, labels: Tensor | None) -> list[Neighbors]:
     known = torch.full((len(samples.features),), -1) if labels is None else labels.cpu()  # (n,)
 
     def thumbnail(row: int, cosine: float) -> Thumbnail:
-        label = int(known[row])
-        name = samples.classes[label] if 0 <= label < len(samples.classes) else label
-        given, shown = None if label < 0 else str(name), samples.images[row]
-        if isinstance(shown, str):
-            short = shown if len(shown) <= _CHARACTERS else f"{shown[:_CHARACTERS]}…"
-            return Thumbnail("", given, cosine, short)
-        return Thumbnail(data_uri(shown), given, cosine)
+        return _thumbnail(samples, row, int(known[row]), cosine)
 
     gallery = []
     for anchor, rows, cosines in zip(anchors.tolist(), ranked.indices.cpu(), ranked.cosines.cpu(), strict=True):
@@ -210,6 +246,50 @@ def _gallery(samples: EncodedSamples, labels: Tensor | None) -> list[Neighbors]:
     return gallery
 
 
+def _thumbnail(samples: EncodedSamples, row: int, label: int, cosine: float = 1.0) -> Thumbnail:
+    """One sample, small. label: its class, −1 if unknown"""
+    given, shown = None if label < 0 else _class_name(samples.classes, label), samples.images[row]
+    if isinstance(shown, str):
+        short = shown if len(shown) <= _CHARACTERS else f"{shown[:_CHARACTERS]}…"
+        return Thumbnail("", given, cosine, short)
+    return Thumbnail(data_uri(shown), given, cosine)
+
+
+def _class_name(classes: Sequence[str], label: int) -> str:
+    return str(classes[label]) if label < len(classes) else str(label)
+
+
+def _geometry(features: Tensor, labels: Tensor, classes: Sequence[str]) -> ClassGeometry | None:
+    """The angles between class means; None with a single class."""
+    found = class_means(features, labels, centered=True)
+    if found.target is None or found.deviation is None:
+        return None
+    cosines = found.cosines().cpu()  # (C, C)
+    pairs = cosines.clone().fill_diagonal_(-torch.inf)
+    one, other = divmod(int(pairs.argmax()), len(pairs))
+    names = [_class_name(classes, label) for label in found.labels.tolist()]
+    nearest = names[one], names[other], float(cosines[one, other])
+    shown = cosines.tolist() if len(names) <= CLASSES else []
+    return ClassGeometry(names, shown, found.target, found.spread.value, found.deviation, nearest)
+
+
+def _hubs(samples: EncodedSamples, labels: Tensor | None) -> HubSummary | None:
+    """The samples that are most often among the nearest of others; None for few samples."""
+    if len(samples.features) <= 2 * NEAREST:
+        return None
+    found = hubs(samples.features, NEAREST, labels)
+    known = torch.full((len(samples.features),), -1) if labels is None else labels.cpu()
+    shown = [
+        HubSample(
+            _thumbnail(samples, row, int(known[row])),
+            int(found.counts[row]),
+            None if found.different is None or int(known[row]) < 0 else int(found.different[row]),
+        )
+        for row in found.order[:HUBS].tolist()
+    ]
+    return HubSummary(NEAREST, found.skewness, found.unused, shown)
+
+
 def _project(features: Tensor, labels: Tensor | None, classes: Sequence[str]) -> Projection:
     """Project some samples to the first two principal components of the normalized features."""
     rows = torch.randperm(len(features), generator=generator("cpu", len(features)))[:POINTS]
@@ -222,7 +302,7 @@ def _project(features: Tensor, labels: Tensor | None, classes: Sequence[str]) ->
     shares = [*(variances / variances.sum().clamp(min=1e-30)).tolist(), 0.0]
     numbers = [-1] * len(rows) if labels is None else labels.cpu()[rows].tolist()
     present = sorted({number for number in numbers if number >= 0})
-    names = [str(classes[number]) if number < len(classes) else str(number) for number in present]
+    names = [_class_name(classes, number) for number in present]
     styles = [present.index(number) if number >= 0 else -1 for number in numbers]
     return Projection([(x, y) for x, y in points], styles, (shares[0], shares[1]), names)
 

@@ -120,7 +120,8 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = min((power * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda step: abs(math.log(step / rough)))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    digits = max(12, 3 - math.floor(math.log10(step)))  # a tiny step must not be rounded to 0
+    return [round(number * step, digits) for number in range(first, last + 1)]
 
 
 def tick_text(value: float, step: float) -> str:

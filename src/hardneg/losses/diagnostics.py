@@ -69,9 +69,7 @@ class Diagnostics:
     @torch.no_grad()
     def compute(self) -> dict[str, float]:
         """The statistics as numbers; this synchronizes with the device."""
-        for record in self._records:
-            if record.overwritten:
-                raise RuntimeError("the negatives of the last call were overwritten: read diagnostics() before that")
+        self._check_current()
         effective, negative, positive = (
             torch.cat(column) for column in zip(*map(self._means, self._records), strict=True)
         )
@@ -87,6 +85,58 @@ class Diagnostics:
             "positive_score": _mean(positive, positives > 0),
             "negative_score": _mean(negative, support > 0),
         }
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the call."""
+        return 1 / float(self._scale)
+
+    @property
+    def number_of_anchors(self) -> int:
+        """The number of anchors of the call, of both directions if there are two."""
+        return sum(len(record.valid) for record in self._records)
+
+    def slopes(self, anchors: Tensor, normalize_weights: bool = True) -> Tensor:
+        """∂log R/∂s_ij of the chosen anchors in each of their candidates, (n, N), 0 where an anchor has no gradient.
+
+        R is E_q[e^s], the only part of an anchor's loss that its negatives enter unless weights are debiased exactly,
+        so that ∂L/∂s_ij is a multiple of it. anchors: (n,) rows of the call · normalize_weights: as in `InfoNCE`
+        """
+        self._check_current()
+        starts = [0]
+        for record in self._records:
+            if len(record.sets) != 1:
+                raise ValueError("each source has a distribution of its own: slopes are of losses with one hardening")
+            starts.append(starts[-1] + len(record.valid))
+        found = []
+        for anchor in anchors.tolist():
+            number = next(n for n, end in enumerate(starts[1:]) if anchor < end)
+            found.append(self._slope(self._records[number], anchor - starts[number], normalize_weights))
+        return torch.stack(found)
+
+    @torch.enable_grad()
+    def _slope(self, record: CallRecord, row: int, normalize_weights: bool) -> Tensor:
+        """∂log R/∂s of one anchor in its candidates, (N,)."""
+        (candidates,), (rule,) = record.sets, record.rules
+        anchor = candidates.anchors[row] * self._scale  # (d,)
+        blocks = [block if block.dim() == 2 else block[row % len(block)] for block in candidates.candidates]  # (N, d)
+        scores = torch.cat([block @ anchor.to(block.dtype) for block in blocks]).detach()  # (N,)
+        slope = torch.zeros_like(scores)
+        if bool(record.valid[row]) and not bool(record.floored[row]):
+            scores.requires_grad_()
+            rows = slice(row, row + 1)
+            sums = reference.log_sums_of_scores(scores[None], candidates.eligibility, rule, rows)
+            sums = sums if normalize_weights else sums.unnormalized()
+            (slope,) = torch.autograd.grad(sums.mean.sum(), scores)
+        if candidates.eligibility.crossed:  # both directions in one: the other half of the columns are no candidates
+            half = len(slope) // 2
+            return slope[half:] if row < half else slope[:half]
+        return slope
+
+    def _check_current(self) -> None:
+        for record in self._records:
+            if record.overwritten:
+                raise RuntimeError("the negatives of the last call were overwritten: read diagnostics() before that")
 
     def _means(self, record: CallRecord) -> tuple[Tensor, Tensor, Tensor]:
         """Effective number of negatives, mean negative score and mean positive score of each anchor, (A,) each."""

@@ -247,14 +247,18 @@ class InfoNCE(Adjustable):
 
     def diagnostics(self) -> dict[str, float]:
         """Statistics of the negatives of the last call; see `hardneg.losses.diagnostics.Diagnostics`."""
+        report = self.last_call().compute()
+        self._warn_if_floored(report["floored"], report["anchors"], stacklevel=3)
+        return report
+
+    def last_call(self) -> Diagnostics:
+        """The negatives of the last call, of which `diagnostics` and `hardneg.insight.gradient_shares` are made."""
         if self._last is None:
             raise RuntimeError(
                 "diagnostics() describes the last call outside of torch.func, and there has been none: call the loss "
                 "first"
             )
-        report = self._last().compute()
-        self._warn_if_floored(report["floored"], report["anchors"], stacklevel=3)
-        return report
+        return self._last()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -79,7 +79,7 @@ class CMC(Method):
     def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         first_memory, second_memory = self._memories()
         first, second = self.head.both(*self.encoder.both(views))  # (B, d) each
-        self.record_embeddings(index, first)
+        self.record_embeddings(index, first, second)
         self._second = second.detach()
         terms = self.label_arguments(labels, None if labels is None else self.known_labels())
         loss: Tensor = views.new_zeros(())

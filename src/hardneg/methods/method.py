@@ -109,6 +109,7 @@ class Method(L.LightningModule, ABC):
         self.labels: Tensor | None = None  # (N,)
         self.recent: MemoryBank | None = None  # the last embedding of every sample, if a batch sampler needs it
         self.noted: tuple[Tensor, Tensor] | None = None  # indices (B,) and embeddings (B, d) of the last batch
+        self.noted_positives: Tensor | None = None  # (B, d), of the last batch
 
     @classmethod
     def build(cls, plan: Plan) -> Self:
@@ -153,15 +154,17 @@ class Method(L.LightningModule, ABC):
         the training set · labels: (B,) if the objective uses them
         """
 
-    def record_embeddings(self, index: Tensor, embeddings: Tensor) -> None:
-        """Keep the embeddings (B, d) of a batch for the memory update and the metrics."""
+    def record_embeddings(self, index: Tensor, embeddings: Tensor, positives: Tensor | None = None) -> None:
+        """Keep the embeddings (B, d) of a batch for the memory update and the metrics. positives: (B, d), if it has one
+        for each"""
         self.noted = (index, embeddings.detach())
+        self.noted_positives = None if positives is None else positives.detach()
 
     def update_memory(self) -> None:
         """Update the memory from the last batch. Called after its backward pass; a second call changes nothing."""
         if self.recent is not None and self.noted is not None:
             self.recent.update(*self.noted)
-        self.noted = None
+        self.noted = self.noted_positives = None
 
     def diagnostics(self) -> dict[str, float]:
         """Diagnostics of the negatives of the last batch; called before `update_memory`."""
@@ -284,7 +287,8 @@ class Method(L.LightningModule, ABC):
             assert self.noted is not None
             return self.noted[1].shape[1]
         finally:
-            self.noted, self.clock = None, StepTimer()
+            self.noted = self.noted_positives = None
+            self.clock = StepTimer()
             for module, mode in modes:
                 module.training = mode
 

@@ -75,7 +75,7 @@ class MoCo(Method):
     def loss(self, views: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         first, second = views.chunk(2)
         queries, keys = self.head(self.encoder(first)), self.keys(second)  # (B, d) each
-        self.record_embeddings(index, queries)
+        self.record_embeddings(index, queries, keys)
         self._new_keys = keys, index, labels
         loss: Tensor = self.objective(
             queries,

@@ -61,7 +61,7 @@ class MoCoV3(Method):
         first, second = self.predictor(self.head(self.encoder(views))).chunk(2)  # (B, d) each
         with torch.no_grad():
             first_keys, second_keys = self.key_head(self.key_encoder(views)).chunk(2)
-        self.record_embeddings(index, first)
+        self.record_embeddings(index, first, second_keys)
         by_label = self.label_arguments(labels)
         loss: Tensor = self.objective(first, second_keys, **by_label) + self.objective(second, first_keys, **by_label)
         return 2 * self._temperature() * loss

@@ -81,7 +81,7 @@ class SimCSE(TextMethod):
 
     def loss(self, views: Any, index: Tensor, labels: Tensor | None) -> Tensor:
         z1, z2 = self.head(encode(self.encoder, views.repeated(2))).chunk(2)  # (B, d) each
-        self.record_embeddings(index, z1)
+        self.record_embeddings(index, z1, z2)
         arguments = self.label_arguments(labels)
         if self.samples is not None and (same := self.texts().duplicates) is not None:
             arguments["ids"] = same[index.cpu()].to(index.device)

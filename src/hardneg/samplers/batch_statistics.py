@@ -6,7 +6,9 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.checks import TensorLike, as_tensor
 from hardneg.losses.inputs import normalized
-from hardneg.matmul import where_precise
+from hardneg.matmul import row_blocks, where_precise
+
+_ELEMENTS = 1 << 20  # of a tile: 8 MiB in float64
 
 
 def false_negative_share(labels: TensorLike) -> float:
@@ -40,13 +42,16 @@ def mean_cosine(embeddings: TensorLike) -> float:
         >>> mean_cosine(torch.tensor([[1.0, 0.0], [5.0, 0.0], [0.0, 1.0]]))
         0.333...
     """
-    return float(_pairwise_cosines(as_tensor("embeddings", embeddings)).mean())
+    unit = _unit_vectors(as_tensor("embeddings", embeddings))
+    # Σ_{i≠j} ⟨u_i, u_j⟩ = ‖Σ u‖² − Σ ‖u‖²: no matrix of pairs.
+    pairs = unit.sum(dim=0).square().sum() - unit.square().sum()
+    return float(pairs) / (len(unit) * (len(unit) - 1))
 
 
 def cosine_histogram(
     embeddings: TensorLike, bins: int = 40, allowed: TensorLike | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Histogram of the cosine similarities of the pairs of a batch.
+    """Histogram of the cosine similarities of the pairs of a batch, computed in tiles.
 
     embeddings: (B, d), of any norm · bins: equal parts of [−1, 1] · allowed: (B, B) bool, symmetric, which pairs to
     count (default: all), such as ``labels[:, None] == labels`` for the false negatives · returns the counts (bins,),
@@ -58,29 +63,33 @@ def cosine_histogram(
         ([0, 0, 2, 1], [-1.0, -0.5, 0.0, 0.5, 1.0])
     """
     bins = checks.whole("bins", bins)
-    embeddings = as_tensor("embeddings", embeddings)
-    cosines = _pairwise_cosines(embeddings)
+    unit = _unit_vectors(as_tensor("embeddings", embeddings))
+    size = len(unit)
     if allowed is not None:
         allowed = as_tensor("allowed", allowed)
-        size = len(embeddings)
         if allowed.shape != (size, size) or allowed.dtype != torch.bool:
             raise ValueError(
                 f"allowed must be bool of shape {(size, size)}, got {allowed.dtype} {tuple(allowed.shape)}"
             )
-        allowed = where_precise(allowed)
-        rows, columns = torch.triu_indices(size, size, offset=1, device=allowed.device)
-        cosines = cosines[allowed[rows, columns]]
-    edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
-    bin_index = ((cosines + 1) * (bins / 2)).long().clamp(0, bins - 1).cpu()  # a rounded cosine may exceed 1
-    return bin_index.bincount(minlength=bins), edges
+        allowed = allowed.to(unit.device)
+    counts = torch.zeros(bins, dtype=torch.int64, device=unit.device)
+    columns = torch.arange(size, device=unit.device)
+    for rows in row_blocks(size, size, max(1, _ELEMENTS // size)):
+        # Pairs i < j only: the columns left of the block are of earlier pairs.
+        cosines = unit[rows] @ unit[rows.start :].T  # (R, B − start)
+        counted = columns[rows.start :] > columns[rows, None]
+        if allowed is not None:
+            counted = counted & allowed[rows, rows.start :]
+        # A rounded cosine may exceed 1.
+        bin_index = ((cosines[counted] + 1) * (bins / 2)).long().clamp(0, bins - 1)
+        counts += bin_index.bincount(minlength=bins)
+    return counts.cpu(), torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
 
 
-def _pairwise_cosines(embeddings: Tensor) -> Tensor:
-    """Cosines of all pairs i < j of a batch: (B(B − 1)/2,) float64."""
+def _unit_vectors(embeddings: Tensor) -> Tensor:
+    """The checked embeddings of a batch, normalized: (B, d) float64."""
     checks.floating("embeddings", embeddings)
     if embeddings.dim() != 2 or len(embeddings) < 2:
         raise ValueError(f"embeddings must have shape (B, d) with B ≥ 2, got {tuple(embeddings.shape)}")
     checks.require_finite("embeddings", embeddings)
-    unit = normalized(where_precise(embeddings.detach()).double())
-    rows, columns = torch.triu_indices(len(unit), len(unit), offset=1, device=unit.device)
-    return (unit @ unit.T)[rows, columns]
+    return normalized(where_precise(embeddings.detach()).double())

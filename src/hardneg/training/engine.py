@@ -26,6 +26,7 @@ from hardneg.training import loggers, run_folder
 from hardneg.training.batches import Batches
 from hardneg.training.callbacks.checkpoints import Checkpoints
 from hardneg.training.callbacks.diagnostics import Diagnostics
+from hardneg.training.callbacks.embedding_diagnostics import EmbeddingDiagnostics
 from hardneg.training.callbacks.loss_watch import DivergedError, LossWatch
 from hardneg.training.callbacks.memory_update import MemoryUpdate
 from hardneg.training.callbacks.metrics_writer import MetricsWriter
@@ -113,6 +114,7 @@ class RunCallbacks:
     metrics: MetricsWriter
     refresh: Refresh | None
     diagnostics: Diagnostics
+    embeddings: EmbeddingDiagnostics
     seeding: StepSeeding
     checkpoints: Checkpoints
 
@@ -127,7 +129,7 @@ class RunCallbacks:
         writers = [callback for callback in users if isinstance(callback, Checkpoint)]
         others = [callback for callback in users if not isinstance(callback, Checkpoint)]
         refresh = [] if self.refresh is None else [self.refresh]
-        updates = [*refresh, self.diagnostics, MemoryUpdate(), StepTiming(), self.seeding]
+        updates = [*refresh, self.diagnostics, self.embeddings, MemoryUpdate(), StepTiming(), self.seeding]
         trainer.callbacks = [  # type: ignore[attr-defined]
             ResumedLearningRate(), self.losses, self.evaluation, self.metrics, *others, *updates, *writers,
             self.checkpoints,
@@ -150,12 +152,14 @@ def create_callbacks(
     """
     evaluation = OnlineEvaluation(settings, train_set, validation, data)
     diagnostics = Diagnostics(batches, train_set, refresh)
+    embeddings = EmbeddingDiagnostics(settings, train_set)
     return RunCallbacks(
         LossWatch(),
         evaluation,
-        MetricsWriter(folder, settings.trainer.batch_size, [diagnostics, evaluation]),
+        MetricsWriter(folder, settings.trainer.batch_size, [diagnostics, evaluation, embeddings]),
         refresh,
         diagnostics,
+        embeddings,
         StepSeeding(settings.seed),
         Checkpoints(settings, folder, batches),
     )

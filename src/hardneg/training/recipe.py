@@ -62,6 +62,9 @@ class Trainer(Section):
     """Number of machines, each with ``devices`` devices, started by torchrun."""
     knn_every: CountOrZero = 10
     """Epochs between two online evaluations; 0 for none."""
+    insight_every: CountOrZero = 10
+    """Epochs between two measurements of losses and embeddings, which are also made after the first and the last; 0
+    for none."""
     save_every: CountOrZero = 0
     """Steps between two checkpoints, in addition to those at the end of each epoch; 0 for none."""
     logger: Literal["csv", "tensorboard", "wandb", "mlflow"] | None = None

@@ -22,7 +22,7 @@ from hardneg.training.recipe import Recipe
 
 # Settings that may differ when a run is resumed: they do not change what it computes.
 MAY_CHANGE = ("about", "data.source", "data.workers", "trainer.accelerator", "trainer.devices", "trainer.nodes",
-              "trainer.save_every", "trainer.logger")  # fmt: skip
+              "trainer.save_every", "trainer.insight_every", "trainer.logger")  # fmt: skip
 
 MAX_THREADS = 4096  # more than any machine has; the system could not start many more
 

@@ -1,17 +1,11 @@
 """Section "Training curves": loss, kNN accuracy and diagnostics of the loss and the batches, by epoch."""
 
-import statistics
-from collections.abc import Callable, Sequence
-from html import escape
-from typing import Any
+from collections.abc import Sequence
 
 from hardneg.evaluation.metrics import is_number
-from hardneg.insight import svg
-from hardneg.insight.contents import Contents, Part, breakable, isolated, scrollable
+from hardneg.insight.contents import Contents, Part, isolated
+from hardneg.insight.parts.epoch_charts import Read, epoch_chart, row_legend, series
 from hardneg.insight.runs import Group
-
-_MAX_POINTS = 200  # of a line: more are not visible, and make the page larger
-_TABLE_EPOCHS = 6  # in the table below a chart
 
 # Title, unit and meaning by key. Other keys are drawn under their own name.
 _QUANTITIES: dict[str, tuple[str, str, str]] = {
@@ -28,15 +22,12 @@ _QUANTITIES: dict[str, tuple[str, str, str]] = {
     "floored": ("Floored anchors", "per batch", "debiased estimate at its floor: no gradient from negatives"),
     "without_candidates": ("Anchors without negatives", "per batch", "they contribute nothing"),
     "without_positives": ("Anchors without positives", "per batch", "they contribute nothing"),
-    "false_negatives": ("False negatives", "% of pairs", "pairs of a batch with the same class"),
     "mean_cosine": ("Cosine of batch pairs", "cosine", "last batch of each epoch; higher means harder negatives"),
     "anchors": ("Anchors", "per batch", "last batch of each epoch"),
 }
 
-_FRACTIONS = ("knn", "false_negatives")  # drawn in percent
-_LEAST_SPAN = 5.0  # percentage points on an axis: less would magnify noise
-
-Read = Callable[[dict[str, Any]], object]
+_FRACTIONS = ("knn",)  # drawn in percent
+_ELSEWHERE = ("false_negatives",)  # has a section of its own
 
 
 def curves(contents: Contents) -> Part:
@@ -53,19 +44,8 @@ def curves(contents: Contents) -> Part:
     ]
     if not figures:
         return Part("curves", "Training curves", hint, '<p class="note">The runs have no metrics yet.</p>')
-    body = f'{_legend(contents.groups)}{_diverged(contents.groups)}<div class="charts">{"".join(figures)}</div>'
+    body = f'{row_legend(contents.groups)}{_diverged(contents.groups)}<div class="charts">{"".join(figures)}</div>'
     return Part("curves", "Training curves", hint, body)
-
-
-def _legend(groups: Sequence[Group]) -> str:
-    if len(groups) == 1:
-        return ""
-    entries = "".join(
-        f'<li><button type="button" aria-pressed="false" data-name="{escape(group.name)}">{svg.swatch(number)}'
-        f"{isolated(group.name)}</button></li>"
-        for number, group in enumerate(groups)
-    )
-    return f'<ul class="legend" aria-label="Rows: press one to show it alone">{entries}</ul>'
 
 
 def _quantities(groups: Sequence[Group]) -> list[tuple[str, Read]]:
@@ -78,7 +58,7 @@ def _quantities(groups: Sequence[Group]) -> list[tuple[str, Read]]:
         for source in ("objective", "batches")
         if isinstance(line.get(source), dict)
         for key in line[source]
-        if not key.endswith("_seconds")  # shown in the section on time
+        if not key.endswith("_seconds") and key not in _ELSEWHERE  # the former are in the section on time
     }
     known = list(_QUANTITIES)
     order = sorted(reported, key=lambda entry: (known.index(entry[0]) if entry[0] in known else len(known), entry))
@@ -99,7 +79,7 @@ def _quantities(groups: Sequence[Group]) -> list[tuple[str, Read]]:
 def _figure(groups: Sequence[Group], key: str, read: Read) -> str | None:
     """The chart of one quantity; None if it is constant, equal in all rows, or has one value per run."""
     title, unit, meaning = _QUANTITIES.get(key, (key.replace("_", " "), "value", "reported by the objective"))
-    lines = [_series(group, number, read, 100.0 if key in _FRACTIONS else 1.0) for number, group in enumerate(groups)]
+    lines = [series(group, number, read, 100.0 if key in _FRACTIONS else 1.0) for number, group in enumerate(groups)]
     lines = [line for line in lines if line.x]
     values = {y for line in lines for y in (*line.y, *line.low, *line.high)}
     longest = max((len(line.x) for line in lines), default=0)
@@ -109,62 +89,7 @@ def _figure(groups: Sequence[Group], key: str, read: Read) -> str | None:
     equal = len(lines) > 1 and all((line.x, line.y) == (lines[0].x, lines[0].y) for line in lines)
     if key not in ("loss", "knn") and (len(values) == 1 or equal):
         return None
-    ends = ", ".join(f"{line.name} {line.y[-1]:.4g}" for line in lines)
-    text = f"{title} ({unit}) by epoch. Last values: {ends}."
-    chart = svg.line_chart(lines, "epoch", unit, text, _LEAST_SPAN if key in _FRACTIONS else None)
-    return (
-        f'<figure class="chart" data-chart><figcaption>{isolated(title)} <span>{escape(meaning)}</span></figcaption>'
-        f"{chart}{_table(lines, title, unit)}</figure>"
-    )
-
-
-def _series(group: Group, number: int, read: Read, scale: float) -> svg.Series:
-    """Mean, minimum and maximum over seeds at each epoch."""
-    at: dict[int, list[float]] = {}
-    for run in group.runs:
-        for line in run.metrics:
-            value = read(line)
-            epoch = line.get("epoch")
-            if isinstance(value, int | float) and is_number(value) and isinstance(epoch, int) and is_number(epoch):
-                at.setdefault(epoch, []).append(scale * value)
-    epochs = _thinned(sorted(at))
-    several = any(len(at[epoch]) > 1 for epoch in epochs)
-    return svg.Series(
-        group.name,
-        number,
-        epochs,
-        [statistics.fmean(at[epoch]) for epoch in epochs],
-        [min(at[epoch]) for epoch in epochs] if several else (),
-        [max(at[epoch]) for epoch in epochs] if several else (),
-    )
-
-
-def _thinned(epochs: list[int], most: int = _MAX_POINTS) -> list[int]:
-    """At most ``most`` of the epochs, evenly spaced, with the first and the last one.
-
-    Examples:
-        >>> _thinned([1, 2, 3, 4, 5, 6, 7, 8, 9], most=3)
-        [1, 5, 9]
-    """
-    if len(epochs) <= most:
-        return epochs
-    return [epochs[round(index * (len(epochs) - 1) / (most - 1))] for index in range(most)]
-
-
-def _table(lines: Sequence[svg.Series], title: str, unit: str) -> str:
-    """The values of the chart at a few epochs."""
-    epochs = _thinned(sorted({int(x) for line in lines for x in line.x}), _TABLE_EPOCHS)
-    head = "".join(f'<th scope="col">{epoch}</th>' for epoch in epochs)
-    rows = []
-    for line in lines:
-        at = dict(zip(line.x, line.y, strict=True))
-        cells = "".join(f'<td class="number">{at[epoch]:.4g}</td>' if epoch in at else "<td>–</td>" for epoch in epochs)
-        rows.append(f'<tr><th scope="row">{breakable(line.name)}</th>{cells}</tr>')
-    table = (
-        f'<table><caption class="hidden">{isolated(title)}, {escape(unit)}, by epoch</caption>'
-        f'<thead><tr><th scope="col">epoch</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    )
-    return f"<details><summary>Table</summary>{scrollable(table, f'{title} by epoch')}</details>"
+    return epoch_chart(lines, title, unit, meaning, key in _FRACTIONS)
 
 
 def _diverged(groups: Sequence[Group]) -> str:

@@ -3,12 +3,13 @@
 import statistics
 from typing import Any
 
+from hardneg.diagnostics.step_cost import step_cost
 from hardneg.evaluation.metrics import is_number
 from hardneg.insight.contents import Contents, Part, breakable, isolated, scrollable
 from hardneg.insight.runs import Group, Run
 
 _KEY, _TITLE = "time", "Time per step"
-_PHASES = ("data", "augmentation", "network")
+_PHASES = ("data", "augmentation", "network", "encoding", "graph")
 _BETWEEN_STEPS = ("pause",)  # online evaluation is not part of a step
 
 
@@ -32,7 +33,7 @@ def step_time(contents: Contents) -> Part:
             continue
         parts = measured[group.name]
         bar = "".join(
-            f'<i class="t{number % 4}" style="width:{100 * parts.get(phase, 0) / longest:.2f}%"></i>'
+            f'<i class="t{number % 5}" style="width:{100 * parts.get(phase, 0) / longest:.2f}%"></i>'
             for number, phase in enumerate(phases)
         )
         cells = "".join(f'<td class="number">{1000 * parts.get(phase, 0):.1f}</td>' for phase in phases)
@@ -43,7 +44,7 @@ def step_time(contents: Contents) -> Part:
             f'<td class="number">{"–" if speed is None else f"{speed:,.0f}"}</td></tr>'
         )
     legend = "".join(
-        f'<li><span class="block t{number % 4}" aria-hidden="true"></span>{isolated(phase)}</li>'
+        f'<li><span class="block t{number % 5}" aria-hidden="true"></span>{isolated(phase)}</li>'
         for number, phase in enumerate(phases)
     )
     head = "".join(f'<th scope="col">{isolated(phase)}<span class="unit"> ms</span></th>' for phase in phases)
@@ -58,7 +59,40 @@ def step_time(contents: Contents) -> Part:
         '<p class="small">Mean over steps and seeds, without the first epoch of each run if there are more; '
         f"{contents.unit} per second: median over epochs. Times on different machines are not comparable.</p>"
     )
-    return Part(_KEY, _TITLE, hint, f'<ul class="legend">{legend}</ul>{scrollable(table, "Time per step")}{note}')
+    body = f'<ul class="legend">{legend}</ul>{scrollable(table, "Time per step")}{note}{_choice(contents)}'
+    return Part(_KEY, _TITLE, hint, body)
+
+
+def _choice(contents: Contents) -> str:
+    """What the choice of batches costs per step, as in table 11 of ProSampler; nothing if all batches are random."""
+    costs = {group.name: [cost for run in group.runs if (cost := step_cost(run.metrics))] for group in contents.groups}
+    if not any(cost.encoding + cost.graph > 0 for found in costs.values() for cost in found):
+        return ""
+    rows = []
+    for name, found in costs.items():
+        if not found:
+            continue
+        sampling, encoding, graph, training = (
+            1000 * statistics.fmean(getattr(cost, part) for cost in found)
+            for part in ("sampling", "encoding", "graph", "training")
+        )
+        share = 100 * (sampling + encoding + graph) / max(training, 1e-9)
+        numbers = "".join(f'<td class="number">{value:.2f}</td>' for value in (sampling, encoding, graph, training))
+        rows.append(f'<tr><th scope="row">{breakable(name)}</th>{numbers}<td class="number">{share:.1f} %</td></tr>')
+    heads = "".join(
+        f'<th scope="col">{name}<span class="unit"> ms</span></th>'
+        for name in ("sampling", "encoding", "graph", "training")
+    )
+    table = (
+        '<table class="narrow"><caption>What the choice of batches costs per step</caption><thead><tr>'
+        f'<th scope="col">{isolated(contents.heading)}</th>{heads}<th scope="col">added to training</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+    note = (
+        '<p class="small">Sampling: drawing the batch. Encoding and graph: refreshing the sampler, divided by the '
+        "number of steps. Training: views, forward and backward pass, and optimizer.</p>"
+    )
+    return scrollable(table, "Cost of the choice of batches") + note
 
 
 def _step(group: Group) -> dict[str, float]:

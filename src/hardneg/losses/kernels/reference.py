@@ -31,16 +31,21 @@ def log_sums(
     anchors: (A, d) · candidates: shared (N, d) or per anchor (B, N, d), one after the other · scale: (), 1/temperature
     """
     scores = score_matrix(anchors, candidates, scale)  # (A, N)
-    kept = support(scores.detach(), eligibility, rule, slice(0, len(scores)))  # (A, N)
+    return log_sums_of_scores(scores, eligibility, rule, slice(0, len(scores)))
+
+
+def log_sums_of_scores(scores: Tensor, eligibility: Eligibility, rule: Rule, rows: slice) -> LogSums:
+    """The log-sums of the anchors ``rows`` from their scores with all candidates, (R, N)."""
+    kept = support(scores.detach(), eligibility, rule, rows)  # (R, N)
     if rule.log_weight is None:
-        log_weight = rule.log_weights(scores)  # (A, N)
+        log_weight = rule.log_weights(scores)  # (R, N)
     else:
         # General weights get the scores of kept candidates only: elsewhere they, or their gradients, may be infinite.
         safe = scores.detach().masked_fill(~kept, -torch.inf).amax(dim=1, keepdim=True)
         log_weight = rule.log_weights(torch.where(kept, scores, safe.masked_fill(safe == -torch.inf, 0)))
         kept = kept & (log_weight != -torch.inf)  # NaN is kept: the loss becomes NaN
     if rule.draws is not None:
-        picked = draw(kept, rule.draws)  # (A, k)
+        picked = draw(kept, rule.draws[rows])  # (R, k)
         scores, log_weight = scores.gather(1, picked), log_weight.gather(1, picked)
         kept = kept.any(dim=1, keepdim=True).expand_as(picked)
     return sums(scores, log_weight, kept)

@@ -54,6 +54,7 @@ class Diagnostics(L.Callback):
         self.batches.seconds = 0.0
         if self.refresh is not None:
             found["graph_seconds"], self.refresh.seconds = round(self.refresh.seconds, 6), 0.0
+            found["encoding_seconds"], self.refresh.encoding_seconds = round(self.refresh.encoding_seconds, 6), 0.0
         if self.train_set.labels is not None:
             found["false_negatives"] = self._false_negatives() / (self.earlier["batches"] + self.batches_done)
         if module.noted is not None and len(module.noted[1]) > 1:

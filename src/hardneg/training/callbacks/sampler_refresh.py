@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg import distributed
+from hardneg.methods.step_timer import StepTimer
 from hardneg.samplers.refreshed import RefreshedBatchSampler
 
 
@@ -30,10 +31,13 @@ class Refresh(L.Callback):
     def __init__(self, sampler: RefreshedBatchSampler, embeddings: Callable[[], Tensor]) -> None:
         self.sampler, self.embeddings = sampler, embeddings
         self.seconds = 0.0  # spent on embeddings and graphs since it was last set to 0
+        self.encoding_seconds = 0.0  # of these, on embeddings
+        self._timer: StepTimer | None = None  # of the module, if it has one
         self._total_steps: float = 1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._total_steps = trainer.estimated_stepping_batches
+        self._timer = getattr(pl_module, "clock", None)
         if self.sampler.refresh_every is None and self.sampler.refreshes == 0:
             began = time.perf_counter()
             self.sampler.refresh(self._same_on_all_processes())
@@ -43,7 +47,7 @@ class Refresh(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.sampler.set_progress(min(trainer.global_step / self._total_steps, 1.0))
-        timer = getattr(pl_module, "clock", None)
+        timer = self._timer
         if timer is not None:
             timer.mark("network")
         if self.sampler.refresh_every is None:
@@ -55,7 +59,13 @@ class Refresh(L.Callback):
                 timer.mark("graph")
 
     def _same_on_all_processes(self) -> Tensor:
+        began = time.perf_counter()
         rows = self.embeddings()
+        if rows.device.type == "cuda":
+            torch.cuda.synchronize(rows.device)  # of a refresh, every so many steps
+        self.encoding_seconds += time.perf_counter() - began
+        if self._timer is not None:
+            self._timer.mark("encoding")
         if distributed.world_size() > 1:
             # Running statistics differ between processes, and a difference in one bit can change a neighbor.
             rows = rows.clone(memory_format=torch.contiguous_format)
