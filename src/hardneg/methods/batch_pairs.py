@@ -1,0 +1,44 @@
+"""Finds, for each batch, the pairs of samples that are not negatives of each other."""
+
+import torch
+from torch import Tensor
+
+from hardneg.losses.kernels.identities import expand
+
+
+class BatchPairs:
+    """Pairs of ids, by id, so that a batch costs as much as it has pairs, however long the list is.
+
+    Args:
+        pairs: (P, 2) ids ≥ 0, in any order
+
+    Examples:
+        >>> listed = BatchPairs(torch.tensor([[0, 5], [5, 9], [2, 3]]))
+        >>> listed.of(torch.tensor([9, 0, 5]), within=True)
+        tensor([[9, 5],
+                [0, 5],
+                [5, 0],
+                [5, 9]])
+    """
+
+    def __init__(self, pairs: Tensor) -> None:
+        self.count = len(pairs)
+        entries = torch.unique(torch.cat([pairs, pairs.flip(1)]), dim=0)  # (E, 2), by the first id
+        self.ids, sizes = torch.unique_consecutive(entries[:, 0], return_counts=True)  # (I,)
+        self.start, self.size = sizes.cumsum(0) - sizes, sizes  # of each id's partners
+        self.partners = entries[:, 1].contiguous()  # (E,)
+
+    def to(self, device: torch.device) -> "BatchPairs":
+        """The same pairs on another device."""
+        for name in ("ids", "start", "size", "partners"):
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def of(self, ids: Tensor, within: bool) -> Tensor:
+        """The pairs (P, 2) of the ids (B,), on whose device the list is. within: only those of two of these ids"""
+        place = torch.searchsorted(self.ids, ids).clamp(max=max(len(self.ids) - 1, 0))
+        listed = self.ids[place] == ids if len(self.ids) else torch.zeros_like(ids, dtype=torch.bool)
+        ids, place = ids[listed], place[listed]
+        number, position = expand(self.start[place], self.size[place])
+        found = torch.stack([ids[number], self.partners[position]], dim=1)
+        return found[torch.isin(found[:, 1], ids)] if within else found
