@@ -1,4 +1,4 @@
-"""Reading pairs of samples that are not negatives of each other: JSON lines or parquet with the columns ``a``, ``b``."""
+"""Reading pairs of samples that are not negatives of each other: JSON lines or parquet, columns ``a`` and ``b``."""
 
 import json
 from array import array
@@ -59,7 +59,8 @@ def read_not_negatives(path: str | Path, ids: Sequence[Any] | Tensor | None = No
             raise ValueError(f"{path}, {place}: a and b are the same id, {shown(values[0])}: a pair needs two")
         numbers.extend((a, b) if a < b else (b, a))
     pairs = torch.frombuffer(numbers, dtype=torch.int64).view(-1, 2)  # (P, 2) with repetitions
-    return torch.unique(pairs, dim=0)
+    found: Tensor = torch.unique(pairs, dim=0)
+    return found
 
 
 def read_pairs(path: Path) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -154,9 +155,7 @@ def _resolver(ids: Sequence[Any] | Tensor | None) -> Resolve:
     def row_of(value: Any) -> int:
         row = rows.get(str(checked(value)))
         if row is None:
-            raise ValueError(
-                f"{shown(value)} is not an id of the {len(ids):,} samples: compare it with their column id"
-            )
+            raise ValueError(f"{shown(value)} is not an id of the {len(ids):,} samples: see their column id")
         if row < 0:
             raise ValueError(f"the id {shown(value)} belongs to several samples: give each its own id")
         return row
@@ -187,11 +186,11 @@ def checked(value: Any) -> int | str:
 
 def whole_number(value: Any, remark: str) -> int:
     """A value as a number, also one that is written as a text. remark: of the message for other texts"""
-    value = checked(value)
-    if isinstance(value, str):
-        if not (value.isascii() and value.isdigit() and len(value) < 20):
+    number = checked(value)
+    if isinstance(number, str):
+        if not (number.isascii() and number.isdigit() and len(number) < 20):
             raise ValueError(f"{shown(value)} is not a row number: {remark}")
-        value = int(value)
-    if not 0 <= value < _LARGEST:
+        number = int(number)
+    if not 0 <= number < _LARGEST:
         raise ValueError(f"a row number must be from 0 to 2⁶³ − 1, got {shown(value)}")
-    return value
+    return number

@@ -147,8 +147,9 @@ def _decoded(found: Found, split: str, size: int | None, in_memory: int) -> Imag
     shape = survey(encoded, size, broken)
     if len(encoded) * int(np.prod(shape)) > in_memory:
         encoded = encoded.with_random_access() if isinstance(encoded, tables.ParquetImages) else encoded
-        images: ImageSet | StreamedImages = StreamedImages(encoded, shape, size, labels, classes, name, broken)
-        images.sample_ids = sample_ids
+        streamed = StreamedImages(encoded, shape, size, labels, classes, name, broken)
+        streamed.sample_ids = sample_ids
+        images: ImageSet | StreamedImages = streamed
     else:
         pixels, sound, ids = decode_all(encoded, shape, size, broken)  # (n, C, H, W), (n,), (n,)
         named = None if sample_ids is None else [sample_ids[row] for row in sound.tolist()]

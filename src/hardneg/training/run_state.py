@@ -21,8 +21,8 @@ from hardneg.training.batches import Batches
 from hardneg.training.recipe import Recipe
 
 # Settings that may differ when a run is resumed: they do not change what it computes.
-MAY_CHANGE = ("about", "data.source", "data.not_negatives", "data.workers", "trainer.accelerator", "trainer.devices", "trainer.nodes",
-              "trainer.save_every", "trainer.logger")  # fmt: skip
+MAY_CHANGE = ("about", "data.source", "data.not_negatives", "data.workers", "trainer.accelerator",
+              "trainer.devices", "trainer.nodes", "trainer.save_every", "trainer.logger")  # fmt: skip
 
 MAX_THREADS = 4096  # more than any machine has; the system could not start many more
 
@@ -73,8 +73,8 @@ def record_resume(
 ) -> None:
     """Record in the environment file of a run that it is resumed, with this process's environment.
 
-    stated: as for `start` · epochs: the new number of epochs, if one is given; also written to the recipe · finished: whether no step is left; a
-    finished run with an encoder is not changed
+    stated: as for `start` · epochs: the new number of epochs, if one is given; also written to the recipe ·
+    finished: whether no step is left; a finished run with an encoder is not changed
     """
     if finished and (folder / run_folder.ENCODER).exists():
         return
