@@ -80,7 +80,7 @@ CROSS_CUTTING = {
     "peers": {"peers"},
     "samplers": {"loaders"},
     "training": {"concurrency", "divisions", "failed_runs", "graphs", "large_batches", "lightning", "more_epochs",
-                 "notes", "parts"},
+                 "not_negatives", "notes", "parts"},
 }  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def test_a_bad_line_is_one_error_that_names_file_and_line(tmp_path: Path, mistak
     content, message = BAD_LINES[mistake]
     file = tmp_path / "pairs.jsonl"
     file.write_bytes(GOOD + content + GOOD)
-    with pytest.raises(ValueError, match="^[^\n]*$") as error:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
         hn.read_not_negatives(file)
     assert str(error.value).startswith(f"{file}, line 2")
     assert message in str(error.value)
@@ -116,15 +116,15 @@ def test_bad_parquet_files_are_one_error(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for damaged in (whole[:-10], whole[: len(whole) // 2], b"PAR1", b"", whole[:200] + b"\x00" * 900 + whole[1100:]):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match="^[^\n]*$") as error:
+        with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
             hn.read_not_negatives(file)
         assert str(file) in str(error.value)
     with pytest.raises(ValueError, match=r"has no column 'b', only \['a', 'c'\]"):
         hn.read_not_negatives(written(tmp_path, [{"a": 1, "c": 2}], ".parquet"))
     with pytest.raises(ValueError, match=r"row 2: an id must be a whole number or a text, got None"):
         hn.read_not_negatives(written(tmp_path, [{"a": 1, "b": 2}, {"a": 1, "b": None}], ".parquet"))
+    pq.write_table(pa.table({"a": pa.array([], pa.int64()), "b": pa.array([], pa.int64())}), file)
     with pytest.raises(ValueError, match="holds no pairs"):
-        pq.write_table(pa.table({"a": pa.array([], pa.int64()), "b": pa.array([], pa.int64())}), file)
         hn.read_not_negatives(file)
 
 
@@ -141,7 +141,7 @@ NAMES = st.one_of(st.integers(0, 12), st.sampled_from([*string.ascii_lowercase[:
 def test_random_files_are_read_as_a_plain_loop_reads_them(tmp_path: Path) -> None:
     reached: Counter[str] = Counter()
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())
     def check(data: st.DataObject) -> None:
         ids = data.draw(st.lists(NAMES, min_size=2, max_size=14, unique_by=str))
@@ -172,8 +172,9 @@ def test_any_bytes_are_pairs_or_one_error(tmp_path: Path, noise: bytes, place: i
     content = GOOD * 3
     file = tmp_path / "pairs.jsonl"
     file.write_bytes(content[:place] + noise + content[place:])
+    message = ""
     try:
-        assert hn.read_not_negatives(file).shape[1] == 2
+        found = hn.read_not_negatives(file)
     except ValueError as error:
-        assert str(file) in str(error)
-        assert "\n" not in str(error)
+        message = str(error)
+    assert found.shape[1] == 2 if not message else str(file) in message and "\n" not in message
