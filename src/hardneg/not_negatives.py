@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,9 +59,10 @@ def read_not_negatives(path: str | Path, ids: Sequence[Any] | Tensor | None = No
         if a == b:
             raise ValueError(f"{path}, {place}: a and b are the same id, {shown(values[0])}: a pair needs two")
         numbers.extend((a, b) if a < b else (b, a))
-    pairs = torch.frombuffer(numbers, dtype=torch.int64).view(-1, 2)  # (P, 2) with repetitions
-    found: Tensor = torch.unique(pairs, dim=0)
-    return found
+    pairs = np.frombuffer(numbers, np.int64).reshape(-1, 2)  # (P, 2) with repetitions
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    first = np.concatenate([[True], (pairs[1:] != pairs[:-1]).any(axis=1)])
+    return torch.from_numpy(pairs[first])
 
 
 def read_pairs(path: Path) -> Iterator[tuple[str, tuple[Any, Any]]]:

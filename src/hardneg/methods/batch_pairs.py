@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hardneg.losses.kernels.identities import expand
+from hardneg.losses.kernels.identities import are_in, expand
 
 
 class BatchPairs:
@@ -23,7 +23,12 @@ class BatchPairs:
 
     def __init__(self, pairs: Tensor) -> None:
         self.count = len(pairs)
-        entries = torch.unique(torch.cat([pairs, pairs.flip(1)]), dim=0)  # (E, 2), by the first id
+        entries = torch.cat([pairs, pairs.flip(1)])
+        for column in (1, 0):
+            entries = entries[entries[:, column].argsort(stable=True)]
+        new = torch.ones(len(entries), dtype=torch.bool)
+        new[1:] = (entries[1:] != entries[:-1]).any(dim=1)
+        entries = entries[new]  # (E, 2), each once, by the first id
         self.ids, sizes = torch.unique_consecutive(entries[:, 0], return_counts=True)  # (I,)
         self.start, self.size = sizes.cumsum(0) - sizes, sizes  # of each id's partners
         self.partners = entries[:, 1].contiguous()  # (E,)
@@ -36,9 +41,8 @@ class BatchPairs:
 
     def of(self, ids: Tensor, within: bool) -> Tensor:
         """The pairs (P, 2) of the ids (B,), on whose device the list is. within: only those of two of these ids"""
-        place = torch.searchsorted(self.ids, ids).clamp(max=max(len(self.ids) - 1, 0))
-        listed = self.ids[place] == ids if len(self.ids) else torch.zeros_like(ids, dtype=torch.bool)
-        ids, place = ids[listed], place[listed]
+        ids = ids[are_in(self.ids, ids)]
+        place = torch.searchsorted(self.ids, ids)
         number, position = expand(self.start[place], self.size[place])
         found = torch.stack([ids[number], self.partners[position]], dim=1)
-        return found[torch.isin(found[:, 1], ids)] if within else found
+        return found[are_in(ids.sort().values, found[:, 1])] if within else found
