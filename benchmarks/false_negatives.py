@@ -1,13 +1,15 @@
 """How much accuracy do decisions about suspected false negatives bring back?
 
-    python benchmarks/false_negatives.py [--seeds 3] [--steps 300]
+    python benchmarks/false_negatives.py [--tasks "wrong labels" "no labels" copies] [--seeds 3] [--steps 300]
 
-Data: 200 training images of scikit-learn's digits, drawn by the seed; the 500 test images are untouched. Two trainings
-treat images of one class as negatives of each other:
+Data: 200 training images of scikit-learn's digits, drawn by the seed; the 500 test images are untouched. Three trainings
+treat images that belong together as negatives of each other:
 
 - "wrong labels": 40 % of the labels are replaced by another one, drawn by the seed. The labels exclude negatives
   (``supervision="negatives"``), so two images of one class with different labels repel each other.
 - "no labels": HCL without labels, in which all images of one class repel each other.
+- "copies": HCL without labels on 100 images and a copy of each with noise; the 100 pairs of copies are the false negatives
+  that are decided, those of one class are not.
 
 Decisions: `suspected_false_negatives` ranks the pairs by features of the encoder that was trained on these data. The
 true labels decide, in place of a person, about the first n pairs: those of one class are written to a file, and
@@ -29,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,8 @@ from hardneg.randomness import generator
 
 RESULTS = Path(__file__).parents[1] / "results"
 SAMPLES, WRONG, NEAREST = 200, 0.4, 10
+NOISE = 20.0  # standard deviation of the noise of a copy, of 255
+TASKS = ("wrong labels", "no labels", "copies")
 VIEWS = simclr_views(size=8, scale=(0.5, 1.0), flip=0.0, jitter=(0.4, 0.4, 0.0, 0.0))
 BUDGETS = (100, 300, 1000)
 Features = Callable[[ImageSet], Tensor]
@@ -108,14 +113,25 @@ def closed(pairs: Tensor | None, count: int) -> Tensor | None:
     return torch.stack([first[same], second[same]], dim=1)
 
 
+def samples(task: str, whole: ImageSet, seed: int) -> tuple[ImageSet, Tensor]:
+    """The training images, and the groups (N,) whose images are no negatives of each other."""
+    order = torch.randperm(len(whole), generator=generator("cpu", seed, 1))
+    images = whole.subset(order[: SAMPLES // 2 if task == "copies" else SAMPLES])
+    assert images.labels is not None
+    if task != "copies":
+        return images, images.labels
+    noise = NOISE * torch.randn(images.images.shape, generator=generator("cpu", seed, 4))
+    copies = (images.images + noise).clamp(0, 255).round().byte()
+    both = torch.cat([images.images, copies])
+    return replace(images, images=both, labels=images.labels.repeat(2), ids=None), torch.arange(len(images)).repeat(2)
+
+
 def rows_of(task: str, seed: int, steps: int, folder: Path) -> dict[str, dict[str, float]]:
     """The table of one seed: for each row the numbers of decisions and pairs left out, and the accuracies."""
     whole, test = (load_split("digits", split, labels=True) for split in ("train", "test"))
     assert isinstance(whole, ImageSet)
     assert isinstance(test, ImageSet)
-    images = whole.subset(torch.randperm(len(whole), generator=generator("cpu", seed, 1))[:SAMPLES])
-    truth = images.labels
-    assert truth is not None
+    images, truth = samples(task, whole, seed)
     draw = generator("cpu", seed, 2)
     wrong = torch.rand(SAMPLES, generator=draw) < WRONG
     noisy = torch.where(wrong, (truth + torch.randint(1, 10, (SAMPLES,), generator=draw)) % 10, truth)
@@ -166,33 +182,35 @@ def summary(tables: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    began, results = time.process_time(), {}
-    with tempfile.TemporaryDirectory() as folder:
-        for task in ("wrong labels", "no labels"):
-            tables = [rows_of(task, seed, chosen.steps, Path(folder)) for seed in range(chosen.seeds)]
-            results[task] = {"summary": summary(tables), "seeds": tables}
-            print(f"\n{task}\n{'decisions':>26} {'pairs':>7} {'kNN':>12} {'linear':>12} {'gain':>12} {'recovered':>10}")
-            for name, row in results[task]["summary"].items():
-                shown = (f"{row[key]['mean']:.1f} ± {row[key]['std']:.1f}" for key in ("knn", "linear", "gain"))
-                cells = " ".join(f"{text:>12}" for text in shown)
-                print(f"{name:>26} {row['pairs']['mean']:7.0f} {cells} {row['recovered']!s:>10}")
+    file = RESULTS / "false_negatives.json"
+    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    record.write(
-        RESULTS / "false_negatives.json",
-        {
-            "command": f"python benchmarks/false_negatives.py --seeds {chosen.seeds} --steps {chosen.steps}",
+    for task in chosen.tasks:
+        began = time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            tables = [rows_of(task, seed, chosen.steps, Path(folder)) for seed in range(chosen.seeds)]
+        rows = summary(tables)
+        print(f"\n{task}\n{'decisions':>26} {'pairs':>7} {'kNN':>12} {'linear':>12} {'gain':>12} {'recovered':>10}")
+        for name, row in rows.items():
+            shown = (f"{row[key]['mean']:.1f} ± {row[key]['std']:.1f}" for key in ("knn", "linear", "gain"))
+            cells = " ".join(f"{text:>12}" for text in shown)
+            print(f"{name:>26} {row['pairs']['mean']:7.0f} {cells} {row['recovered']!s:>10}")
+        results[task] = {
+            "command": f"python benchmarks/false_negatives.py --tasks '{task}' --seeds {chosen.seeds} "
+            f"--steps {chosen.steps}",
             "commit": commit,
             "versions": {"hardneg": hn.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "processor": record.processor(),
             "cpu_seconds": round(time.process_time() - began),
-            "seeds": list(range(chosen.seeds)),
-            "results": results,
-        },
-    )
+            "summary": rows,
+            "seeds": tables,
+        }
+    record.write(file, results)
 
 
 if __name__ == "__main__":
