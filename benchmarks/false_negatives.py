@@ -2,14 +2,14 @@
 
     python benchmarks/false_negatives.py [--tasks "wrong labels" "no labels" copies] [--seeds 3] [--steps 300]
 
-Data: 200 training images of scikit-learn's digits, drawn by the seed; the 500 test images are untouched. Three trainings
-treat images that belong together as negatives of each other:
+Data: 200 training images of scikit-learn's digits, drawn by the seed; the 500 test images are untouched. Three
+trainings treat images that belong together as negatives of each other:
 
 - "wrong labels": 40 % of the labels are replaced by another one, drawn by the seed. The labels exclude negatives
   (``supervision="negatives"``), so two images of one class with different labels repel each other.
 - "no labels": HCL without labels, in which all images of one class repel each other.
-- "copies": HCL without labels on 100 images and a copy of each with noise; the 100 pairs of copies are the false negatives
-  that are decided, those of one class are not.
+- "copies": HCL without labels on 100 images and a copy of each with noise; the 100 pairs of copies are the false
+  negatives that are decided, those of one class are not.
 
 Decisions: `suspected_false_negatives` ranks the pairs by features of the encoder that was trained on these data. The
 true labels decide, in place of a person, about the first n pairs: those of one class are written to a file, and
