@@ -52,6 +52,9 @@ class DataSection(Section):
 
     source: str
     """A name, file or folder (see docs/own-data.md), or ``package.module:callable``, called with the split."""
+    not_negatives: str | None = None
+    """A .jsonl or .parquet file of pairs that are not negatives of each other: columns ``a`` and ``b`` with values of
+    the data's column ``id``, else row numbers in the training split."""
 
 
 class ViewsSection(Section):
@@ -143,6 +146,11 @@ class Modality(ABC):
     @abstractmethod
     def load_shown(self, data: Any, shape: tuple[int, ...], division: Division, *, given: Any = None) -> Any:
         """The set that a report shows: the test set, or the whole set if there is none."""
+
+    def sample_ids(self, samples: Any) -> Sequence[Any] | None:
+        """The values of the data's column ``id``, one per sample; None if there is none."""
+        found: Sequence[Any] | None = getattr(samples, "sample_ids", None)
+        return found
 
     @abstractmethod
     def shape(self, samples: Any) -> tuple[int, ...]:

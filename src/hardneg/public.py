@@ -39,6 +39,7 @@ from hardneg.losses.schedules import Adaptive, Constant, HardnessAnneal, Linear,
 from hardneg.losses.temperature import Learnable
 from hardneg.memory import Clusters, MemoryBank, Queue
 from hardneg.mining import Mined, mine
+from hardneg.not_negatives import read_not_negatives
 from hardneg.samplers import (
     KNNBatchSampler,
     ProximityBatchSampler,
@@ -126,6 +127,7 @@ __all__ = [
     "mine",
     "moco",
     "qwen3_embedding",
+    "read_not_negatives",
     "ring_nce",
     "scl",
     "simclr",

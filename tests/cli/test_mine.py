@@ -81,6 +81,28 @@ def test_options_are_the_rules_of_python(capsys: pytest.CaptureFixture[str], fol
     assert found == list(expected.rows("triplet"))
 
 
+def test_pairs_of_a_file_are_left_out_with_the_reason(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    usual = hn.mine(QUERIES, CORPUS, np.arange(150), num_negatives=3)
+    best = usual.indices[:20, 0].tolist()
+    Path("no.jsonl").write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in enumerate(best)))
+    options = ["--to", "mined.jsonl", "--not-negatives", "no.jsonl", "--dropped", "dropped.jsonl"]
+    code, out, err = hardneg(capsys, *command(*options, "--json"))
+    assert code == 0, err
+    expected = hn.mine(QUERIES, CORPUS, np.arange(150), num_negatives=3, not_negatives=list(enumerate(best)))
+    assert [json.loads(line) for line in Path("mined.jsonl").read_text().splitlines()] == list(expected.rows("triplet"))
+    assert json.loads(out)["dropped"]["not_negatives"] == 20
+    dropped = [json.loads(line) for line in Path("dropped.jsonl").read_text().splitlines()]
+    reasons = [(row["anchor"], row["document"]) for row in dropped if row["rule"] == "not_negatives"]
+    assert reasons == list(enumerate(best))
+
+    Path("no.jsonl").write_text('{"a": 0, "b": 400}\n')
+    before = set(folder.iterdir())
+    code, _, err = hardneg(capsys, *command("--to", "other.jsonl", "--not-negatives", "no.jsonl"))
+    assert code == 2
+    assert "no.jsonl, line 1: there is no document 400" in err
+    assert set(folder.iterdir()) == before
+
+
 def test_texts_are_embedded_and_grouped_by_query(capsys: pytest.CaptureFixture[str], folder: Path, model: str) -> None:
     with Path("pairs.jsonl").open("a") as file:
         file.write(json.dumps({"query": "a red apple", "positive": "red pear"}) + "\n")

@@ -29,7 +29,8 @@ QUERIES = CORPUS[:600] + 0.8 * DRAW.standard_normal((600, 32)).astype(np.float32
 def job(memory: int = 200_000) -> Job:
     rules = checked_rules(4, hn.BelowPositive(relative=0.95), (0, None), None, False, 0)
     given = open_vectors("queries", QUERIES), open_vectors("corpus", CORPUS)
-    return make_job(*given, np.arange(600), None, rules, memory)
+    pairs = np.stack([np.arange(600), (np.arange(600) + 1) % 3000])  # of a query and a document that are no negatives
+    return make_job(*given, np.arange(600), None, rules, memory, pairs=pairs)
 
 
 def assert_equal(one: Block, other: Block) -> None:

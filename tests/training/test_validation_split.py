@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardneg.images import ImageSet, StreamedImages, load_images
 from hardneg.training import build, recipe, run, validation_split
+from hardneg.training.recipe import Recipe
 
 RING = ["objective={preset: ring_nce, temperature: 0.2, lower: 0.5, upper: 0.9, anneal: accuracy}"]
 ADAPTIVE = [*RING, "trainer.epochs=6", "trainer.knn_every=1"]
@@ -32,6 +33,10 @@ def digits(file: Path, shuffle_test_labels: bool = False) -> str:
 
 def state(folder: Path) -> dict[str, Tensor]:
     return torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]  # type: ignore[no-any-return]
+
+
+def divided(settings: Recipe, train_set: Any) -> tuple[Any, Any]:
+    return validation_split.divide(train_set, validation_split.held_out_rows(settings, train_set))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -72,7 +77,7 @@ def test_the_validation_part_is_a_tenth_of_every_class_and_follows_the_seed() ->
     train_set = build.data(settings)
     assert isinstance(train_set, ImageSet)
     assert train_set.labels is not None
-    rest, held = validation_split.divide(settings, train_set)
+    rest, held = divided(settings, train_set)
     assert held is not None
     assert len(rest) + len(held) == len(train_set)
     shares = torch.bincount(held.labels) / torch.bincount(train_set.labels)
@@ -86,8 +91,8 @@ def test_the_validation_part_is_a_tenth_of_every_class_and_follows_the_seed() ->
     assert found == sorted(
         (int(label), image.numpy().tobytes()) for label, image in zip(train_set.labels, train_set.images, strict=True)
     )
-    again = validation_split.divide(settings, train_set)[1]
-    other = validation_split.divide(settings.model_copy(update={"seed": 1}), train_set)[1]
+    again = divided(settings, train_set)[1]
+    other = divided(settings.model_copy(update={"seed": 1}), train_set)[1]
     assert again is not None
     assert other is not None
     assert torch.equal(again.images, held.images)
@@ -105,9 +110,7 @@ def test_a_streamed_training_set_is_divided_as_one_in_memory(tmp_path: Path) -> 
     source = tmp_path / "images"
     streamed, resident = (load_images(source, "train", labels=True, in_memory=most) for most in (0, 2**30))
     assert isinstance(streamed, StreamedImages)
-    for stream, images in zip(
-        validation_split.divide(settings, streamed), validation_split.divide(settings, resident), strict=True
-    ):
+    for stream, images in zip(divided(settings, streamed), divided(settings, resident), strict=True):
         assert isinstance(stream, StreamedImages)
         assert isinstance(images, ImageSet)
         assert torch.equal(torch.stack([stream[index][1] for index in range(len(stream))]), images.images)

@@ -1,5 +1,6 @@
 """``hardneg mine``: the command over `hardneg.mine`, for files; it continues where a former one was stopped."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +57,9 @@ def mine(
     beta: Annotated[float | None, typer.Option(help="With --sample: weights e^(beta·cosine).")] = None,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
     guide: Annotated[str | None, typer.Option(help="A cross-encoder that filters false negatives.")] = None,
+    not_negatives: Annotated[
+        Path | None, typer.Option(help="Pairs that are no negatives: .jsonl or .parquet, query a and document b.")
+    ] = None,
     query_prompt: Annotated[str | None, typer.Option(help="Put before each query.")] = None,
     corpus_prompt: Annotated[str | None, typer.Option(help="Put before each document.")] = None,
     form: Annotated[str, typer.Option("--format", help="triplet, n-tuple, labeled-pair or labeled-list.")] = "triplet",
@@ -90,6 +94,7 @@ def mine(
         given = _embeddings(queries, corpus, positives)
     else:
         given = _texts(queries, corpus, positives, model, given_prompts, guide, cache)
+    given = replace(given, not_negatives=not_negatives)
     if engine == "ray":
         _join_cluster()
     mined = resumable.mine_to(to, given, rules, budget, engine)

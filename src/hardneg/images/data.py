@@ -140,17 +140,21 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _decoded(found: Found, split: str, size: int | None, in_memory: int) -> ImageSet | StreamedImages:
-    encoded, labels, classes, name = found
+    encoded, labels, classes, name, sample_ids = found
     if len(encoded) == 0:
         raise ValueError(f"{name} has no rows: check the source")
     broken = Broken(len(encoded), name.removesuffix(f"-{split}"))
     shape = survey(encoded, size, broken)
     if len(encoded) * int(np.prod(shape)) > in_memory:
         encoded = encoded.with_random_access() if isinstance(encoded, tables.ParquetImages) else encoded
-        images: ImageSet | StreamedImages = StreamedImages(encoded, shape, size, labels, classes, name, broken)
+        streamed = StreamedImages(encoded, shape, size, labels, classes, name, broken)
+        streamed.sample_ids = sample_ids
+        images: ImageSet | StreamedImages = streamed
     else:
         pixels, sound, ids = decode_all(encoded, shape, size, broken)  # (n, C, H, W), (n,), (n,)
-        images = ImageSet(pixels, None if labels is None else labels[sound], classes, name, ids)
+        named = None if sample_ids is None else [sample_ids[row] for row in sound.tolist()]
+        labels = None if labels is None else labels[sound]
+        images = ImageSet(pixels, labels, classes, name, ids, sample_ids=named)
     if len(broken):
         warnings.warn(str(broken), stacklevel=4)
     return images

@@ -39,6 +39,7 @@ class ImageSet:
         ids: (N,) int64 on the CPU, a hash of each image as it is stored, before any resizing; None if not read from a
             source.
         division: of the source, if `load_split` returned this set.
+        sample_ids: (N,) the column ``id`` of a table, by which files of pairs name an image; None for row numbers.
 
     Examples:
         >>> images = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1, -1]), ("cat", "dog"))
@@ -52,6 +53,7 @@ class ImageSet:
     name: str = "images"
     ids: Tensor | None = None
     division: Division | None = None
+    sample_ids: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         if self.images.dim() != 4 or self.images.dtype != torch.uint8 or not self.images.is_contiguous():
@@ -88,7 +90,8 @@ class ImageSet:
         checks.require_in_range("indices", rows, len(self))
         labels = None if self.labels is None else self.labels[rows]
         ids = None if self.ids is None else self.ids[rows.cpu()]
-        return replace(self, images=self.images[rows], labels=labels, ids=ids)
+        named = None if self.sample_ids is None else [self.sample_ids[row] for row in rows.tolist()]
+        return replace(self, images=self.images[rows], labels=labels, ids=ids, sample_ids=named)
 
 
 class EncodedImages(Protocol):
@@ -165,7 +168,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
     """Images that do not fit in memory: item i is (i, image) with a uint8 image (C, H, W), decoded on demand.
 
     An image that cannot be read is replaced by the next readable one, with the index of the latter: look up labels by
-    the index of an item. ``division`` is as in `ImageSet`.
+    the index of an item. ``division`` and ``sample_ids`` are as in `ImageSet`.
 
     Args:
         encoded: the image files.
@@ -206,6 +209,7 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
         self.labels, self.classes, self.name = labels, classes, name
         self.broken = Broken(len(encoded), name) if broken is None else broken
         self.division: Division | None = None
+        self.sample_ids: Sequence[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.broken.flags)
@@ -219,6 +223,8 @@ class StreamedImages(Dataset[tuple[int, Tensor]]):
         part = StreamedImages(encoded, self.shape, self.size, labels, self.classes, self.name)
         part.broken.flags |= self.broken.flags[rows]
         part.division = self.division
+        if self.sample_ids is not None:
+            part.sample_ids = [self.sample_ids[row] for row in rows.tolist()]
         return part
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:

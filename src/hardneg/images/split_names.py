@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,12 +15,13 @@ _MOST_CLASSES = 1 << 20  # maximum number of classes without names
 
 
 class Found(NamedTuple):
-    """Images as they are stored, with their labels and the name of their set."""
+    """Images as they are stored, with their labels, the name of their set, and the column ``id`` of a table."""
 
     encoded: EncodedImages
     labels: Tensor | None  # (N,) int64
     classes: tuple[str, ...]
     name: str
+    sample_ids: Sequence[Any] | None = None  # (N,)
 
 
 class UndividedWarning(UserWarning):

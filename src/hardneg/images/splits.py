@@ -190,9 +190,11 @@ def _with_channels(images: ImageSet | StreamedImages, channels: int | None) -> I
         raise ValueError(f"channels must be 1 or 3, got {channels}")
     if isinstance(images, StreamedImages):
         shape = (channels, *images.shape[1:])
-        return StreamedImages(
+        converted = StreamedImages(
             images.encoded, shape, images.size, images.labels, images.classes, images.name, images.broken
         )
+        converted.sample_ids = images.sample_ids
+        return converted
     if channels == 3:
         return replace(images, images=images.images.expand(-1, 3, -1, -1).contiguous())
     weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)  # ITU-R 601, as Pillow does it

@@ -29,6 +29,7 @@ from hardneg.images.split_names import (
 )
 
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
+ID_COLUMN = "id"
 _IMAGE_COLUMNS = ("image", "img", "images", "picture")
 
 
@@ -116,8 +117,11 @@ def from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: S
                     f"those of {files[0]} ({column!r}, {label_column!r}): write all files with the same columns"
                 )
         encoded = ParquetImages(files, column, [path if path.is_dir() else path.parent])
+        ids = None
+        if _names_samples(schema, column, label_column):
+            ids = _parquet().read_table(list(files), columns=[ID_COLUMN]).column(0).to_pylist()
         if label_column is None:
-            return Found(encoded, None, (), f"{path.stem}-{split}")
+            return Found(encoded, None, (), f"{path.stem}-{split}", ids)
 
         def column_of(some: Sequence[Path]) -> Any:
             return _parquet().read_table(list(some), columns=[label_column]).column(0)
@@ -129,7 +133,7 @@ def from_parquet(path: Path, files: Sequence[Path], split: str, of_all_splits: S
         labels = _cell_labels(column_of(files), classes, everywhere, f"column {label_column!r} of {path}")
     except required("pyarrow", "data").ArrowException as error:
         raise ValueError(f"{path} cannot be read as parquet ({error}): download or write it again") from error
-    return Found(encoded, *labels, f"{path.stem}-{split}")
+    return Found(encoded, *labels, f"{path.stem}-{split}", ids)
 
 
 def _loaded(files: Sequence[Path]) -> Any:
@@ -157,11 +161,14 @@ def from_dataset(
 
     if label_column is not None:
         labels = _cell_labels(column_of(rows), classes, everywhere, f"column {label_column!r} of {path}")
+    ids = None
+    if _names_samples(rows.features.arrow_schema, column, label_column):
+        ids = rows.select_columns([ID_COLUMN]).with_format("arrow")[:].column(0).to_pylist()
     if array_column is None:
-        return Found(DatasetImages(rows, column, roots), *labels, name)
+        return Found(DatasetImages(rows, column, roots), *labels, name, ids)
     kind = np.dtype(rows.features[column].dtype)  # numpy's default would be int64
     pixels = rows.select_columns([column]).with_format("numpy", dtype=kind)[:][column]
-    return ImageSet(channels_first(np.asarray(pixels), path), *labels, name)
+    return ImageSet(channels_first(np.asarray(pixels), path), *labels, name, sample_ids=ids)
 
 
 def _array_column(features: Any) -> str | None:
@@ -260,6 +267,14 @@ def _columns(schema: Any, path: Path, images_in: str | None = None) -> tuple[str
     label = next(iter((*fitting, *labels)), None)
     names = notes.get(label or "", {}).get("names")
     return named[0], label, tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _names_samples(schema: Any, *others: str | None) -> bool:
+    """Whether a table has a column of numbers or texts that names its rows, besides others that are used."""
+    if schema.names.count(ID_COLUMN) != 1 or ID_COLUMN in others:
+        return False
+    types, kind = required("pyarrow.types", "data"), schema.field(ID_COLUMN).type
+    return any(fits(kind) for fits in (types.is_integer, types.is_string, types.is_large_string))
 
 
 def _notes(schema: Any) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,12 @@ from torch import Tensor, nn
 
 from hardneg.images.two_views import TwoHeads, TwoViews, channels_of, split_of
 from hardneg.memory.clustered_bank import ClusteredBank
-from hardneg.methods.instance_discrimination import InstanceDiscriminationSettings, bank_loss_defaults, make_bank
+from hardneg.methods.instance_discrimination import (
+    InstanceDiscriminationSettings,
+    bank_ids,
+    bank_loss_defaults,
+    make_bank,
+)
 from hardneg.methods.method import Method, Plan
 from hardneg.modality import EncoderSection, Modality, make_encoder
 
@@ -82,6 +87,7 @@ class CMC(Method):
         self.record_embeddings(index, first, second)
         self._second = second.detach()
         terms = self.label_arguments(labels, None if labels is None else self.known_labels())
+        terms |= bank_ids(self, index, first_memory)
         loss: Tensor = views.new_zeros(())
         for z, memory in ((first, second_memory), (second, first_memory)):  # swapped
             memory.refresh(self.step)

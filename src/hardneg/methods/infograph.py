@@ -26,6 +26,7 @@ class InfoGraph(GraphMethod):
     """
 
     uses_views = False
+    takes_not_negatives = False  # it compares nodes with graphs
 
     def __init__(
         self,

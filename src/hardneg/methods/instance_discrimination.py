@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from hardneg import randomness
@@ -73,9 +74,8 @@ class InstanceDiscrimination(Method):
     def compared(self, z: Tensor, index: Tensor, labels: Tensor | None) -> Tensor:
         """The objective of embeddings (B, d) against the bank."""
         all_labels = None if labels is None else self.known_labels()
-        loss: Tensor = self.objective(
-            z, **self.memory.loss_arguments(index, self.step), **self.label_arguments(labels, all_labels)
-        )
+        more = self.label_arguments(labels, all_labels) | bank_ids(self, index, self.memory)
+        loss: Tensor = self.objective(z, **self.memory.loss_arguments(index, self.step), **more)
         return loss
 
     def update_memory(self) -> None:
@@ -93,6 +93,12 @@ def make_bank(plan: Plan, view: int = 0) -> ClusteredBank:
     steps = plan.count // plan.batch_size  # of an epoch
     close = getattr(settings, "close", "ignored")
     return ClusteredBank(bank, clusters, close, settings.cluster_after * steps, settings.cluster_every * steps, seed)
+
+
+def bank_ids(method: Method, index: Tensor, memory: ClusteredBank) -> dict[str, Tensor]:
+    """The id arguments of the objective with the rows of a bank as candidates: the id of a row is its number."""
+    found = method.id_arguments(index, memory=True)
+    return found | ({"negative_ids": torch.arange(memory.bank.size, device=index.device)} if found else {})
 
 
 def bank_loss_defaults(settings: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class LocalAggregationMethod(InstanceDiscrimination):
     """
 
     Settings = LocalAggregationSettings
+    takes_not_negatives = False  # its background is chosen by distance alone
 
     def __init__(self, *parts: Any, background: int = 4096, form: Form = "paper", **options: Any) -> None:
         super().__init__(*parts, **options)

@@ -10,10 +10,11 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from hardneg import heads, randomness
+from hardneg import distributed, heads, randomness
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.memory import MemoryBank
+from hardneg.methods.batch_pairs import BatchPairs
 from hardneg.methods.step_timer import StepTimer
 from hardneg.modality import EncoderSection, Modality, ProjectedEncoderSection, ResidentSamples, make_encoder
 from hardneg.recipe_section import Section
@@ -87,6 +88,8 @@ class Method(L.LightningModule, ABC):
     modalities: ClassVar[tuple[str, ...]] = ("images",)
     views_per_sample: ClassVar[int] = 2
     uses_views: ClassVar[bool] = True
+    takes_not_negatives: ClassVar[bool] = True
+    """Whether pairs of samples can be left out of its negatives."""
 
     def __init__(
         self,
@@ -107,6 +110,7 @@ class Method(L.LightningModule, ABC):
         self.clock = StepTimer()
         self.samples: ResidentSamples | None = None  # if the training set is held on the device
         self.labels: Tensor | None = None  # (N,)
+        self.not_negatives: BatchPairs | None = None  # pairs of `ids_of` that are not negatives of each other
         self.recent: MemoryBank | None = None  # the last embedding of every sample, if a batch sampler needs it
         self.noted: tuple[Tensor, Tensor] | None = None  # indices (B,) and embeddings (B, d) of the last batch
         self.noted_positives: Tensor | None = None  # (B, d), of the last batch
@@ -200,12 +204,37 @@ class Method(L.LightningModule, ABC):
             return {"labels": labels}
         return {"labels": labels, "negative_labels": negative_labels.to(labels.device)}
 
+    def ids_of(self, rows: Tensor) -> Tensor:
+        """The ids of these rows of the training set; rows of the same id are never negatives of each other."""
+        return rows
+
+    def leave_out(self, pairs: Tensor) -> None:
+        """Never compare these pairs (P, 2) of rows of the training set as negatives."""
+        self.not_negatives = BatchPairs(self.ids_of(pairs.flatten()).view(-1, 2))
+
+    def id_arguments(self, index: Tensor, memory: bool = False) -> dict[str, Tensor]:
+        """The id arguments of the objective, if samples of the batch are listed as not negatives of others.
+
+        index: (B,) · memory: candidates are also a queue's or a bank's, whose ids the caller passes
+
+        A batch without such pairs, which is nearly every batch of a short list, has no ids: the loss then takes its
+        short path. With several processes there are always ids, because the loss gathers them.
+        """
+        if self.not_negatives is None:
+            return {}
+        gathers = bool(self.objective.gather) and distributed.world_size() > 1
+        ids = self.ids_of(index)
+        pairs = self.not_negatives.of(ids, within=not (memory or gathers))
+        return {"ids": ids, "not_negatives": pairs} if gathers or len(pairs) else {}
+
     def on_fit_start(self) -> None:
         self.total_steps = int(self.trainer.estimated_stepping_batches)
         if self.samples is not None:
             self.samples = self.samples.to(self.device)
         if self.labels is not None:
             self.labels = self.labels.to(self.device)
+        if self.not_negatives is not None:
+            self.not_negatives = self.not_negatives.to(self.device)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if self.device.type == "cuda":  # elsewhere this would only import the compiler, which takes seconds

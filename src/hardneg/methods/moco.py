@@ -30,8 +30,8 @@ class MoCo(Method):
     """Trains an encoder so that a view finds its key among those of a queue (He et al. 2020; Chen et al. 2020).
 
     Queries come from the encoder, keys from its momentum copy, without gradient. After the step the keys are enqueued
-    with labels and instance ids; keys of the same instance are not negatives. MoCoRing uses `hardneg.ring_nce`, hard
-    MoCo `hardneg.hcl(in_batch=None)`.
+    with labels and instance ids; keys of the same instance are not negatives, nor are those of pairs given to
+    `leave_out`. MoCoRing uses `hardneg.ring_nce`, hard MoCo `hardneg.hcl(in_batch=None)`.
 
     Args:
         encoder, head, objective, and the options of `Method`
@@ -77,12 +77,13 @@ class MoCo(Method):
         queries, keys = self.head(self.encoder(first)), self.keys(second)  # (B, d) each
         self.record_embeddings(index, queries, keys)
         self._new_keys = keys, index, labels
+        own: dict[str, Tensor] = self.id_arguments(index, memory=True)
+        if own:
+            own["negative_ids"] = self.queue.ids
+        else:
+            own["negative_mask"] = ~self.queue.same_instance(index)
         loss: Tensor = self.objective(
-            queries,
-            keys,
-            negatives=self.queue.keys,
-            negative_mask=~self.queue.same_instance(index),
-            **self.label_arguments(labels, self.queue.labels),
+            queries, keys, negatives=self.queue.keys, **own, **self.label_arguments(labels, self.queue.labels)
         )
         return loss
 

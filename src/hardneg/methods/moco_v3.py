@@ -62,8 +62,8 @@ class MoCoV3(Method):
         with torch.no_grad():
             first_keys, second_keys = self.key_head(self.key_encoder(views)).chunk(2)
         self.record_embeddings(index, first, second_keys)
-        by_label = self.label_arguments(labels)
-        loss: Tensor = self.objective(first, second_keys, **by_label) + self.objective(second, first_keys, **by_label)
+        more = self.label_arguments(labels) | self.id_arguments(index)
+        loss: Tensor = self.objective(first, second_keys, **more) + self.objective(second, first_keys, **more)
         return 2 * self._temperature() * loss
 
     def update_memory(self) -> None:

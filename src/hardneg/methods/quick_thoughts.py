@@ -85,7 +85,7 @@ class QuickThoughts(TextMethod):
             raise ValueError("method=quick_thoughts uses no labels: choose an objective with supervision=none")
         anchors, context = self.encoder.first(views.anchors), self.encoder.second(views.context)  # (B, d), (U, d)
         self.record_embeddings(index, anchors)
-        own, ids = (self._ids(rows) for rows in (index, views.rows))  # (B,), (U,)
+        own, ids = (self.ids_of(rows) for rows in (index, views.rows))  # (B,), (U,)
         of_positives = ids[views.places].masked_fill(~views.present, -1)  # (B, 2)
         loss: Tensor = self.objective(
             anchors,
@@ -94,13 +94,9 @@ class QuickThoughts(TextMethod):
             negatives=context,
             ids=torch.cat([own[:, None], of_positives], dim=1),
             negative_ids=ids,
+            not_negatives=None if self.not_negatives is None else self.not_negatives.of(own, within=False),
         )
         return loss
-
-    def _ids(self, rows: Tensor) -> Tensor:
-        """The ids of these rows, which equal texts share."""
-        same = self.texts().duplicates
-        return rows if same is None else same[rows.cpu()].to(rows.device)
 
     def networks(self) -> list[nn.Module]:
         return [self.encoder.first, self.encoder.second]

@@ -14,7 +14,7 @@ class SimCLR(Method):
     def loss(self, views: Any, index: Tensor, labels: Tensor | None) -> Tensor:
         z1, z2 = self.head(self.encoder(views)).chunk(2)  # (B, d) each
         self.record_embeddings(index, z1, z2)
-        loss: Tensor = self.objective(z1, z2, **self.label_arguments(labels))
+        loss: Tensor = self.objective(z1, z2, **self.label_arguments(labels), **self.id_arguments(index))
         return loss
 
     @classmethod

@@ -32,6 +32,11 @@ class TextMethod(Method):
         """The tokens of these rows of the training set, which is tokenized in the first call."""
         return self.texts().token_batch(index, tokenizer_of(self.encoder))
 
+    def ids_of(self, rows: Tensor) -> Tensor:
+        """The ids of these rows, which equal texts share."""
+        same = None if self.samples is None else self.texts().duplicates
+        return rows if same is None else same[rows.cpu()].to(rows.device)
+
     def unpack(self, batch: Any) -> tuple[Tensor, Any, Tensor | None]:
         """Index (B,), tokens and, if the objective uses them, labels (B,) of a batch."""
         index, samples, labels = super().unpack(batch)
@@ -83,7 +88,7 @@ class SimCSE(TextMethod):
         z1, z2 = self.head(encode(self.encoder, views.repeated(2))).chunk(2)  # (B, d) each
         self.record_embeddings(index, z1, z2)
         arguments = self.label_arguments(labels)
-        if self.samples is not None and (same := self.texts().duplicates) is not None:
-            arguments["ids"] = same[index.cpu()].to(index.device)
-        loss: Tensor = self.objective(z1, z2, **arguments)
+        if self.samples is not None and self.texts().duplicates is not None:
+            arguments["ids"] = self.ids_of(index)
+        loss: Tensor = self.objective(z1, z2, **arguments | self.id_arguments(index))
         return loss

@@ -31,7 +31,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that determines the result. memory: bytes · device: of the search"""
+    """Everything that determines the result.
+
+    duplicates: documents of each query that equal a positive · not_negatives: others that the user leaves out ·
+    memory: bytes · device: of the search
+    """
 
     queries: Vectors
     corpus: Vectors
@@ -39,6 +43,7 @@ class Job:
     duplicates: Lists
     rules: Rules
     memory: int
+    not_negatives: Lists
     guide: Guide | None = None
     device: str = "cpu"
 
@@ -49,7 +54,7 @@ class Job:
 
     def blocks(self) -> list[slice]:
         """The queries of each block."""
-        excluded = self.positives.sizes + self.duplicates.sizes
+        excluded = self.positives.sizes + self.duplicates.sizes + self.not_negatives.sizes
         ranked_too = min(_MOST_HIDDEN, int(excluded.max()))
         size = budget.block_size(self.memory, self.corpus.shape[1], self.depth + ranked_too)
         return [slice(each.start, min(each.stop, len(self.queries))) for each in row_blocks(len(self.queries), 1, size)]
@@ -59,8 +64,9 @@ class Job:
         block = self.blocks()[number]
         queries = self.queries.unit(block.start, block.stop)  # (B, d)
         positives = self.positives.part(block.start, block.stop)
-        excluded = _joined(positives, self.duplicates.part(block.start, block.stop))
-        positive_scores = self._positive_scores(queries, positives)
+        left_out = self.not_negatives.part(block.start, block.stop)
+        excluded = _joined(positives, self.duplicates.part(block.start, block.stop), left_out)
+        positive_scores = self._cosines(queries, positives)
         candidates = len(self.corpus) - torch.from_numpy(excluded.sizes)
         allowed = None
         if self.guide is not None:
@@ -70,15 +76,17 @@ class Job:
                 return guide.scores(rows + block.start, documents) <= bounds[rows]
 
         selection = Selection(self.rules, block.start, lowest(positives, positive_scores), candidates, allowed)
+        rows, documents = torch.from_numpy(left_out.queries()), torch.from_numpy(left_out.items)
+        selection.leave_out(rows, documents, self._cosines(queries, left_out))
         self._select(selection, queries, excluded)
         dropped = Dropped.joined(selection.dropped)
         return Block(selection.indices, selection.scores, positive_scores, selection.counts, dropped)
 
-    def _positive_scores(self, queries: Tensor, positives: Lists) -> Tensor:
-        """Cosines (P,) of each query with its positives."""
-        rows, found = torch.from_numpy(positives.queries()), torch.empty(len(positives.items))
+    def _cosines(self, queries: Tensor, lists: Lists) -> Tensor:
+        """Cosines (P,) of each query with the documents of its list."""
+        rows, found = torch.from_numpy(lists.queries()), torch.empty(len(lists.items))
         for part in row_blocks(len(rows), self.corpus.shape[1], budget.tile_size(self.memory, self.corpus.shape[1])):
-            found[part] = (queries[rows[part]] * self.corpus.take_unit(positives.items[part])).sum(dim=1)
+            found[part] = (queries[rows[part]] * self.corpus.take_unit(lists.items[part])).sum(dim=1)
         return found
 
     def _select(self, selection: Selection, queries: Tensor, excluded: Lists) -> None:
@@ -120,9 +128,9 @@ class Job:
         return seen
 
 
-def _joined(one: Lists, other: Lists) -> Lists:
-    queries, items = np.concatenate([one.queries(), other.queries()]), np.concatenate([one.items, other.items])
-    return Lists.of(queries, items, len(one))
+def _joined(*parts: Lists) -> Lists:
+    queries = np.concatenate([part.queries() for part in parts])
+    return Lists.of(queries, np.concatenate([part.items for part in parts]), len(parts[0]))
 
 
 def _are_in(known: Tensor, asked: Tensor) -> Tensor:

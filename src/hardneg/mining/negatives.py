@@ -14,7 +14,8 @@ from hardneg.mining.embedding import checked_prompts, embed
 from hardneg.mining.engines import ENGINES, run_blocks
 from hardneg.mining.guide import checked_guide
 from hardneg.mining.memory import checked_memory, tile_size
-from hardneg.mining.positives import checked_positives, duplicates
+from hardneg.mining.not_negatives import NONE, checked_pairs, left_out
+from hardneg.mining.positives import Ints, checked_positives, duplicates
 from hardneg.mining.result import Mined
 from hardneg.mining.rules import DUPLICATE, Rules, checked_rules
 from hardneg.mining.selection import Dropped
@@ -37,6 +38,7 @@ def mine(
     model: Any = None,
     prompts: dict[str, str] | None = None,
     guide: Any = None,
+    not_negatives: Any = None,
     cache: str | Path | None = None,
     sample: bool = False,
     seed: int = 0,
@@ -52,12 +54,16 @@ def mine(
         num_negatives: k, per query.
         hardening: rules on the cosine with t = 1: `BelowPositive` (compared with the lowest positive), `Threshold`,
             `Ring`, with ``sample`` also a tilt; a tuple applies all of them.
-        rank_range: ranks to choose from; rank 0 is the best document that is neither positive nor duplicate of one.
+        rank_range: ranks to choose from; rank 0 is the best document that is neither positive, nor duplicate of
+            one, nor in ``not_negatives``.
         max_score: highest cosine of a negative.
         model: for texts, a SentenceTransformer, or a function of a list of texts that returns embeddings.
         prompts: put before each text, by "queries" and "corpus".
         guide: drops candidates that it scores above the lowest positive: a cross-encoder or function of pairs of
             texts, or the embeddings (queries, corpus) of another model.
+        not_negatives: pairs (query, document) that are known to be no negatives: (P, 2) row numbers, a list of pairs of
+            row numbers or texts, or a file as for `read_not_negatives` with the query in ``a`` and the document in
+            ``b``. If queries and corpus are the same, the order does not matter.
         cache: folder for embeddings of texts, found again by text, prompt and the model's weights.
         sample: draw from the candidates that the rules keep, by the weights of the tilt, instead of taking the best.
         seed: of the draw.
@@ -76,8 +82,9 @@ def mine(
     rules = checked_rules(num_negatives, hardening, rank_range, max_score, sample, seed)
     budget = checked_memory(memory)
     checks.choice("engine", engine, ENGINES)
+    pairs = checked_pairs(not_negatives, queries, corpus)  # before texts are embedded
     query_vectors, corpus_vectors, texts = _vectors(queries, corpus, positives, rules, model, prompts, cache)
-    job = make_job(query_vectors, corpus_vectors, positives, texts, rules, budget, guide)
+    job = make_job(query_vectors, corpus_vectors, positives, texts, rules, budget, guide, pairs)
     return finish(job, run_blocks(job, engine), texts)
 
 
@@ -89,8 +96,9 @@ def make_job(
     rules: Rules,
     memory: int,
     guide: Any = None,
+    pairs: Ints = NONE,
 ) -> Job:
-    """Check the inputs together, and find the duplicates of positives."""
+    """Check the inputs together, and find the duplicates of positives. pairs: (2, P) that are no negatives"""
     if queries.shape[1] != corpus.shape[1]:
         raise ValueError(
             f"queries have d = {queries.shape[1]}, but the corpus {corpus.shape[1]}: take both from one encoder"
@@ -107,9 +115,10 @@ def make_job(
             "leave it out, or use hardening=hn.Uniform()"
         )
     same = duplicates(lists, corpus, tile_size(memory, corpus.shape[1]), where)
-    _check_number(rules, len(corpus) - int((lists.sizes + same.sizes).min()))
+    others = left_out(pairs, lists, same, len(corpus))
+    _check_number(rules, len(corpus) - int((lists.sizes + same.sizes + others.sizes).min()))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Job(queries, corpus, lists, same, rules, memory, filter_guide, device)
+    return Job(queries, corpus, lists, same, rules, memory, others, filter_guide, device)
 
 
 def finish(job: Job, blocks: Sequence[Block], texts: Texts | None) -> Mined:

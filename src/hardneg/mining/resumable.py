@@ -14,6 +14,7 @@ from hardneg.mining.embedding import embed
 from hardneg.mining.engines import run_blocks
 from hardneg.mining.files import replaced
 from hardneg.mining.negatives import check_texts, finish, make_job
+from hardneg.mining.not_negatives import checked_pairs
 from hardneg.mining.result import Mined
 from hardneg.mining.rules import Rules
 from hardneg.mining.vectors import NpyFile, ParquetFile, Shards, Vectors, open_vectors
@@ -32,6 +33,7 @@ class Input:
     prompts: dict[str, str] | None = None
     guide: Any = None
     cache: Path | None = None
+    not_negatives: Path | None = None
 
 
 def work_folder(target: Path) -> Path:
@@ -49,11 +51,12 @@ def mine_to(target: Path, given: Input, rules: Rules, memory: int, engine: str) 
         raise ValueError(f"{folder} is a link, and nothing is written elsewhere: remove it")
     if given.model is not None:
         check_texts((given.queries, given.corpus), given.positives, rules)
+    pairs = checked_pairs(given.not_negatives, given.queries, given.corpus)
     existed = folder.exists()
     folder.mkdir(exist_ok=True)
     try:
         vectors, texts = _embedded(given, given.cache or folder / "embeddings")
-        job = make_job(*vectors, given.positives, texts, rules, memory, given.guide)
+        job = make_job(*vectors, given.positives, texts, rules, memory, given.guide, pairs)
         _keep_or_clear(folder, _settings(job))
         blocks = run_blocks(job, engine, folder)
     except BaseException:
@@ -79,14 +82,17 @@ def _embedded(given: Input, cache: Path) -> tuple[tuple[Vectors, Vectors], tuple
 
 def _settings(job: Job) -> dict[str, Any]:
     """What finished blocks depend on."""
-    positives = hashlib.blake2b(job.positives.offsets.tobytes() + job.positives.items.tobytes()).hexdigest()
+    lists = {"positives": job.positives, "not_negatives": job.not_negatives}
+    hashes = {
+        name: hashlib.blake2b(some.offsets.tobytes() + some.items.tobytes()).hexdigest() for name, some in lists.items()
+    }
     return {
         "hardneg": hardneg.__version__,
         "rules": repr(job.rules),
         "guide": job.guide is not None,
         "memory": job.memory,
         "device": job.device,
-        "positives": positives,
+        **hashes,
         "queries": _identity(job.queries),
         "corpus": _identity(job.corpus),
     }

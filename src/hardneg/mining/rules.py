@@ -11,6 +11,7 @@ from hardneg.losses.hardening import Hardening
 from hardneg.losses.kernels.interface import Bound, Rule
 
 RANK_RANGE, MAX_SCORE, GUIDE, DUPLICATE = "rank_range", "max_score", "guide", "duplicate"
+NOT_NEGATIVES = "not_negatives"
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class Rules:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the rules in the order in which they are applied: ranks, upper limits, lower limits, weights."""
+        """Names of the rules in the order in which they are applied: pairs, ranks, upper and lower limits, weights."""
         used = [RANK_RANGE, *(name_of(part) for part in self.hardening if part.percentiles() is not None)]
         used += [name for name, _ in self._uppers(torch.zeros(1))]
         used += [name for name, _ in self._lowers(torch.zeros(1))]
         used += [name_of(part) for part in self.hardening if part.has_general_weights]
-        return tuple(dict.fromkeys([*used, GUIDE]))
+        return tuple(dict.fromkeys([NOT_NEGATIVES, *used, GUIDE]))
 
     @property
     def needs_positive(self) -> bool:

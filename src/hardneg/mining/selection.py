@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hardneg import randomness
-from hardneg.mining.rules import GUIDE, RANK_RANGE, Rules, log_weights, name_of
+from hardneg.mining.rules import GUIDE, NOT_NEGATIVES, RANK_RANGE, Rules, log_weights, name_of
 
 MOST_LISTED = 100  # dropped candidates that are listed for a query; all of them are counted
 Allowed = Callable[[Tensor, Tensor], Tensor]  # queries of the block and documents (P,) each → bool (P,)
@@ -24,16 +24,18 @@ class Dropped:
 
     @staticmethod
     def joined(parts: list["Dropped"]) -> "Dropped":
-        """All of them, in the order of the queries and, for one query, of the parts."""
+        """All of them, in the order of the queries; up to MOST_LISTED of each, the highest scores first."""
         if not parts:
             none = torch.empty(0, dtype=torch.int64)
             return Dropped(none, none, torch.empty(0), none.to(torch.uint8))
-        query = torch.cat([part.query for part in parts])
-        order = query.argsort(stable=True)
-        document, score, rule = (
-            torch.cat([getattr(part, name) for part in parts])[order] for name in ("document", "score", "rule")
+        query, document, score, rule = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("query", "document", "score", "rule")
         )
-        return Dropped(query[order], document, score, rule)
+        order = score.argsort(descending=True, stable=True)
+        order = order[query[order].argsort(stable=True)]
+        ordered = query[order].contiguous()
+        order = order[torch.arange(len(ordered)) - torch.searchsorted(ordered, ordered) < MOST_LISTED]
+        return Dropped(query[order], document[order], score[order], rule[order])
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Selection:
     """State of the queries of one block.
 
     rules: as given · first: number of the block's first query · lowest_positive: (B,) · candidates: (B,) documents that
-    are neither positives nor duplicates · allowed: the guide's filter
+    are neither positives, nor duplicates, nor left out by the user · allowed: the guide's filter
     """
 
     rules: Rules
@@ -67,6 +69,13 @@ class Selection:
     def open_rows(self) -> Tensor:
         """The queries (R,) that have too few negatives and candidates left."""
         return ((self.kept < self.rules.num_negatives) & (self.rank < self.end)).nonzero()[:, 0]
+
+    def leave_out(self, rows: Tensor, documents: Tensor, scores: Tensor) -> None:
+        """Count and list documents (P,) of queries (P,) that are no candidates because the user says so."""
+        number = self.names.index(NOT_NEGATIVES)
+        self.counts[number] += len(rows)
+        rule = torch.full((len(rows),), number, dtype=torch.uint8)
+        self.dropped.append(Dropped(rows + self.first, documents, scores, rule))
 
     def skip(self, rows: Tensor, above: Tensor) -> None:
         """Count the next candidates of some queries as dropped by the limits. above: (R, U) number above each limit"""

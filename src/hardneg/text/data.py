@@ -149,8 +149,9 @@ def _from_columns(columns: Mapping[str, Sequence[Any]], name: str, column: str |
         raise _without_texts(name)
     text, *label = files.text_and_label([*columns], name, column)
     texts, cells = columns[text], columns[label[0]] if label else None
+    ids = columns.get(files.ID_COLUMN) if text != files.ID_COLUMN else None
     if isinstance(texts, files.StreamedTexts):
-        return TextSet(texts, *_labels(cells, name), name)
+        return TextSet(texts, *_labels(cells, name), name, sample_ids=ids)
     for row, each in enumerate(texts):
         if each is not None and not isinstance(each, str):
             raise ValueError(
@@ -161,7 +162,9 @@ def _from_columns(columns: Mapping[str, Sequence[Any]], name: str, column: str |
         raise _without_texts(name)
     if len(kept) < len(texts):
         warnings.warn(f"left out {len(texts) - len(kept)} empty texts of {name}", stacklevel=4)
-    return TextSet([texts[row] for row in kept], *_labels(cells and [cells[row] for row in kept], name), name)
+    labels = _labels(cells and [cells[row] for row in kept], name)
+    ids = None if ids is None else [ids[row] for row in kept]
+    return TextSet([texts[row] for row in kept], *labels, name, sample_ids=ids)
 
 
 def _labels(cells: Sequence[Any] | None, name: str) -> tuple[Tensor | None, tuple[str, ...]]:

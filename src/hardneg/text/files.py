@@ -31,7 +31,7 @@ class StreamedTexts(Sequence[str]):
         ['b', 'c']
     """
 
-    def __init__(self, size: int, read: Callable[[int], str]) -> None:
+    def __init__(self, size: int, read: Callable[[int], Any]) -> None:
         self.size, self.read = size, read
 
     def __len__(self) -> int:
@@ -102,8 +102,8 @@ def read_lines(path: Path, encoding: str) -> tuple[Sequence[str], Tensor]:
     return texts, torch.tensor(starts if starts[-1] < len(texts) else starts[:-1])
 
 
-def _mapped_lines(path: Path, encoding: str, read: Callable[[str, int], str]) -> tuple[StreamedTexts, Tensor]:
-    """The lines of a file that stays on disk: 16 bytes of memory per line. read: the text of a line, and its number."""
+def _mapped_lines(path: Path, encoding: str, read: Callable[[str, int], Any]) -> tuple[StreamedTexts, Tensor]:
+    """The lines of a file that stays on disk: 16 bytes of memory per line. read: of a line and its number."""
     checks.regular_file(path)
     places: list[np.ndarray[Any, Any]] = []
     found: list[tuple[int, int, int]] = []
@@ -123,7 +123,7 @@ def _mapped_lines(path: Path, encoding: str, read: Callable[[str, int], str]) ->
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     spans = np.concatenate(places)  # (N, 3)
 
-    def text(row: int) -> str:
+    def text(row: int) -> Any:
         begin, end, number = spans[row].tolist()
         return read(decoded_line(content[begin:end], path, number, encoding).strip(), number)
 
@@ -136,8 +136,11 @@ def read_json_lines(path: Path, encoding: str, column: str | None) -> Mapping[st
         with path.open("rb") as file:
             first = _json_object(decoded_line(file.readline(), path, 1, encoding), path, 1)
         name = text_column([*first], column, path)
-        texts, _ = _mapped_lines(path, encoding, lambda text, number: str(_json_object(text, path, number).get(name)))
-        return {name: texts}
+        rows, _ = _mapped_lines(path, encoding, lambda text, number: _json_object(text, path, number))
+        found = {name: StreamedTexts(len(rows), lambda row: str(rows.read(row).get(name)))}
+        if ID_COLUMN in first and name != ID_COLUMN:
+            found[ID_COLUMN] = StreamedTexts(len(rows), lambda row: rows.read(row).get(ID_COLUMN))
+        return found
     return json_columns(path, encoding)
 
 
@@ -192,7 +195,7 @@ def read_parquet(path: Path, files: Sequence[Path], column: str | None) -> Mappi
         load = required("datasets", "data").load_dataset
         return dataset_columns(load("parquet", data_files=[*map(str, files)], split="train"), path, column)
     try:
-        names = text_and_label(parquet.read_schema(files[0]).names, path, column)
+        names = used_columns(parquet.read_schema(files[0]).names, path, column)
         table = parquet.read_table([checks.regular_file(file) for file in files], columns=names)
     except required("pyarrow", "data").ArrowException as error:
         raise ValueError(f"{path} cannot be read as parquet ({error}): download or write it again") from error
@@ -200,8 +203,8 @@ def read_parquet(path: Path, files: Sequence[Path], column: str | None) -> Mappi
 
 
 def dataset_columns(rows: Any, path: Path | str, column: str | None) -> Mapping[str, Sequence[Any]]:
-    """The text and label columns of a ``datasets.Dataset``."""
-    names = text_and_label(rows.column_names, path, column)
+    """The columns of texts, labels and ids of a ``datasets.Dataset``."""
+    names = used_columns(rows.column_names, path, column)
     found: dict[str, Sequence[Any]] = {
         name: rows.select_columns([name]).with_format(None)[:][name] for name in names[1:]
     }
@@ -217,6 +220,7 @@ def dataset_columns(rows: Any, path: Path | str, column: str | None) -> Mapping[
 
 TEXT_COLUMNS = ("text", "sentence", "texts", "sentences", "content", "document")
 LABEL_COLUMNS = ("label", "labels", "class", "target")
+ID_COLUMN = "id"
 
 
 def text_column(names: Sequence[str], column: str | None, path: Path | str) -> str:
@@ -235,3 +239,9 @@ def text_and_label(names: Sequence[str], path: Path | str, column: str | None) -
     """The column of texts, and that of labels if there is one."""
     text = text_column(names, column, path)
     return [text, *[name for name in LABEL_COLUMNS if name in names and name != text][:1]]
+
+
+def used_columns(names: Sequence[str], path: Path | str, column: str | None) -> list[str]:
+    """The columns of texts, of labels and of ids, as far as they exist; the texts first."""
+    found = text_and_label(names, path, column)
+    return found + [ID_COLUMN] * (ID_COLUMN in names and ID_COLUMN not in found)

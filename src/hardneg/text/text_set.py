@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class TextSet:
         name: of the set, in messages.
         starts: (D,) the first row of each document, ascending from 0; None if the set is one document.
         max_length: tokens of a text that are used; None for as many as the encoder takes.
+        sample_ids: (N,) the column ``id`` of a table, by which files of pairs name a text; None for row numbers.
 
     Examples:
         >>> texts = TextSet(["One.", "Two.", "Three."], starts=torch.tensor([0, 2]))
@@ -40,6 +42,7 @@ class TextSet:
     name: str = "texts"
     starts: Tensor | None = None
     max_length: int | None = None
+    sample_ids: Sequence[Any] | None = None
     _tokens: dict[int, tuple[Tokenizer, TokenSet]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +96,9 @@ class TextSet:
         checks.require_in_range("indices", rows, len(self))
         texts = [self.texts[row] for row in rows.tolist()]
         labels = None if self.labels is None else self.labels[rows]
-        return replace(self, texts=texts, labels=labels, starts=torch.arange(len(rows)), _tokens={})
+        ids = None if self.sample_ids is None else [self.sample_ids[row] for row in rows.tolist()]
+        starts = torch.arange(len(rows))
+        return replace(self, texts=texts, labels=labels, starts=starts, sample_ids=ids, _tokens={})
 
     def to(self, device: torch.device | str) -> "TextSet":
         """The same set: its tokens are copied to the device of the encoder."""

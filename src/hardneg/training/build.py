@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hardneg import methods, randomness
+from hardneg.division import fingerprint
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.inputs import normalized
 from hardneg.losses.jsd import JSD
 from hardneg.memory import MemoryBank
 from hardneg.methods.method import Method, Plan
 from hardneg.modality import GIVEN
+from hardneg.not_negatives import read_not_negatives
+from hardneg.recipe_section import naming
 from hardneg.samplers.refreshed import RefreshedBatchSampler
 from hardneg.training import optimizers, run_folder
 from hardneg.training.batches import Batches
@@ -57,6 +60,9 @@ NOTHING = Given()
 def resolved(settings: Recipe) -> Recipe:
     """The recipe with the precision of this machine, and absolute paths, so that a run finds its files everywhere."""
     settings = with_precision(settings).with_source(settings.kind.resolve(settings.data.source))
+    if settings.data.not_negatives is not None:
+        file = str(Path(settings.data.not_negatives).expanduser().absolute())
+        settings = settings.model_copy(update={"data": settings.data.model_copy(update={"not_negatives": file})})
     name = settings.kind.resolve_encoder(settings.encoder.name)
     return settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"name": name})})
 
@@ -96,6 +102,21 @@ def data(settings: Recipe, given: Given = NOTHING) -> Any:
     """The training set."""
     labels = settings.make_loss().supervision != "none"
     return settings.kind.load(settings.data, labels=labels, given=given.data)
+
+
+def not_negatives(settings: Recipe, whole: Any) -> Tensor | None:
+    """The pairs (P, 2) of rows of the training set that the file ``data.not_negatives`` lists; None without one."""
+    file = settings.data.not_negatives
+    if file is None:
+        return None
+    ids = settings.kind.sample_ids(whole)
+    with naming("data", ["not_negatives"]):
+        return read_not_negatives(file, range(len(whole)) if ids is None else ids)
+
+
+def stated_pairs(pairs: Tensor | None) -> dict[str, Any]:
+    """The record of the pairs for the run folder, empty without any: another file with the same pairs is the same."""
+    return {} if pairs is None else {"not_negatives": {"pairs": len(pairs), "fingerprint": fingerprint(pairs)}}
 
 
 def method(settings: Recipe, train_set: Any, processes: int = 1, given: Given = NOTHING) -> Method:

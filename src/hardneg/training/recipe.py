@@ -212,10 +212,22 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
     except ValidationError as error:
         raise ValueError(explained(error, tree, (method, kind), models())) from error
     recipe.make_loss()  # a bad loss is an error now
+    if recipe.data.not_negatives is not None and not methods.get(method).takes_not_negatives:
+        fitting = [name for name in methods.METHODS if _leaves_out(name, kind)]
+        raise ValueError(
+            f"data.not_negatives has no meaning for method={method}, which does not compare samples one by one: leave "
+            f"it out, or use method={' or '.join(fitting)}"
+        )
     for metric in recipe.evaluation.metrics or ():
         if not callables.is_name(metric):
             get_metric(metric)  # an unknown name is an error now
     return recipe
+
+
+def _leaves_out(method: str, kind: str) -> bool:
+    """Whether a method trains on this kind of data and can leave pairs out of its negatives."""
+    owner = methods.get(method)
+    return kind in owner.modalities and owner.takes_not_negatives
 
 
 def _check_keys(tree: Any, where: str) -> None:

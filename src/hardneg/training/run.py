@@ -91,13 +91,17 @@ def train(
     division = whole.division or Division()
     if resume:
         check_division(settings, folder, division)
-    train_set, held_out = validation_split.divide(settings, whole)
+    pairs = build.not_negatives(settings, whole)
+    taken = validation_split.held_out_rows(settings, whole)
+    train_set, held_out = validation_split.divide(whole, taken)
     settings = settings.with_batch_size(build.auto_batch_size(len(train_set), trainer.world_size))
     shape = settings.kind.shape(train_set)
     try:
         module = build.method(settings, train_set, trainer.world_size, given)
     except (RuntimeError, MemoryError, OverflowError) as error:
         raise ValueError(f"the networks and the memory of this recipe cannot be created: {error}") from error
+    if pairs is not None:
+        module.leave_out(validation_split.of_rest(pairs, taken))
     engine.check_method(settings, module, trainer.strategy.root_device)
     chosen = sampler(settings, len(train_set), trainer.global_rank, trainer.world_size)
     batches = Batches(chosen)
@@ -116,7 +120,7 @@ def train(
     loader = build.loader(batches, train_set, settings)
     if loader is batches:  # the workers of any other loader need indices on the CPU
         batches.device = trainer.strategy.root_device
-    stated = validation_split.stated(settings, train_set, held_out)
+    stated = validation_split.stated(settings, train_set, held_out) | build.stated_pairs(pairs)
     if resume:
         run_state.check_recorded(folder, stated)
         point = run_state.resume_point(folder, settings, module, callbacks_of_run.stateful, batches, epochs)

@@ -21,8 +21,8 @@ from hardneg.training.batches import Batches
 from hardneg.training.recipe import Recipe
 
 # Settings that may differ when a run is resumed: they do not change what it computes.
-MAY_CHANGE = ("about", "data.source", "data.workers", "trainer.accelerator", "trainer.devices", "trainer.nodes",
-              "trainer.save_every", "trainer.insight_every", "trainer.logger")  # fmt: skip
+MAY_CHANGE = ("about", "data.source", "data.not_negatives", "data.workers", "trainer.accelerator", "trainer.devices",
+              "trainer.nodes", "trainer.save_every", "trainer.insight_every", "trainer.logger")  # fmt: skip
 
 MAX_THREADS = 4096  # more than any machine has; the system could not start many more
 
@@ -44,12 +44,18 @@ def start(
     folder: Path,
     processes: int,
     division: Division,
-    validation: dict[str, int] | None,
+    stated: dict[str, Any],
     recorded: dict[str, Any],
 ) -> None:
-    """Write environment, split and recipe of a new run. recorded: of its training set, see `Modality.recorded`."""
+    """Write environment, split and recipe of a new run.
+
+    stated: of its validation part and its pairs that are not negatives · recorded: of its training set, see
+    `Modality.recorded`
+    """
     check_free(folder)  # again, because another process may have written here while the data were read
-    environment = _environment(processes, validation) | ({run_folder.RECORDED: recorded} if recorded else {})
+    environment = run_folder.environment(processes=processes, **stated) | (
+        {run_folder.RECORDED: recorded} if recorded else {}
+    )
     # The id of this run, which its checkpoints contain.
     run_folder.write_json(folder / run_folder.ENVIRONMENT, {"run": uuid.uuid4().hex, **environment})
     run_folder.write_json(folder / run_folder.SPLIT, asdict(division))
@@ -60,20 +66,20 @@ def record_resume(
     settings: Recipe,
     folder: Path,
     processes: int,
-    validation: dict[str, int] | None,
+    stated: dict[str, Any],
     *,
     epochs: int | None,
     finished: bool,
 ) -> None:
     """Record in the environment file of a run that it is resumed, with this process's environment.
 
-    epochs: the new number of epochs, if one is given; also written to the recipe · finished: whether no step is left; a
-    finished run with an encoder is not changed
+    stated: as for `start` · epochs: the new number of epochs, if one is given; also written to the recipe ·
+    finished: whether no step is left; a finished run with an encoder is not changed
     """
     if finished and (folder / run_folder.ENCODER).exists():
         return
     recorded = run_folder.read_json(folder / run_folder.ENVIRONMENT)
-    added = _environment(processes, validation) | ({} if epochs is None else {"epochs": epochs})
+    added = run_folder.environment(processes=processes, **stated) | ({} if epochs is None else {"epochs": epochs})
     recorded.setdefault("resumed", []).append(added)
     run_folder.write_json(folder / run_folder.ENVIRONMENT, recorded)
     if epochs is not None:
@@ -92,15 +98,8 @@ def with_epochs(settings: Recipe, epochs: int | None) -> Recipe:
     return settings.model_copy(update={"trainer": trainer})
 
 
-def _environment(processes: int, validation: dict[str, int] | None) -> dict[str, Any]:
-    return run_folder.environment(processes=processes, **({} if validation is None else {"validation": validation}))
-
-
-def check_recorded(folder: Path, validation: dict[str, int] | None) -> None:
-    """Raise if the run's files do not allow resuming, before anything is changed.
-
-    validation: the validation part that the data give now
-    """
+def check_recorded(folder: Path, stated: dict[str, Any]) -> None:
+    """Raise if the run's files do not allow resuming, before anything is changed. stated: as for `start`, now"""
     environment = run_folder.read_json(folder / run_folder.ENVIRONMENT)
     if str(environment.get("hardneg", "")).startswith("0.1."):
         raise ValueError(
@@ -111,11 +110,18 @@ def check_recorded(folder: Path, validation: dict[str, int] | None) -> None:
     if not isinstance(resumed, list) or not all(isinstance(entry, dict) for entry in resumed):
         raise ValueError(f"{folder / run_folder.ENVIRONMENT}: resumed must be a list of objects: restore the file")
     run_folder.metrics(folder)
-    recorded = environment.get("validation")
+    recorded, validation = environment.get("validation"), stated.get("validation")
     if recorded != validation:
         raise ValueError(
             f"{folder} was begun with the validation part {recorded}, and its data now give {validation}: "
             "restore the data, or start again in another folder"
+        )
+    recorded, pairs = environment.get("not_negatives"), stated.get("not_negatives")
+    if recorded != pairs:
+        then, now = (entry.get("pairs", 0) if isinstance(entry, dict) else 0 for entry in (recorded, pairs))
+        raise ValueError(
+            f"data.not_negatives has changed since {folder} was begun ({then} pairs then, {now} now"
+            f"{', but other ones' * (then == now)}): restore the file, or start again in another folder"
         )
 
 

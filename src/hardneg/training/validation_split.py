@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hardneg.evaluation.features import random_ranks
 from hardneg.training.recipe import Recipe
@@ -13,15 +14,15 @@ SHARE = 0.1  # of every class of the training set
 DRAW = 4  # the counter of the draw that chooses them
 
 
-def divide(settings: Recipe, train_set: Any) -> tuple[Any, Any]:
-    """The training and the validation part of a set; the whole set and None if no schedule observes accuracy.
+def held_out_rows(settings: Recipe, train_set: Any) -> Tensor | None:
+    """Which samples are the validation part, (N,) bool; None if no schedule observes accuracy.
 
     A tenth of every class, at least one sample of a class of two or more, drawn by the recipe's seed. Samples without a
     label stay in the first part. Raises if an adaptive schedule could not move before the last step.
     """
     schedules = settings.make_loss().accuracy_schedules
     if not schedules:
-        return train_set, None
+        return None
     needs = "objective.anneal=accuracy needs"
     if not settings.kind.has_test_set:
         raise ValueError(f"{needs} online kNN, which {settings.modality} do not have: use anneal=linear, step or loss")
@@ -56,12 +57,33 @@ def divide(settings: Recipe, train_set: Any) -> tuple[Any, Any]:
             f"trainer.knn_every={chosen.knn_every}, and needs {needed} moves to reach its end",
             stacklevel=3,
         )
+    return taken
+
+
+def divide(train_set: Any, taken: Tensor | None) -> tuple[Any, Any]:
+    """The training and the validation part of a set; the whole set and None if nothing is taken, (N,) bool."""
+    if taken is None:
+        return train_set, None
     rest, held_out = (train_set.subset(part.nonzero()[:, 0]) for part in (~taken, taken))
     return rest, held_out
 
 
-def stated(settings: Recipe, train_set: Any, held_out: Any) -> dict[str, int] | None:
-    """The record of the validation part for the run folder; ``train_set`` is the rest."""
+def of_rest(pairs: Tensor, taken: Tensor | None) -> Tensor:
+    """Pairs of rows (P, 2) of the whole set as rows of the rest, without those of a validation sample.
+
+    Examples:
+        >>> of_rest(torch.tensor([[0, 2], [1, 2]]), torch.tensor([False, True, False])).tolist()
+        [[0, 1]]
+    """
+    if taken is None:
+        return pairs
+    rows = (~taken).cumsum(0) - 1
+    return rows[pairs[~taken[pairs].any(dim=1)]]
+
+
+def stated(settings: Recipe, train_set: Any, held_out: Any) -> dict[str, Any]:
+    """The record of the validation part for the run folder, empty without one; ``train_set`` is the rest."""
     if held_out is None:
-        return None
-    return {"samples": len(held_out), "of": len(train_set) + len(held_out), "seed": settings.seed}
+        return {}
+    size = len(train_set) + len(held_out)
+    return {"validation": {"samples": len(held_out), "of": size, "seed": settings.seed}}

@@ -25,8 +25,12 @@ class Partners:
     @classmethod
     def of(cls, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tensor) -> "Partners":
         """anchor_ids: (A,) · candidate_ids: (N,) · pairs: (P, 2) of ids, in any order"""
-        entries = torch.unique(torch.cat([pairs, pairs.flip(1)]), dim=0)  # (E, 2) in order of the first id
         ids, columns = candidate_ids.sort()
+        entries = torch.cat([pairs, pairs.flip(1)])
+        # Of a long list a batch has few: sorting 100,000 pairs would take a hundred times as long as finding these.
+        entries = entries[are_in(anchor_ids.sort().values, entries[:, 0])]
+        entries = entries[are_in(ids, entries[:, 1])]
+        entries = entries[entries[:, 0].argsort()]  # (E, 2) in order of the first id
         column_start, column_count = equal_range(ids, entries[:, 1])
         first, count = equal_range(entries[:, 0].contiguous(), anchor_ids)
         return cls(first, count, column_start, column_count, columns)
@@ -90,6 +94,14 @@ def equal_range(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     wanted = wanted.contiguous()
     first = torch.searchsorted(ordered, wanted)
     return first, torch.searchsorted(ordered, wanted, right=True) - first
+
+
+def are_in(ordered: Tensor, asked: Tensor) -> Tensor:
+    """Whether each number is among the ordered ones."""
+    if len(ordered) == 0:
+        return torch.zeros_like(asked, dtype=torch.bool)
+    asked = asked.contiguous()
+    return ordered[torch.searchsorted(ordered, asked).clamp(max=len(ordered) - 1)] == asked
 
 
 def expand(start: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,8 @@ class Plan(L.Callback):
             return
         run = _callback(trainer, Checkpoints)
         self.say(steps_of(run.settings, run.batches))
+        if (listed := getattr(pl_module, "not_negatives", None)) is not None:
+            self.say(f"{_counted(listed.count, 'pair')} of {run.settings.data.not_negatives}: never negatives")
         chosen = run.settings.trainer
         length = _counted(chosen.epochs, "epoch")
         if trainer.global_step:
