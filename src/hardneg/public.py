@@ -9,6 +9,7 @@ from hardneg.cached import cached_step
 from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
 from hardneg.extras import required
 from hardneg.insight import alignment, uniformity
+from hardneg.losses.effective_share import EffectiveShare
 from hardneg.losses.hardening import BelowPositive, Custom, Exponential, Guided, Hardening, Ring, Threshold, Uniform
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
@@ -82,6 +83,7 @@ __all__ = [
     "Clusters",
     "Constant",
     "Custom",
+    "EffectiveShare",
     "Exponential",
     "Guided",
     "Hardening",
