@@ -17,7 +17,7 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.losses.schedules import Schedule
 
-STEPS = 12  # evaluations of the share; the error is then below 1e-4 of β, also for scores that are far from Gaussian
+STEPS = 10  # evaluations of the share; the error of β is then below 1e-4, also for scores that are far from Gaussian
 # The largest β times the largest |score|. All scores may be equal: then no β reaches a share below 1.
 LARGEST_EXPONENT = 256.0
 

@@ -53,7 +53,8 @@ def moved(
 ) -> Tensor:
     """The state after a call: (K, 2), β of each key, and 1 if it was estimated before, else 0.
 
-    state: before the call · directions: candidate sets of the call · scale: (), 1/temperature · calls: number of calls before this one
+    state: before the call · directions: the candidate sets of each · scale: (), 1/temperature · calls: number of calls
+    before
     """
     estimates = _estimates(settings, directions, scale.detach(), calls).to(state.device, torch.float32)  # (K, 2)
     if distributed.gathers(settings.gather):
