@@ -24,7 +24,7 @@ from hardneg.images import load_split
 from hardneg.training import evaluate, recipe, run
 
 TEMPERATURES = (0.1, 0.5)
-SHARES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+SHARES = (0.4, 0.6, 0.8)
 BETAS, PRIORS = (0.5, 1.0, 2.0), (0.0, 0.1)
 SEEDS = (10, 11, 12)
 HELD_OUT = 0.2
@@ -71,7 +71,7 @@ def accuracy(overrides: list[str], temperature: float, seed: int, epochs: int, f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for temporary files")
     options = parser.parse_args()
     source, began = divided(options.folder), time.perf_counter()
