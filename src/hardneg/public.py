@@ -15,6 +15,7 @@ from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.losses.local_aggregation import LocalAggregation
 from hardneg.losses.presets import (
+    auto,
     clip,
     debiased,
     decoupled,
@@ -106,6 +107,7 @@ __all__ = [
     "Uniform",
     "UniformBatchSampler",
     "alignment",
+    "auto",
     "cached_step",
     "clip",
     "debiased",

@@ -73,6 +73,21 @@ def hcl(
 
 
 @_checked
+def auto(temperature: Temperature = 0.5, share: float = 0.6, **options: Any) -> InfoNCE:
+    """Hard negatives without a β to choose: HCL's tilt with an effective share of negatives, not debiased.
+
+    share: see `EffectiveShare`; its default was chosen once, on a part of the training set of digits
+
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> hn.auto(temperature=0.1)(torch.randn(32, 16, requires_grad=True), torch.randn(32, 16)).shape
+        torch.Size([])
+    """
+    hardening = _with(Exponential(EffectiveShare(share)), options)
+    return InfoNCE(**{"temperature": temperature, **options, "hardening": hardening})
+
+
+@_checked
 def scl(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Supervised contrastive learning as in H-SCL (Jiang et al. 2022, eq. 3): labels choose positives and negatives."""
     return InfoNCE(**{"temperature": temperature, "supervision": "full", "negative_count": "batch", **options})
