@@ -15,8 +15,10 @@ from losses import share_processes
 from scipy.optimize import brentq
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
+from hardneg.losses import tilt_state
 from hardneg.losses.effective_share import LARGEST_EXPONENT, Supports
 from hardneg.losses.tilt_state import RATE
 
@@ -371,6 +373,34 @@ def test_a_support_of_one_leaves_beta_as_it_is() -> None:
     assert single.diagnostics()["beta"] == 0
     loss(z1[:1], z2[:1])
     assert torch.equal(loss.tilt_state, before)
+
+
+class NoReading(TorchDispatchMode):
+    """Raises where a value is read from a tensor, for which the host would wait for an accelerator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not any(name in str(func) for name in ("_local_scalar_dense", "nonzero", "is_nonzero", "item")), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["both", "ring", "below positive", "queue", "own negatives", "range", "labels"])
+def test_an_estimate_does_not_wait_for_the_device(name: str) -> None:
+    options, arguments = CALLS[name]
+    loss, (z1, z2) = hn.InfoNCE(**options), views()
+    seen: list[Tensor] = []
+    moved = tilt_state.moved
+
+    def watched(*given: Any) -> Tensor:
+        with NoReading():
+            found = moved(*given)
+        seen.append(found)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tilt_state, "moved", watched)
+        loss(z1, z2, **arguments)
+    assert len(seen) == 1
+    assert float(seen[0][0, 0]) > 0
 
 
 def test_nan_scores_give_no_estimate() -> None:

@@ -73,7 +73,7 @@ def hcl(
 
 
 @_checked
-def auto(temperature: Temperature = 0.5, share: float = 0.6, **options: Any) -> InfoNCE:
+def auto(temperature: Temperature = 0.5, share: float = 0.8, **options: Any) -> InfoNCE:
     """Hard negatives without a β to choose: HCL's tilt with an effective share of negatives, not debiased.
 
     share: see `EffectiveShare`; its default was chosen once, on a part of the training set of digits
