@@ -21,6 +21,7 @@ import torch
 
 from hardneg import randomness
 from hardneg.images import load_split
+from hardneg.images.image_set import ImageSet
 from hardneg.training import evaluate, recipe, run
 
 TEMPERATURES = (0.1, 0.5)
@@ -48,6 +49,7 @@ def settings() -> dict[str, list[str]]:
 def divided(folder: Path) -> Path:
     """A file with the training set of digits, of which the held-out part is called the test set."""
     train = load_split("digits", "train", labels=True)
+    assert isinstance(train, ImageSet)
     order = torch.randperm(len(train), generator=randomness.generator("cpu", DRAW))
     held = round(HELD_OUT * len(train))
     file = folder / "digits_validation.npz"

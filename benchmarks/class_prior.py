@@ -137,7 +137,7 @@ class Capture(L.Callback):
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             self.pairs.append((inputs[0].detach(), inputs[1].detach()))
 
-        pl_module.objective.register_forward_hook(hook)  # type: ignore[union-attr, arg-type]
+        pl_module.objective.register_forward_hook(hook)  # type: ignore[union-attr]
 
     def scores(self) -> tuple[Scores, Scores]:
         """Cosines of positive pairs, and of views of different samples; at most 200,000 of the latter."""
@@ -196,7 +196,7 @@ def scored(name: str, seed: int, data: Path, folder: Path, epochs: int | None) -
         if name == "MUTAG":
             from hardneg.graphs.data import load_graphs
 
-            labels = load_graphs("MUTAG").labels
+            labels: Tensor | None = load_graphs("MUTAG").labels
         else:
             labels = load_split(settings.data.source, "train", labels=True).labels
     assert labels is not None
