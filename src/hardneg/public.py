@@ -9,11 +9,13 @@ from hardneg.cached import cached_step
 from hardneg.evaluation import few_label_accuracy, knn_accuracy, linear_probe
 from hardneg.extras import required
 from hardneg.insight import alignment, uniformity
+from hardneg.losses.effective_share import EffectiveShare
 from hardneg.losses.hardening import BelowPositive, Custom, Exponential, Guided, Hardening, Ring, Threshold, Uniform
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.losses.local_aggregation import LocalAggregation
 from hardneg.losses.presets import (
+    auto,
     clip,
     debiased,
     decoupled,
@@ -83,6 +85,7 @@ __all__ = [
     "Clusters",
     "Constant",
     "Custom",
+    "EffectiveShare",
     "Exponential",
     "Guided",
     "Hardening",
@@ -105,6 +108,7 @@ __all__ = [
     "Uniform",
     "UniformBatchSampler",
     "alignment",
+    "auto",
     "cached_step",
     "clip",
     "debiased",

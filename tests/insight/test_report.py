@@ -311,6 +311,17 @@ def test_curves_show_mean_and_range_over_seeds(tmp_path: Path) -> None:
     assert 'class="band' in text
 
 
+def test_curves_show_beta_and_the_effective_share_in_percent(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=3)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line["objective"] |= {"beta": 2.5 + number, "effective_share": 0.5 + 0.125 * number}
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    _, text = write(tmp_path, [run])
+    for title, last in (("Tilt β (β)", "4.5"), ("Effective share of negatives (%)", "75")):
+        assert f"{title} by epoch. Last values: simclr {last}." in text
+
+
 def test_a_loss_that_is_not_finite_has_a_note(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epochs=4)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -81,6 +81,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "combine_positives": "in_denominator", "supervision": "full", "hardening": hn.Exponential(1.0),
     },
     "scheduled tilt": {"hardening": hn.Exponential(hn.Linear(1.0, 0.0))},
+    "effective share": {"hardening": hn.Exponential(hn.EffectiveShare(0.5))},
     "scheduled temperature": {"temperature": hn.Linear(0.5, 0.1)},
 }  # fmt: skip
 

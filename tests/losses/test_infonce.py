@@ -56,6 +56,7 @@ def described(truth: oracle.Result) -> dict[str, float]:
         "floored": sum(truth.floored),
         "support": mean([len(row) for row in negatives]),
         "effective_negatives": mean([effective_size(row) for row in truth.shares if row]),
+        "effective_share": mean([effective_size(row) / len(row) for row in truth.shares if row]),
         "positive_score": mean([mean(row) for row in positives]),
         "negative_score": mean([mean(row) for row in negatives]),
     }

@@ -9,6 +9,7 @@ import pytest
 import torch
 from small_models import write_model
 
+import hardneg as hn
 from hardneg import methods
 from hardneg.graphs.data import GraphSet
 from hardneg.graphs.features import extract_graphs
@@ -428,3 +429,32 @@ def test_an_unknown_metric_is_an_error_before_training() -> None:
     with pytest.raises(ValueError, match="metric='knm' is not known: did you mean 'knn'"):
         recipe.load({}, ["evaluation.metrics=[knm]"])
     assert recipe.load({}, ["evaluation.metrics=[knn, few_3]"]).evaluation.metrics == ("knn", "few_3")
+
+
+@pytest.mark.parametrize(
+    "override", ["objective.beta=effective_share:0.6", "objective.beta={effective_share: 0.6}"]
+)  # fmt: skip
+def test_beta_may_be_an_effective_share(override: str) -> None:
+    for more in (["objective.preset=hcl", override], [override.replace("beta", "hardening.beta"), *EXPONENTIAL]):
+        loss = recipe.load(recipe.find("digits-simclr"), more).make_loss()
+        assert loss.hardening[0] == hn.Exponential(hn.EffectiveShare(0.6))
+    auto = recipe.load(recipe.find("digits-simclr"), ["objective.preset=auto"]).make_loss()
+    assert auto.hardening == hn.auto().hardening
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("effective_share:2", r"objective\.beta: share must be > 0 and ≤ 1, got 2"),
+        ("effective_share:much", r"objective\.beta='effective_share:much': effective_share takes a number in \(0, 1\]"),
+        ("{effective_share: 0.6, until: 1}", r"objective\.beta: effective_share takes no further keys, got until"),
+        ("{effective_share: half}", r"objective\.beta: share must be a number or a schedule, got 'half'"),
+        ("{share: 0.6}", r"objective\.beta\.schedule='None' is not known"),
+    ],
+)
+def test_a_wrong_effective_share_names_its_key(value: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipe.load(recipe.find("digits-simclr"), ["objective.preset=hcl", f"objective.beta={value}"])
+
+
+EXPONENTIAL = ["objective.preset=simclr", "objective.hardening.kind=exponential"]

@@ -243,15 +243,8 @@ def _anchor_losses(
     draws: Tensor | None,
 ) -> tuple[Tensor, CallRecord]:
     """The losses of one direction's anchors, (A,), and the record of them."""
-    candidates = direction[0]
-    positives: Positives
-    similarity = candidates.own_similarity
-    if similarity is not None:
-        positives = OwnPositives(similarity * scale, candidates.positive_mask)
-    else:
-        parts = candidates.labelled_rows
-        few = pair_positives(candidates.anchors, parts, scale) if kernel is TILED else None
-        positives = few or LabelPositives(candidates.anchors, parts, scale, kernel, weights.half_copies)
+    similarity = direction[0].own_similarity
+    positives = positives_of(direction[0], scale, kernel, weights.half_copies)
     count = positives.count()
     best = positives.best() if settings.needs_positive else None
     totals, records, validities = [], [], []
@@ -275,6 +268,16 @@ def _anchor_losses(
     log_total = torch.where(record.valid, log_total, 0.0)
     losses = _combine_positives(settings, positives, log_total, weights.half_copies)
     return checks.poisoned(torch.where(record.valid, losses, 0.0), *validities), record
+
+
+def positives_of(candidates: CandidateSet, scale: Tensor, kernel: Kernel, half_copies: HalfCopies) -> Positives:
+    """The positives of a candidate set's anchors."""
+    similarity = candidates.own_similarity
+    if similarity is not None:
+        return OwnPositives(similarity * scale, candidates.positive_mask)
+    parts = candidates.labelled_rows
+    few = pair_positives(candidates.anchors, parts, scale) if kernel is TILED else None
+    return few or LabelPositives(candidates.anchors, parts, scale, kernel, half_copies)
 
 
 def _negatives(

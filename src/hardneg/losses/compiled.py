@@ -4,7 +4,7 @@ Imported while compiling only, because it imports the compiler, which takes seco
 calls the same passes: on an AMD EPYC a custom operator with its gradient takes 0.14 ms longer than such a function.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +22,6 @@ SCHEMA = (
     "(Tensor z1, Tensor? z2, Tensor? negatives, Tensor scale, Tensor? labels, Tensor? exclude, "
     "Tensor? negative_mask, str key)"
 )
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def uncompiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function outside of compiled graphs."""
-    return function(*args, **kwargs)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -1,6 +1,6 @@
 """Diagnostics of a call: statistics of its negatives, computed on request, so that training never waits for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,12 +59,13 @@ class Diagnostics:
     ``compute()`` returns: anchors · without_candidates, without_positives: anchors that contributed nothing, and why ·
     floored: anchors whose debiased negatives vanished · support: mean number of negatives ·
     effective_negatives: mean of 1/Σq², the effective sample size of the weighted negatives, where each source counts
-    in proportion to its number of negatives · positive_score, negative_score: means over positives and over the
-    support. Each mean is over the anchors for which its quantity is defined; 0 if there are none.
+    in proportion to its number of negatives · effective_share: mean of the same divided by the number of negatives ·
+    positive_score, negative_score: means over positives and over the support · beta: of an `EffectiveShare`, by source
+    if it has one. Each mean is over the anchors for which its quantity is defined; 0 if there are none.
     """
 
-    def __init__(self, records: Sequence[CallRecord], scale: Tensor) -> None:
-        self._records, self._scale = records, scale
+    def __init__(self, records: Sequence[CallRecord], scale: Tensor, betas: Mapping[str, Tensor] | None = None) -> None:
+        self._records, self._scale, self._betas = records, scale, betas or {}
 
     @torch.no_grad()
     def compute(self) -> dict[str, float]:
@@ -82,8 +83,10 @@ class Diagnostics:
             "floored": sum(int(record.floored.sum()) for record in self._records),
             "support": _mean(support, support > 0),
             "effective_negatives": _mean(effective, support > 0),
+            "effective_share": _mean(effective / support.clamp(min=1), support > 0),
             "positive_score": _mean(positive, positives > 0),
             "negative_score": _mean(negative, support > 0),
+            **{f"beta_{name}" if name else "beta": float(beta) for name, beta in self._betas.items()},
         }
 
     @property

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hardneg import checks
+from hardneg.losses.effective_share import EffectiveShare
 from hardneg.losses.kernels.interface import Bound
 from hardneg.losses.schedules import Schedule, Setting, value
 from hardneg.losses.temperature import Learnable
@@ -47,6 +48,10 @@ class Hardening:
     def tilt(self) -> float | Tensor:
         """The β ≥ 0 of weights e^{βs}; a number, or a tensor () on the device of the embeddings."""
         return 0.0
+
+    def effective_share(self) -> float | None:
+        """The target from which the loss computes β, instead of `tilt`; None for a β that is known."""
+        return None
 
     def log_weight(self, scores: Tensor) -> Tensor:
         """Logarithm of general weights η(s), −inf where a candidate is left out."""
@@ -108,7 +113,8 @@ class Uniform(Hardening):
 class Exponential(Hardening):
     """Weights ``e^{beta·s}``: the harder a negative, the larger its weight (HCL eq. 2–4; H-SCL's η_exp).
 
-    beta: concentration, ≥ 0; it acts on s = cos/temperature, so on cosines it is ``beta/temperature``
+    beta: concentration, ≥ 0; it acts on s = cos/temperature, so on cosines it is ``beta/temperature``. Or an
+    `EffectiveShare`, from which the loss computes it
 
     Examples:
         >>> import torch, hardneg as hn
@@ -117,12 +123,20 @@ class Exponential(Hardening):
         True
     """
 
-    beta: Setting = 1.0
+    beta: Setting | EffectiveShare = 1.0
 
     def __post_init__(self) -> None:
-        self._check("beta", at_least=0, below=INFINITY)
+        if not isinstance(self.beta, EffectiveShare):
+            self._check("beta", at_least=0, below=INFINITY)
+
+    def effective_share(self) -> float | None:
+        return self.beta.share if isinstance(self.beta, EffectiveShare) else None
 
     def tilt(self) -> float:
+        if isinstance(self.beta, EffectiveShare):
+            raise ValueError(
+                f"beta={self.beta!r} is computed by a loss in training, and is not known here: give a number"
+            )
         return self.beta  # type: ignore[return-value]
 
 

@@ -1,6 +1,6 @@
 """The objective: InfoNCE with masked, banded and tilted negatives."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from hardneg import checks, distributed
-from hardneg.losses import combine, hints, infonce_settings, kernels, paired
+from hardneg.losses import combine, hints, infonce_settings, kernels, paired, tilt_state
 from hardneg.losses import settings as options
 from hardneg.losses.call import Call
+from hardneg.losses.candidates import CandidateSet, candidate_sets
 from hardneg.losses.diagnostics import CallRecord, Diagnostics, pair_record
 from hardneg.losses.execution import choose_kernel, computing_on, is_eager
 from hardneg.losses.given_scores import score_set
 from hardneg.losses.guide_inputs import Guide, check_guide
 from hardneg.losses.hardening import Hardening, Uniform
-from hardneg.losses.inputs import prepare
+from hardneg.losses.inputs import Inputs, prepare
 from hardneg.losses.kernels import Kernel
 from hardneg.losses.kernels.interface import GuardedLoss
 from hardneg.losses.schedules import Setting, value
@@ -103,12 +104,16 @@ class InfoNCE(Adjustable):
     reduction: options.Reduction
     generator: torch.Generator | None
     draw_state: Tensor  # (2,), the seed and the number of calls that have drawn; only if num_negatives is given
+    tilt_state: Tensor  # (K, 2), see `tilt_state.moved`; only if a β is an `EffectiveShare`, as the next one
+    tilt_calls: Tensor  # (), the number of calls that have moved it
 
     _settings: Settings  # with schedules at the current progress
     _key: tuple[str, Settings] | None = None  # of the settings, for compiled graphs
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
     _plan: paired.Plan | None = None  # of the last call that took the short path
     _seeded_by: torch.Generator | None = None
+    _shares: tuple[str, ...] = ()  # the keys of `Settings.effective_shares`
+    _calls: int | None = None  # `tilt_calls` as a number; None if it must be read
 
     def __init__(
         self,
@@ -203,6 +208,10 @@ class InfoNCE(Adjustable):
             not_negatives, guide, negative_guide, scale,
         )  # fmt: skip
         if torch.compiler.is_compiling():
+            if self._shares:  # the update of β is not part of a graph
+                from hardneg.losses.uncompiled import uncompiled  # imports the compiler
+
+                return uncompiled(self.forward, **call._asdict())  # type: ignore[no-any-return]
             found = self._compiled_loss(call)
             if found is not None:
                 return found
@@ -235,8 +244,9 @@ class InfoNCE(Adjustable):
         with computing_on(positive.device):
             settings, inverse, _ = combine.with_scale(settings, None, candidate_set.anchors)
             sets, kernel = [[candidate_set]], kernels.REFERENCE
+            settings, betas = self._tilted(settings, (positive, candidates), lambda: (sets, inverse))
             loss, records = combine.loss_of_sets(settings, sets, inverse, kernel, key, validity=validity)
-        self._keep_records(lambda: records, inverse.detach())
+        self._keep_records(lambda: records, inverse.detach(), betas)
         if loss.requires_grad and is_eager():
             loss = GuardedLoss.apply(loss, None, inverse, positive, candidates, mask)  # type: ignore[no-untyped-call]
         return loss
@@ -246,7 +256,10 @@ class InfoNCE(Adjustable):
         self._kernel(device)
 
     def diagnostics(self) -> dict[str, float]:
-        """Statistics of the negatives of the last call; see `hardneg.losses.diagnostics.Diagnostics`."""
+        """Statistics of the negatives of the last call; see `hardneg.losses.diagnostics.Diagnostics`.
+
+        With `EffectiveShare` also ``beta``; with a hardening by source ``beta_batch`` and so on.
+        """
         report = self.last_call().compute()
         self._warn_if_floored(report["floored"], report["anchors"], stacklevel=3)
         return report
@@ -291,6 +304,23 @@ class InfoNCE(Adjustable):
                 seed = int(torch.randint(1 << 48, (), generator=self.generator, device=device))
                 self.register_buffer("draw_state", torch.tensor([seed, 0]))
             self._seeded_by = self.generator
+        self._configure_tilts(tuple(settings.effective_shares))
+
+    def _configure_tilts(self, names: tuple[str, ...]) -> None:
+        """Make the state of `EffectiveShare`; a name that it had before keeps its β."""
+        if names == self._shares:
+            return
+        before = dict(zip(self._shares, self.tilt_state, strict=True)) if self._shares else {}
+        self.__dict__["_shares"] = names
+        if not names:
+            del self.tilt_state, self.tilt_calls
+            return
+        with torch.inference_mode(False):  # training could not update an inference tensor
+            empty = torch.zeros(2) if not before else next(iter(before.values())).new_zeros(2)
+            self.register_buffer("tilt_state", torch.stack([before.get(name, empty) for name in names]))
+            if not before:
+                self.register_buffer("tilt_calls", torch.zeros((), dtype=torch.long))
+                self.__dict__["_calls"] = 0
 
     def _move_schedules(self, progress: float) -> None:
         if not self._scheduled:  # what was decided for these settings holds
@@ -305,30 +335,83 @@ class InfoNCE(Adjustable):
         z1, z2, labels = call.z1, call.z2, call.labels
         settings, device = self._settings, z1.device if isinstance(z1, Tensor) else torch.device("cpu")
         with computing_on(device):
+            betas: dict[str, Tensor] = {}
+            if self._shares:
+                call.check(settings)
+                seen = (z1, z2, *call.by_source()[1])
+                settings, betas = self._tilted(settings, seen, lambda: self._candidate_sets(call))
             plan = self._pair_plan(settings, device, call)
             if plan is not None:
                 # A plan is for tensors only, not for mappings of them by source.
                 short = plan.compute_loss(z1, z2, labels, call.negatives, call.exclude, call.negative_mask)  # type: ignore[arg-type]
                 if short is not None:
                     loss, pairs, inverse = short
-                    self._keep_records(lambda: [pair_record(pairs())], inverse)
+                    self._keep_records(lambda: [pair_record(pairs())], inverse, betas)
                     return loss
             kernel = self._kernel(device)
             key = None if settings.num_negatives is None else self._next_key()
-            names, given = call.by_source()
-            guides = check_guide(settings, call.guide, z2, names, given)
-            # As `prepare` takes them: the first source's tensors before those of others.
-            rest = (call.positive_mask, call.ids, call.not_negatives, *guides)
-            tensors: tuple[Any, ...] = (z1, z2, labels, *given[:4], *rest, *given[4:])
-            inputs = prepare(*tensors, names=names, normalize=settings.normalize, kernel=kernel)
+            names, tensors, inputs = self._prepared(settings, call, kernel)
             settings, inverse, validity = combine.with_scale(settings, call.scale, inputs.views)
             inputs = replace(inputs, validity=checks.jointly(inputs.validity, validity))
             loss, records = combine.compute_loss(settings, inputs, inverse, kernel, key)
-        self._keep_records(lambda: records, inverse.detach())
+        self._keep_records(lambda: records, inverse.detach(), betas)
         if loss.requires_grad and is_eager():
             plain = None if kernel is kernels.REFERENCE else partial(combine.plain_loss, settings, key, names=names)
             loss = GuardedLoss.apply(loss, plain, inverse, *tensors)  # type: ignore[no-untyped-call]
         return loss
+
+    def _prepared(
+        self, settings: Settings, call: Call, kernel: Kernel
+    ) -> tuple[tuple[str, ...], tuple[Any, ...], Inputs]:
+        """The names of the given sources of a call, its tensors as `prepare` takes them, and what that returns."""
+        names, given = call.by_source()
+        guides = check_guide(settings, call.guide, call.z2, names, given)
+        # The first source's tensors before those of others.
+        rest = (call.positive_mask, call.ids, call.not_negatives, *guides)
+        tensors: tuple[Any, ...] = (call.z1, call.z2, call.labels, *given[:4], *rest, *given[4:])
+        return names, tensors, prepare(*tensors, names=names, normalize=settings.normalize, kernel=kernel)
+
+    def _candidate_sets(self, call: Call) -> tuple[list[list[CandidateSet]], Tensor]:
+        """The candidate sets of a call, and 1/temperature, ()."""
+        inputs = self._prepared(self._settings, call, kernels.REFERENCE)[2]
+        settings, inverse, _ = combine.with_scale(self._settings, call.scale, inputs.views)
+        return candidate_sets(inputs, settings), inverse
+
+    def _tilted(
+        self,
+        settings: Settings,
+        inputs: Sequence[object],
+        found: Callable[[], tuple[list[list[CandidateSet]], Tensor]],
+    ) -> tuple[Settings, dict[str, Tensor]]:
+        """The settings of a call with each `EffectiveShare` replaced by its β, moved first if this call trains; and β.
+
+        inputs: the tensors of the call · found: returns its candidate sets and 1/temperature
+        """
+        if not self._shares:
+            return settings, {}
+        gradients = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+        if self.training and gradients and torch.is_grad_enabled() and is_eager():
+            _check_forward("EffectiveShare would move β once more")
+            with torch.no_grad():
+                calls = int(self.tilt_calls) if self._calls is None else self._calls
+                directions, scale = found()
+                if self.tilt_state.device != scale.device:  # the loss was not moved with the model
+                    self.tilt_state, self.tilt_calls = (
+                        self.tilt_state.to(scale.device),
+                        self.tilt_calls.to(scale.device),
+                    )
+                self.tilt_state.copy_(tilt_state.moved(self.tilt_state, settings, directions, scale, calls))
+                self.tilt_calls += 1
+                self.__dict__["_calls"] = calls + 1
+        # Copies, because the next call changes the state, maybe before this call's backward pass.
+        device = next(x.device for x in inputs if isinstance(x, Tensor))
+        values = self.tilt_state.detach()[:, 0].to(device, torch.float32, copy=True)
+        betas = dict(zip(self._shares, values.unbind(), strict=True))
+        return tilt_state.with_tilts(settings, betas), betas
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.__dict__["_calls"] = None
 
     def _pair_plan(self, settings: Settings, device: torch.device, call: Call) -> paired.Plan | None:
         """The plan of the short path, None if this call takes the general one; raises if arguments do not fit."""
@@ -371,18 +454,16 @@ class InfoNCE(Adjustable):
                 return loss
         if self.backend == "auto":
             return None
-        return compiled.uncompiled(self.forward, **call._asdict())  # type: ignore[no-any-return]
+        from hardneg.losses.uncompiled import uncompiled
+
+        return uncompiled(self.forward, **call._asdict())  # type: ignore[no-any-return]
 
     def _kernel(self, device: torch.device) -> Kernel:
         return choose_kernel(self.backend, self._settings, device)
 
     def _next_key(self) -> Tensor:
         """The key of this call's draws, (2,)."""
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-            raise RuntimeError(
-                "the loss is recomputed in a backward pass, where num_negatives would draw different negatives: keep "
-                "the loss outside of torch.utils.checkpoint"
-            )
+        _check_forward("num_negatives would draw different negatives")
         # The transforms of torch.func allow no change of a buffer, but this one depends on none of their tensors.
         transformed = torch._C._are_functorch_transforms_active()
         with torch._C._DisableFuncTorch() if transformed else nullcontext():
@@ -390,13 +471,15 @@ class InfoNCE(Adjustable):
             self.draw_state[1] += 1
         return key
 
-    def _keep_records(self, records: Callable[[], list[CallRecord]], scale: Tensor) -> None:
+    def _keep_records(
+        self, records: Callable[[], list[CallRecord]], scale: Tensor, betas: dict[str, Tensor] | None = None
+    ) -> None:
         """Keep the records of a call for the diagnostics, and warn if most anchors are floored."""
         if torch._C._are_functorch_transforms_active():  # whose tensors end with them
             self.__dict__["_last"] = None
             return
         # Written to __dict__: nn.Module's own assignment searches parameters, buffers and children first.
-        self.__dict__["_last"] = lambda: Diagnostics(records(), scale)
+        self.__dict__["_last"] = lambda: Diagnostics(records(), scale, betas)
         debiased = self._settings.prior is not None and scale.device.type == "cpu"
         if debiased and "floored" not in self._warned and not torch.compiler.is_compiling():
             floored = anchors = 0
@@ -415,3 +498,12 @@ class InfoNCE(Adjustable):
             "raise the temperature; diagnostics()['floored'] counts them."
         )
         self._warn_once("floored", message, stacklevel)  # the line that called the loss
+
+
+def _check_forward(problem: str) -> None:
+    """Raise if the loss is computed again in a backward pass."""
+    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            f"the loss is recomputed in a backward pass, where {problem}: keep the loss outside of "
+            "torch.utils.checkpoint"
+        )

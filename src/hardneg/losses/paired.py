@@ -150,7 +150,7 @@ def key_of(settings: Settings) -> tuple[str, Settings] | None:
     The settings are returned as well: the loss must keep them, because `KEYS` does not.
     """
     support = PairSupport(labels=True)
-    if not is_constant(settings):
+    if not is_constant(settings) or settings.effective_shares:
         return None
     # Processes may be started after the loss was made.
     if settings.gather is not False or not _suits_settings(settings, support, settings.supervision != "none"):

@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from hardneg import checks
+from hardneg.losses.effective_share import EffectiveShare
 from hardneg.losses.hardening import BelowPositive, Exponential, Guided, Hardening, Ring, Threshold
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
@@ -62,11 +63,28 @@ def debiased(tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options:
 
 
 @_checked
-def hcl(beta: Setting = 1.0, tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
+def hcl(
+    beta: Setting | EffectiveShare = 1.0, tau_plus: Setting = 0.1, temperature: Temperature = 0.5, **options: Any
+) -> InfoNCE:
     """Contrastive learning with hard negatives (Robinson et al. 2021, eq. 4): debiased and tilted by e^{βs}."""
     tau_plus = _class_prior("hcl", tau_plus, options)
     hardening = _with(Exponential(beta), options)
     return InfoNCE(**{"temperature": temperature, "class_prior": tau_plus, **options, "hardening": hardening})
+
+
+@_checked
+def auto(temperature: Temperature = 0.5, share: float = 0.8, **options: Any) -> InfoNCE:
+    """Hard negatives without a β to choose: HCL's tilt with an effective share of negatives, not debiased.
+
+    share: see `EffectiveShare`; its default was chosen once, on a part of the training set of digits
+
+    Examples:
+        >>> import torch, hardneg as hn
+        >>> hn.auto(temperature=0.1)(torch.randn(32, 16, requires_grad=True), torch.randn(32, 16)).shape
+        torch.Size([])
+    """
+    hardening = _with(Exponential(EffectiveShare(share)), options)
+    return InfoNCE(**{"temperature": temperature, **options, "hardening": hardening})
 
 
 @_checked
@@ -76,7 +94,7 @@ def scl(temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
 
 
 @_checked
-def hscl(beta: Setting = 1.0, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
+def hscl(beta: Setting | EffectiveShare = 1.0, temperature: Temperature = 0.5, **options: Any) -> InfoNCE:
     """Hard supervised contrastive learning, H-SCL(β) (Jiang et al. 2022, eq. 3 with η_exp)."""
     return scl(**{"temperature": temperature, **options, "hardening": _with(Exponential(beta), options)})
 

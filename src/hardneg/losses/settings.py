@@ -97,6 +97,15 @@ class Settings:
         hardenings = [self] if self.by_source is None else self.by_source.values()
         return any(part.weighting is not None and part.weighting.has_general_weights for part in hardenings)
 
+    @property
+    def effective_shares(self) -> dict[str, float]:
+        """The targets from which β is computed, by source; of the source ``""`` for one distribution over all."""
+        parts = {"": self.weighting}
+        if self.by_source is not None:
+            parts = {name: part.weighting for name, part in self.by_source.items()}
+        shares = {name: part.effective_share() for name, part in parts.items() if part is not None}
+        return {name: share for name, share in shares.items() if share is not None}
+
     def of_source(self, name: str) -> "Settings":
         """The settings for the distribution of one source; only the batch is debiased."""
         if self.by_source is None:

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from hardneg.losses import hardening, presets, schedules
+from hardneg.losses.effective_share import EffectiveShare
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.jsd import JSD
 from hardneg.recipe_section import naming
@@ -18,6 +19,7 @@ SCHEDULES: dict[str, type[schedules.Schedule]] = {
     "hardness_anneal": schedules.HardnessAnneal,
     "ring_anneal": schedules.RingAnneal,
 }
+EFFECTIVE_SHARE = "effective_share"
 # Those whose settings are numbers; a function cannot be written in a recipe.
 HARDENINGS: dict[str, type[hardening.Hardening]] = {
     "uniform": hardening.Uniform,
@@ -48,9 +50,9 @@ def arguments(name: str) -> set[str]:
 
 
 def make(section: Mapping[str, Any], **more: Any) -> InfoNCE | JSD:
-    """The loss of a section; ``more`` replaces its settings. A mapping ``{schedule: linear, …}`` makes a schedule.
+    """The loss of a section; ``more`` replaces its settings.
 
-    hardening: see `hardenings`
+    hardening: see `hardenings` · other settings: see `changing`
 
     Examples:
         >>> make({"preset": "moco", "hardening": {"given": {"kind": "ring", "lower": 0.5, "upper": 0.9}}}).hardening
@@ -66,8 +68,8 @@ def make(section: Mapping[str, Any], **more: Any) -> InfoNCE | JSD:
             raise ValueError(f"objective.{key} is not an argument of {name}: {_remedy(name, key)}")
         if key == "hardening":
             options[key] = hardenings(f"objective.{key}", setting)
-        elif isinstance(setting, Mapping):
-            options[key] = schedule(f"objective.{key}", setting)
+        else:
+            options[key] = changing(f"objective.{key}", setting)
     with naming("objective", allowed):
         made: InfoNCE | JSD = getattr(presets, name)(**{**options, **more})
     return made
@@ -104,12 +106,36 @@ def hardenings(key: str, settings: Any) -> Any:
     kind = str(settings["kind"])
     if kind not in HARDENINGS:
         raise ValueError(f"{key}.kind={kind!r} is not known: {hint(kind, sorted(HARDENINGS))}")
-    for name, setting in options.items():
-        if isinstance(setting, Mapping):
-            options[name] = schedule(f"{key}.{name}", setting)
+    options = {name: changing(f"{key}.{name}", setting) for name, setting in options.items()}
     try:
         return HARDENINGS[kind](**options)
     except TypeError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def changing(key: str, setting: Any) -> Any:
+    """A setting as it is, or what a mapping or a word describes: a schedule, or an effective share.
+
+    Examples:
+        >>> changing("objective.beta", "effective_share:0.6"), changing("objective.beta", {"effective_share": 0.6})
+        (EffectiveShare(share=0.6), EffectiveShare(share=0.6))
+    """
+    if isinstance(setting, str) and setting.startswith(f"{EFFECTIVE_SHARE}:"):
+        word = setting.partition(":")[2]
+        try:
+            setting = {EFFECTIVE_SHARE: float(word)}
+        except ValueError as error:
+            raise ValueError(f"{key}={setting!r}: {EFFECTIVE_SHARE} takes a number in (0, 1], got {word!r}") from error
+    if not isinstance(setting, Mapping):
+        return setting
+    if EFFECTIVE_SHARE not in setting:
+        return schedule(key, setting)
+    if len(setting) > 1:
+        others = ", ".join(str(name) for name in setting if name != EFFECTIVE_SHARE)
+        raise ValueError(f"{key}: {EFFECTIVE_SHARE} takes no further keys, got {others}: leave them out")
+    try:
+        return EffectiveShare(setting[EFFECTIVE_SHARE])
+    except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
 
 

@@ -209,6 +209,17 @@ SETTINGS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "labels, debiased": ({"supervision": "full", "class_prior": 0.05, "combine_positives": "log_of_mean"}, ["labels"]),
     "labels, decoupled": ({"supervision": "full", "positive_in_denominator": False, "average": "pairs"}, ["labels"]),
     "labels, below positive": ({"supervision": "positives", "hardening": hn.BelowPositive(0.2)}, ["labels"]),
+    "effective share": ({"hardening": hn.Exponential(hn.EffectiveShare(0.5)), "class_prior": 0.02}, []),
+    "effective share, queue": ({"hardening": hn.Exponential(hn.EffectiveShare(0.5)), "in_batch": None}, QUEUE),
+    "effective share, all": ({"hardening": hn.Exponential(hn.EffectiveShare(1.0)), "temperature": 0.1}, QUEUE),
+    "effective share, denominator": (
+        {
+            "hardening": hn.hscl(hn.EffectiveShare(0.4)).hardening,
+            "supervision": "full",
+            "combine_positives": "in_denominator",
+        },
+        ["labels"],
+    ),
     "no reduction": ({"reduction": "none", "in_batch": "other"}, []),
     "sum": ({"reduction": "sum", "hardening": hn.Exponential(0.5)}, []),
 }

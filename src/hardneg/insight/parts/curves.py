@@ -16,6 +16,12 @@ _QUANTITIES: dict[str, tuple[str, str, str]] = {
         "per anchor",
         "effective sample size of the weights q: 1/Σq²",
     ),
+    "effective_share": (
+        "Effective share of negatives",
+        "%",
+        "effective negatives divided by the negatives of each anchor",
+    ),
+    "beta": ("Tilt β", "β", "weights e^{βs}; computed from the scores by an effective share"),
     "support": ("Candidates in the support", "per anchor", "negatives left by masks and bands"),
     "positive_score": ("Score of positives", "score", "mean over positives; cosine / temperature, or dot product"),
     "negative_score": ("Score of negatives", "score", "mean over the support; cosine / temperature, or dot product"),
@@ -26,7 +32,7 @@ _QUANTITIES: dict[str, tuple[str, str, str]] = {
     "anchors": ("Anchors", "per batch", "last batch of each epoch"),
 }
 
-_FRACTIONS = ("knn",)  # drawn in percent
+_FRACTIONS = ("knn", "effective_share")  # drawn in percent
 _ELSEWHERE = ("false_negatives",)  # has a section of its own
 
 

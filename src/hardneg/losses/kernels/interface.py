@@ -199,6 +199,11 @@ class Rule:
         return weights if self.grad_through_weights else weights.detach()
 
     @property
+    def is_untilted(self) -> bool:
+        """True if weights are known to be equal; reading a tilt that is a tensor would synchronize with its device."""
+        return self.log_weight is None and not isinstance(self.tilt, Tensor) and self.tilt == 0
+
+    @property
     def is_banded(self) -> bool:
         """True if it may keep fewer than all eligible candidates."""
         return self.lower is not None or self.upper is not None or bool(self.rings) or self.guide is not None

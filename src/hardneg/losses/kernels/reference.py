@@ -1,6 +1,6 @@
 """The reference kernel: whole score matrices, plain autograd, any floating dtype, no graph break under compile."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -107,6 +107,16 @@ def support(scores: Tensor, eligibility: Eligibility, rule: Rule, rows: slice) -
     """The negatives of the anchors ``rows`` with these scores, (R, N) bool; weights of zero are not excluded."""
     eligible = torch.ones_like(scores, dtype=torch.bool)
     eligibility.mask_(eligible, rows, False)
+    return banded(scores, eligible, rule, rows)
+
+
+def banded(
+    scores: Tensor, eligible: Tensor, rule: Rule, rows: slice, columns: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Those of the eligible candidates (R, N) that are in the bands of the rule, (R, N) bool.
+
+    columns: selects the columns of these scores from a matrix of all candidates, if they are not all
+    """
     kept = eligible
     if rule.rings:
         band = percentiles.edges(scores.masked_fill(~eligible, -torch.inf), rule)
@@ -116,5 +126,6 @@ def support(scores: Tensor, eligibility: Eligibility, rule: Rule, rows: slice) -
     if rule.upper is not None:
         kept = kept & (scores <= per_row(rule.upper, rows))
     if rule.guide is not None:
-        kept = kept & ~rule.guide.outside(rows)
+        outside = rule.guide.outside(rows)
+        kept = kept & ~(outside if columns is None else columns(outside))
     return kept

@@ -244,7 +244,7 @@ def make_call(
         own, views = eligibility.own, eligibility.pool_views
         eligibility = Eligibility(eligibility.columns, own, views, anchor_groups=groups, candidate_groups=groups)
     if form.positives == "in_denominator" and not (
-        form.labels_exclude and form.log_number is None and rule.tilt == 0 and not rule.is_banded
+        form.labels_exclude and form.log_number is None and rule.is_untilted and not rule.is_banded
     ):
         return None  # the positives are not added to the sum over the negatives
     tensors = [tensor for tensor in (z1, z2, negatives) if tensor is not None]
