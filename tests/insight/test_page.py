@@ -165,9 +165,8 @@ def test_the_writing_direction_of_a_name_is_isolated(browser: Any, odd: Path) ->
 
 def test_all_images_are_decoded(page: Any) -> None:
     open_everything(page)
-    widths = page.evaluate(
-        "Promise.all([...document.querySelectorAll('#gallery img, #hubs img')].map((i) => i.decode().then(() => i.naturalWidth)))"
-    )
+    widths = page.evaluate("""Promise.all([...document.querySelectorAll("#gallery img, #hubs img")].map((image) =>
+        image.decode().then(() => image.naturalWidth)))""")
     assert len(widths) == 6 * (1 + 4 * 9) + 4 * 6  # the gallery and the hubs
     assert set(widths) == {8}
     assert page.evaluate("getComputedStyle(document.images[0]).imageRendering") == "pixelated"
