@@ -73,6 +73,8 @@ def test_minimizers_are_stationary_and_not_beaten_by_random_vectors() -> None:
     drawn = class_vectors.negatives(PRIOR, 4)
     for seed in range(200):
         assert float(class_vectors.population_loss(vectors(seed), PRIOR, drawn)) >= value
+    again = class_vectors.minimizer(PRIOR, 4, 2, 1, first=[v])[1]
+    assert again <= value + 1e-12
     free = v.clone().requires_grad_()
     gradient = torch.autograd.grad(class_vectors.population_loss(free, PRIOR, drawn), free)[0]
     assert float((gradient - (gradient * v).sum(1, keepdim=True) * v).abs().max()) < 1e-6  # along the sphere

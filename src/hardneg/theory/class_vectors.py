@@ -85,10 +85,15 @@ def sampled_loss(vectors: Tensor, prior: Sequence[float], k: int, samples: int, 
     return float(values.mean()), float(values.std() / math.sqrt(len(values)))
 
 
-def minimizer(prior: Sequence[float], k: int, dim: int, starts: int = 3, seed: int = 0) -> tuple[Tensor, float]:
-    """Unit class vectors (C, d) of least population loss, and that loss. starts: random starting points"""
+def minimizer(
+    prior: Sequence[float], k: int, dim: int, starts: int = 3, seed: int = 0, first: Sequence[Tensor] = ()
+) -> tuple[Tensor, float]:
+    """Unit class vectors (C, d) of least population loss, and that loss.
+
+    starts: number of random starting points · first: further ones, each (C, d)
+    """
     drawn = negatives(prior, k, seed)
-    return _minimize(lambda v: population_loss(v, prior, drawn), (len(prior), dim), starts, seed)
+    return _minimize(lambda v: population_loss(v, prior, drawn), (len(prior), dim), starts, seed, first)
 
 
 def downstream_loss(vectors: Tensor, prior: Sequence[float], starts: int = 3, seed: int = 0) -> float:
@@ -104,17 +109,17 @@ def downstream_loss(vectors: Tensor, prior: Sequence[float], starts: int = 3, se
     def loss(w: Tensor) -> Tensor:
         return -torch.log_softmax(vectors @ w.T, dim=1).diagonal() @ weights
 
-    return _minimize(loss, tuple(vectors.shape), starts, seed, vectors)[1]
+    return _minimize(loss, tuple(vectors.shape), starts, seed, [vectors])[1]
 
 
 def _minimize(
-    loss: Callable[[Tensor], Tensor], shape: tuple[int, ...], starts: int, seed: int, first: Tensor | None = None
+    loss: Callable[[Tensor], Tensor], shape: tuple[int, ...], starts: int, seed: int, first: Sequence[Tensor] = ()
 ) -> tuple[Tensor, float]:
-    """The best of several local minima over rows of unit length. first: a starting point in addition to random ones"""
+    """The best of several local minima over rows of unit length. first: starting points in addition to random ones"""
     draws = generator("cpu", seed, 5)
     points = [torch.randn(shape, generator=draws, dtype=torch.float64) for _ in range(starts)]
     best: tuple[Tensor, float] | None = None
-    for start in [*([] if first is None else [first]), *points]:
+    for start in [*first, *points]:
         free = minimized(lambda rows: loss(torch.nn.functional.normalize(rows, dim=1)), start)
         found = torch.nn.functional.normalize(free, dim=1)
         value = float(loss(found))
@@ -283,7 +288,12 @@ def unbalanced_classes(
     rows: list[tuple[str | float, ...]] = []
     rises, largest = 0, -math.inf
     for prior in given:
-        losses = [downstream(minimizer(prior, k, len(prior) - 1, 3, seed)[0], prior) for k in ks]
+        minimizers = [minimizer(prior, k, len(prior) - 1, 3, seed)[0] for k in ks]
+        losses = [downstream(vectors, prior) for vectors in minimizers]
+        if any(after > before + 1e-6 for before, after in pairwise(losses)):
+            # One of them may be a local minimum: search again from those of every k, and from more random points.
+            minimizers = [minimizer(prior, k, len(prior) - 1, 20, seed, minimizers)[0] for k in ks]
+            losses = [downstream(vectors, prior) for vectors in minimizers]
         steps = [after - before for before, after in pairwise(losses)]
         rises += any(step > 1e-6 for step in steps)
         largest = max(largest, *steps)
