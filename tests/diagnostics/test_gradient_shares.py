@@ -142,6 +142,14 @@ def test_settings_of_another_form_are_refused() -> None:
         gradient_shares(hn.InfoNCE(), z1 * math.nan, z2)
 
 
+def test_half_precision_embeddings_are_scored_in_float32() -> None:
+    z1, z2, _ = batch()
+    half = [z.bfloat16() for z in (z1, z2)]
+    found = gradient_shares(hn.hcl(tau_plus=0.0), *half)
+    exact = gradient_shares(hn.hcl(tau_plus=0.0), *(z.double() for z in half))
+    torch.testing.assert_close(found.shares.double(), exact.shares, rtol=1e-4, atol=1e-6)
+
+
 def test_exact_debiasing_without_a_prior_is_allowed() -> None:
     z1, z2, _ = batch()
     found = gradient_shares(hn.InfoNCE(debias="exact"), z1, z2)

@@ -121,9 +121,10 @@ class Diagnostics:
     def _slope(self, record: CallRecord, row: int, normalize_weights: bool) -> Tensor:
         """∂log R/∂s of one anchor in its candidates, (N,)."""
         (candidates,), (rule,) = record.sets, record.rules
-        anchor = candidates.anchors[row] * self._scale  # (d,)
+        dtype = torch.promote_types(torch.float32, candidates.anchors.dtype)  # the records may be half-precision copies
+        anchor = candidates.anchors[row].to(dtype) * self._scale  # (d,)
         blocks = [block if block.dim() == 2 else block[row % len(block)] for block in candidates.candidates]  # (N, d)
-        scores = torch.cat([block @ anchor.to(block.dtype) for block in blocks]).detach()  # (N,)
+        scores = torch.cat([block.to(dtype) @ anchor for block in blocks]).detach()  # (N,)
         slope = torch.zeros_like(scores)
         if bool(record.valid[row]) and not bool(record.floored[row]):
             scores.requires_grad_()

@@ -159,8 +159,10 @@ class Method(L.LightningModule, ABC):
         """
 
     def record_embeddings(self, index: Tensor, embeddings: Tensor, positives: Tensor | None = None) -> None:
-        """Keep the embeddings (B, d) of a batch for the memory update and the metrics. positives: (B, d), if it has one
-        for each"""
+        """Keep the embeddings (B, d) of a batch for the memory update and the metrics.
+
+        positives: (B, d), if each embedding has one
+        """
         self.noted = (index, embeddings.detach())
         self.noted_positives = None if positives is None else positives.detach()
 

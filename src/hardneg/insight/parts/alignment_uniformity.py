@@ -13,8 +13,8 @@ _MOST = 60  # points of a row
 def alignment_uniformity(contents: Contents) -> Part | None:
     """A point for each measured epoch of each run."""
     hint = (
-        "Left: the two views of a sample are close (alignment). Down: embeddings cover the sphere evenly (uniformity). "
-        "A good loss moves both ways, to the lower left; a collapsed encoder is at the upper left."
+        "Left: two views of the same data are close (alignment). Down: embeddings cover the sphere evenly "
+        "(uniformity). A good loss moves both ways, to the lower left; a collapsed encoder is at the upper left."
     )
     points = {number: _points(group) for number, group in enumerate(contents.groups)}
     shown = [(point, number) for number, found in points.items() for point in found]

@@ -32,8 +32,8 @@ def class_geometry(contents: Contents) -> Part | None:
     tables = "".join(_table(name, geometry, number == 0) for number, (name, geometry) in enumerate(found.items()))
     summary = _summary(found, contents.heading) if found else ""
     note = (
-        '<p class="small">Tables: features of the encoder on the same samples as the histograms, one seed of each row, '
-        "after the mean of all classes was subtracted. Charts: the training set.</p>"
+        f'<p class="small">Tables: features of the encoder, of the {contents.unit} of the histograms, one seed of each '
+        "row, after the mean of all classes was subtracted. Charts: the training set.</p>"
     )
     curves = f'{row_legend(contents.groups)}<div class="charts">{drawn}</div>' if drawn else ""
     return Part("classes", "Angles between classes", hint, summary + tables + curves + note)

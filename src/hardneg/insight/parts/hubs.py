@@ -27,7 +27,7 @@ def hubs(contents: Contents) -> Part | None:
         f"</tr></thead><tbody>{rows}</tbody></table>"
     )
     lines = "".join(f'<div class="row"><h3>{isolated(name)}</h3>{_samples(each)}</div>' for name, each in found.items())
-    note = '<p class="small">Features of the encoder on the same samples as the histograms; one seed of each row.</p>'
+    note = f'<p class="small">Features of the encoder, of the {unit} of the histograms; one seed of each row.</p>'
     opened = f'<details class="anchor" open><summary>The largest hubs of each row</summary>{lines}</details>'
     return Part("hubs", "Hubs: hard negatives of many anchors", hint, scrollable(table, "Hubs") + opened + note)
 

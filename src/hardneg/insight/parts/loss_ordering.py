@@ -23,7 +23,7 @@ def loss_ordering(contents: Contents) -> Part | None:
         from_insight("assumption_1"),
         "Anchors with Assumption 1",
         "% of anchors",
-        "among anchors with a sample of their class in the batch",
+        "among anchors with others of their class in the batch",
         True,
     )
     figures = "".join(chart for group in contents.groups if (chart := _losses(group)) is not None)
