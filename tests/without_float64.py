@@ -30,7 +30,16 @@ from hardneg.graphs.data import assemble
 from hardneg.graphs.equivalent_nodes import equivalent_nodes
 from hardneg.graphs.views import GraphViews
 from hardneg.images.views import simclr_views
+from hardneg.insight import (
+    alignment_estimate,
+    class_means,
+    gradient_shares,
+    hubs,
+    loss_ordering,
+    uniformity_estimate,
+)
 from hardneg.insight.diagnostics import cosine_histograms, hardest_negatives
+from hardneg.insight.suspects import suspected_false_negatives
 from hardneg.samplers import cosine_histogram, mean_cosine
 from hardneg.training.callbacks.metrics_writer import running_sum
 
@@ -171,6 +180,19 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
             hardest.indices.cpu(),
         )
 
+    def measured(place: Place) -> Any:
+        first, second, known = place(z1), place(z2), place(labels[:24])
+        loss = hn.hcl()
+        loss(first, second)
+        shares = gradient_shares(loss, first, second, torch.arange(4))
+        found = loss_ordering(first, second, labels[:24], temperature=0.5)
+        assert found is not None
+        numbers = (uniformity_estimate(first), alignment_estimate(first, second), shares.of_largest(3), found.ucl)
+        means = (class_means(first, known), class_means(first, labels[:24], centered=True))
+        suspects = suspected_false_negatives(first, known, k=3, count=5)
+        occurrences = hubs(first, 5).counts.cpu()
+        return [each.value for each in numbers], [each.deviation for each in means], occurrences, suspects.pairs
+
     def batches(place: Place) -> Any:
         allowed = labels[:24, None] != labels[:24]
         return mean_cosine(place(z1)), cosine_histogram(place(z1), bins=9, allowed=place(allowed))[0]
@@ -246,6 +268,7 @@ def cases() -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
         "support vector machine": machine,
         "sentences by folds": folded,
         "diagnostics of embeddings": diagnosed,
+        "diagnostics of training": measured,
         "hardness of batches": batches,
         "clusters": clustered,
         "proximity graph": graph,
