@@ -207,16 +207,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="the folder of packed sets")
     parser.add_argument("--sets", nargs="*", default=["digits", "MUTAG", "cifar10", "tinyimagenet100_32"])
+    parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
     parser.add_argument("--epochs", type=int, help="instead of those of each set, for a test")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for temporary files")
     options = parser.parse_args()
     began, rows = time.perf_counter(), []
     for name in options.sets:
         found: dict[str, list[float]] = {estimator: [] for estimator in ESTIMATORS}
-        for seed in SEEDS:
+        for seed in options.seeds:
             positive, other, truth = scored(name, seed, options.data, options.folder, options.epochs)
             for estimator, estimate in ESTIMATORS.items():
                 found[estimator].append(round(estimate(positive, other), 5))
+            print(f"{name}, seed {seed}: { ({key: numbers[-1] for key, numbers in found.items()}) }", flush=True)
         rows.append({"set": name, "true_share": round(truth, 5), "estimates": found})
         print(f"\n{name}: true share {truth:.4f}")
         for estimator, numbers in found.items():
@@ -231,7 +233,7 @@ def main() -> None:
             "about": "Estimates of the share of same-class pairs from the scores of an encoder trained without labels",
             "machine": record.processor(),
             "torch": torch.__version__,
-            "seeds": list(SEEDS),
+            "seeds": options.seeds,
             "seconds": round(time.perf_counter() - began),
             "within_a_factor_of_2": within,
             "rows": rows,
