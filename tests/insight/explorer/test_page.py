@@ -498,6 +498,15 @@ def test_the_scripts_are_small() -> None:
     assert sum(file.stat().st_size for file in folder.glob("*.js")) < 300_000
 
 
+def test_a_page_that_would_be_too_large_shows_fewer_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hardneg.insight.explorer.page.MAX_BYTES", 200_000)
+    ids = [f"{'long' * 200} {row}" for row in range(400)]
+    written = write_explorer(torch.randn(400, 16), tmp_path / "x.html", ids=ids)
+    assert written.path.stat().st_size <= 200_000
+    assert 50 < len(written.samples) < 400
+    assert any(f"Of 400 samples, {len(written.samples)} are shown" in note for note in written.notes)
+
+
 @pytest.mark.slow
 def test_an_interaction_with_5000_samples_takes_less_than_100_milliseconds(tmp_path: Path, open_page: Open) -> None:
     features = torch.randn(5000, 128, generator=torch.Generator().manual_seed(0))

@@ -128,7 +128,8 @@ def page_data(
     # A second view is compared with the first features: both are reduced in the same way only if together.
     joined = samples.positives is not None
     given = [torch.cat([every[0], every[-1]]), *every[1:-1]] if joined else every
-    packed = pack(given, int(0.4 * bytes_allowed))
+    share = 0.4 if samples.images is not None else 0.55 if samples.texts is not None else 0.8
+    packed = pack(given, int(share * bytes_allowed))
     texts = packed.texts
     positives = None
     if joined:
