@@ -138,7 +138,7 @@ function makeExplorer(root, data) {
     return make("span", { className: "x-caption" }, ...found);
   };
   const sampleButton = (row, size = 44) => {
-    const button = make("button", { type: "button", className: "x-sample" }, picture(row, size), caption(row));
+    const button = make("button", { type: "button", className: data.thumbnails === null ? "x-sample x-of-text" : "x-sample" }, picture(row, size), caption(row));
     button.setAttribute("aria-label", `Make ${named(row)} the anchor`);
     button.addEventListener("click", () => choose(row));
     return button;
