@@ -4,8 +4,8 @@
 
 Built by the command `hardneg explore` from 50,000 embeddings of 128 dimensions with labels, in a process of its own, so
 that its start is included. The page shows 5,000 of them. An interaction moves the slider of β by one step: from the
-event to the end of the layout, by performance.now() in the page; an anchor is chosen by a click on a sample. There is no
-peer: other viewers of embeddings have no settings of a loss. The limits are 60 s, 20 MB and 100 ms.
+event to the end of the layout, by performance.now() in the page; an anchor is chosen by a click on a sample. There is
+no peer: other viewers of embeddings have no settings of a loss. The limits are 60 s, 20 MB and 100 ms.
 """
 
 import argparse

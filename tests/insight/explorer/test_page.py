@@ -65,7 +65,7 @@ class Stored:
         data = page.evaluate("hardneg.explorers[0].data")
         self.data = data
         self.features = [unpack(each["features"], data["dtype"], data["dim"]) for each in data["checkpoints"]]
-        self.positives = None if data["positives"] is None else unpack(data["positives"], data["dtype"], data["dim"])
+        self.positives = data["checkpoints"][0]["positives"]
         known = data["labels"]
         self.labels = torch.full((data["count"],), -1) if known is None else torch.tensor(known)
 
@@ -164,9 +164,10 @@ def test_every_number_is_that_of_the_reference_in_float64(tmp_path: Path, open_p
         for number, setting in enumerate(drawn_settings(count, 1, exact=False))
     ]
     names = page.evaluate("hardneg.RULES")
-    assert stored.positives is not None
+    expected = torch.nn.functional.cosine_similarity(features.double(), second.double())
+    np.testing.assert_allclose(stored.positives, expected, rtol=1e-12)
     for case, found in zip(cases, page.evaluate(COMPUTE, cases), strict=True):
-        z2 = stored.positives[case["anchor"]]
+        z2 = at_cosine(stored.features[0][case["anchor"]], stored.positives[case["anchor"]])
         if case["checkpoint"]:  # it has no second view: the positive's cosine is the slider's
             z2 = at_cosine(stored.features[1][case["anchor"]], 0.625)
         stored.check(found, case, z2, [])
@@ -496,6 +497,15 @@ def luminance(color: str) -> float:
 def test_the_scripts_are_small() -> None:
     folder = Path(hn.__file__).parent / "insight" / "page"
     assert sum(file.stat().st_size for file in folder.glob("*.js")) < 300_000
+
+
+def test_a_page_that_would_be_too_large_shows_fewer_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hardneg.insight.explorer.page.MAX_BYTES", 200_000)
+    ids = [f"{'long' * 200} {row}" for row in range(400)]
+    written = write_explorer(torch.randn(400, 16), tmp_path / "x.html", ids=ids)
+    assert written.path.stat().st_size <= 200_000
+    assert 50 < len(written.samples) < 400
+    assert any(f"Of 400 samples, {len(written.samples)} are shown" in note for note in written.notes)
 
 
 @pytest.mark.slow

@@ -61,6 +61,7 @@ def test_the_report_explores_the_training_split_by_each_group(trained: Path, tmp
     assert page.stat().st_size < 5_000_000
     assert data["count"] == 1000
     assert [each["name"] for each in data["checkpoints"]] == ["hard", "plain"]
+    assert all(len(each["positives"]) == 1000 for each in data["checkpoints"])
     assert data["setting"]["beta"] == 1.0
     assert "training split" in data["usable"]
     assert max(int(each) for each in data["ids"]) < len(load_images("digits", "train"))

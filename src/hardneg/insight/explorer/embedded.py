@@ -32,6 +32,7 @@ class Embedded:
         images: (C, H, W) uint8 each; thumbnails are made of them.
         positives: (N, d) a second view of each sample.
         checkpoints: further features by name, such as of other epochs or runs.
+        checkpoint_positives: second views by the same names, as far as they are known.
         guide: (N, d') features of a stronger model.
         first: the name of ``features`` among the checkpoints.
         checkpoint_word: what a checkpoint is called on the page.
@@ -49,6 +50,7 @@ class Embedded:
     images: Images | None = None
     positives: Tensor | None = None
     checkpoints: Mapping[str, Tensor] = field(default_factory=dict)
+    checkpoint_positives: Mapping[str, Tensor] = field(default_factory=dict)
     guide: Tensor | None = None
     first: str = "given"
     checkpoint_word: str = "checkpoint"
@@ -79,6 +81,7 @@ class Embedded:
             images=None if self.images is None else _Selected(self.images, chosen),
             positives=part(self.positives),
             checkpoints={name: given[rows] for name, given in self.checkpoints.items()},
+            checkpoint_positives={name: given[rows] for name, given in self.checkpoint_positives.items()},
             guide=part(self.guide),
             total=self.total or len(self),
         )
@@ -151,7 +154,7 @@ def embedded(
         shown,
         second,
         further,
-        None if guide is None else _same_rows("guide", guide, count),
+        guide=None if guide is None else _same_rows("guide", guide, count),
         unit=unit or ("images" if shown is not None else "texts" if texts is not None else "samples"),
     )
 

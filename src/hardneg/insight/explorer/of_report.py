@@ -35,7 +35,10 @@ def explored_groups(groups: Sequence[Group], load: LoadSamples | None, trust: bo
             shown = replace(found, samples=replace(found.samples, first=group.name, checkpoint_word="run"))
         elif len(shown.samples.checkpoints) + 1 < GROUPS and _same_samples(shown.samples, found.samples):
             further = {**shown.samples.checkpoints, group.name: found.samples.features}
-            shown = replace(shown, samples=replace(shown.samples, checkpoints=further))
+            second = dict(shown.samples.checkpoint_positives)
+            if found.samples.positives is not None:
+                second[group.name] = found.samples.positives
+            shown = replace(shown, samples=replace(shown.samples, checkpoints=further, checkpoint_positives=second))
         else:
             left_out.append(group.name)
     if shown is None:

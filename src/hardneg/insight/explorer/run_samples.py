@@ -87,7 +87,7 @@ def _views(run: Any, kind: Any, part: Any, features: Tensor) -> Tensor | None:
     device = next(iter(encoder.parameters()), features).device
     try:
         found = [
-            encoder(run.views(resident.batch(index), generator("cpu", 0, number)).to(device)).float().cpu()
+            encoder(run.views(resident.batch(index), generator("cpu", 0, number), views=1).to(device)).float().cpu()
             for number, index in enumerate(torch.split(torch.arange(len(features)), _BATCH))
         ]
         joined = torch.cat(found)

@@ -122,21 +122,16 @@ def page_data(
 
     settings: of A and of B · positive: cosine of a positive that is not given · suspects: pairs to review, at most
     """
-    every = [samples.features, *samples.checkpoints.values()]
-    if samples.positives is not None:
-        every.append(samples.positives)
-    # A second view is compared with the first features: both are reduced in the same way only if together.
-    joined = samples.positives is not None
-    given = [torch.cat([every[0], every[-1]]), *every[1:-1]] if joined else every
-    packed = pack(given, int(0.4 * bytes_allowed))
-    texts = packed.texts
-    positives = None
-    if joined:
-        both = base64.b64decode(texts[0])
-        texts = [base64.b64encode(both[: len(both) // 2]).decode("ascii"), *texts[1:]]
-        positives = base64.b64encode(both[len(both) // 2 :]).decode("ascii")
+    second = samples.checkpoint_positives
+    every = [(samples.first, samples.features, samples.positives)]
+    every += [(name, features, second.get(name)) for name, features in samples.checkpoints.items()]
+    share = 0.4 if samples.images is not None else 0.55 if samples.texts is not None else 0.8
+    packed = pack([features for _, features, _ in every], int(share * bytes_allowed))
+    checkpoints = [
+        {"name": printable(name), "features": text, "positives": _cosines(features, positives)}
+        for (name, features, positives), text in zip(every, packed.texts, strict=True)
+    ]
     points, shares = principal_map(samples.features)
-    names = [samples.first, *samples.checkpoints]
     notes = [*samples.notes, *([packed.note] if packed.note else [])]
     if samples.total > len(samples):
         notes.append(
@@ -153,9 +148,8 @@ def page_data(
         "dim": packed.dim,
         "dtype": packed.dtype,
         "unit": samples.unit,
-        "checkpoints": [{"name": printable(n), "features": t} for n, t in zip(names, texts, strict=True)],
+        "checkpoints": checkpoints,
         "checkpointWord": samples.checkpoint_word,
-        "positives": positives,
         "positive": positive,
         "labels": None if samples.labels is None else samples.labels.tolist(),
         "classes": [printable(str(name)) for name in samples.classes],
@@ -174,6 +168,13 @@ def page_data(
         "usable": samples.usable,
         "notes": [printable(note) for note in notes],
     }
+
+
+def _cosines(features: Tensor, positives: Tensor | None) -> list[float] | None:
+    """The cosine of each sample with its positive, which is all that a loss needs of the positive."""
+    if positives is None:
+        return None
+    return (normalized(features.double()) * normalized(positives.double())).sum(dim=1).clamp(-1, 1).tolist()
 
 
 def id_json(given: Id) -> str:

@@ -55,25 +55,20 @@ function makeExplorer(root, data) {
     const rows = decodeFloats(text, data.dtype);
     return { rows, inverse: inverseNorms(rows, dim) };
   };
-  const checkpoints = data.checkpoints.map(({ name, features }) => ({ name, ...stored(features) }));
-  const second = data.positives === null ? null : stored(data.positives);
+  const checkpoints = data.checkpoints.map(({ name, features, positives }) => ({ name, positives, ...stored(features) }));
   const drawnRank = new Uint32Array(count);
   data.order.forEach((row, rank) => { drawnRank[row] = rank; });
 
-  const product = (one, row, other, column) => {
-    let sum = 0;
-    const [a, b] = [row * dim, column * dim];
-    for (let at = 0; at < dim; at++) sum += one.rows[a + at] * other.rows[b + at];
-    return sum * one.inverse[row] * other.inverse[column];
-  };
   const cosinesOf = (anchor, checkpoint = 0) => {
-    const held = checkpoints[checkpoint];
-    const found = new Float64Array(count);
-    for (let row = 0; row < count; row++) found[row] = product(held, anchor, held, row);
-    return found;
+    const { rows, inverse } = checkpoints[checkpoint];
+    const own = rows.subarray(anchor * dim, (anchor + 1) * dim);
+    return Float64Array.from({ length: count }, (_, row) => {
+      let sum = 0;
+      for (let at = 0; at < dim; at++) sum += own[at] * rows[row * dim + at];
+      return sum * inverse[anchor] * inverse[row];
+    });
   };
-  const positiveOf = (anchor, checkpoint = 0) =>
-    second === null || checkpoint !== 0 ? state.positive : product(checkpoints[0], anchor, second, anchor);
+  const positiveOf = (anchor, checkpoint = 0) => checkpoints[checkpoint].positives?.[anchor] ?? state.positive;
 
   const pairKey = (one, other) => (one < other ? `${one},${other}` : `${other},${one}`);
   const decisions = new Map();  // pair → "drop" or "keep"
@@ -138,7 +133,7 @@ function makeExplorer(root, data) {
     return make("span", { className: "x-caption" }, ...found);
   };
   const sampleButton = (row, size = 44) => {
-    const button = make("button", { type: "button", className: "x-sample" }, picture(row, size), caption(row));
+    const button = make("button", { type: "button", className: data.thumbnails === null ? "x-sample x-of-text" : "x-sample" }, picture(row, size), caption(row));
     button.setAttribute("aria-label", `Make ${named(row)} the anchor`);
     button.addEventListener("click", () => choose(row));
     return button;
@@ -317,9 +312,8 @@ function makeExplorer(root, data) {
     select.addEventListener("change", () => { state.checkpoint = Number(select.value); update(); });
     shared.append(make("label", {}, `${data.checkpointWord} `, select));
   }
-  if (second === null || checkpoints.length > 1) {
-    shared.append(control("positive", second === null ? "cosine of the positive (none is given)"
-      : `cosine of the positive at a ${data.checkpointWord} other than the first`, -1, 1, 0.01,
+  if (checkpoints.some(({ positives }) => positives === null)) {
+    shared.append(control("positive", "cosine of the positive, where none is given", -1, 1, 0.01,
       () => state.positive, (value) => { state.positive = Math.max(-1, Math.min(1, value)); }));
   }
 
