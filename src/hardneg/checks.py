@@ -4,7 +4,6 @@ import inspect
 import operator
 import stat
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack, overload
 
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hardneg import spelling
 from hardneg.losses.schedules import Schedule, value
 
 TensorLike = Tensor | NDArray[Any] | Sequence[Any]  # what `as_tensor` converts
@@ -138,8 +138,8 @@ def choice(name: str, given: object, options: Sequence[str]) -> None:
     """Raise unless ``given`` is one of the ``options``; suggest the nearest one."""
     if given in options:
         return
-    near = get_close_matches(str(given), options, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(map(repr, options))
+    near = spelling.nearest(str(given), options)
+    hint = f"did you mean {near!r}?" if near else "choose one of " + ", ".join(map(repr, options))
     raise ValueError(f"{name}={given!r} is not known: {hint}")
 
 

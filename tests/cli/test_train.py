@@ -38,7 +38,11 @@ MISTAKES = {
     "large size": (["data.source=photos", "data.size=9999"], "data.size=9999 is more than"),
     "no source": (["data.source=nowhere"], "data.source='"),
     "argument of another preset": (["objective.beta=1"], "it belongs to hcl, hscl; add objective.preset=hcl"),
-    "argument of no preset": (["objective.temperatur=1"], "did you mean temperature?"),
+    "small size": (["data.source=photos", "data.size=1"], "data.size must be an integer ≥ 2"),
+    "a setting with dashes": (["--data.source=photos"], "write data.source=photos"),
+    "a misspelled preset": (["objective.prest=hcl"], "did you mean objective.preset?"),
+    "a key like none": (["trainer.foo=1"], "trainer.foo is not a key of the recipe: choose one of trainer."),
+    "argument of no preset": (["objective.temperatur=1"], "did you mean objective.temperature?"),
     "prior": (["objective.preset=hcl", "objective.tau_plus=2"], "objective.tau_plus must be ≥ 0 and < 1, got 2"),
     "renamed prior": (
         ["objective.preset=debiased", "objective.class_prior=0.1"],

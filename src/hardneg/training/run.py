@@ -68,8 +68,9 @@ def train(
     given = build.Given(data, views, encoder)
     folder = Path(folder)
     if resume and not run_folder.is_run(folder):
-        missing = run_folder.ENVIRONMENT if (folder / run_folder.RECIPE).exists() else run_folder.RECIPE
-        raise ValueError(f"{folder} holds no run to resume: {missing} is missing")
+        begun = (folder / run_folder.RECIPE).exists()
+        reason = f"{run_folder.ENVIRONMENT} is missing" if begun else run_folder.run_near(folder)
+        raise ValueError(f"{folder} holds no run to resume: {reason}")
     point = run_state.ResumePoint()
     if resume:
         run_folder.check_regular(folder)
