@@ -295,6 +295,15 @@ def _out_of_range(name: str, size: int) -> str:
     return f"{name} must hold indices from 0 to {size - 1}: an index is out of range"
 
 
+def has_folder(file: Path) -> None:
+    """Raise if the folder that a file is to be written to does not exist: it may be misspelled."""
+    if not file.parent.is_dir():
+        raise ValueError(
+            f"there is no folder {str(file.parent)!r} for {file.name}: create it, or choose another with --to "
+            "(in Python: to=)"
+        )
+
+
 def regular_file(path: Path) -> Path:
     """Return the path of a regular file; raise for others: reading a FIFO would block, a device may be endless."""
     if not stat.S_ISREG(path.stat().st_mode):

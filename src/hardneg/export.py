@@ -103,11 +103,8 @@ def export_run(
     from hardneg.training.saved_run import load_run
 
     checks.choice("format", format, tuple(SUFFIXES))
-    if to is not None and not Path(to).parent.is_dir():
-        raise ValueError(
-            f"there is no folder {str(Path(to).parent)!r} for {Path(to).name}: create it, or choose another with --to "
-            "(in Python: to=)"
-        )
+    if to is not None:
+        checks.has_folder(Path(to))
     loaded = load_run(run, trust=trust, code=recipe.ENCODER_CODE)
     loaded.warn_if_unfinished()
     encoder = loaded.settings.kind.exportable(loaded.encoder, loaded.shape)

@@ -106,6 +106,16 @@ def test_my_images_trains_on_a_folder_and_says_its_steps_before_training(
     assert encoder([*photos.glob("cat/*.png")]).shape == (20, 512)
 
 
+def test_few_images_give_a_note(capsys: pytest.CaptureFixture[str], photos: Path) -> None:
+    for image in sorted(photos.glob("cat/*.png"))[3:]:
+        image.unlink()
+    quick = ["data.source=photos/cat", "data.size=8", "trainer.epochs=1", "encoder.name=tiny", "--no-evaluate"]
+    code, _, err = hardneg(capsys, "train", "my-images", *quick)
+    assert code == 0, err
+    assert "note: 3 images are too few to train an encoder" in err
+    assert "note: encoder.options.stem=imagenet of the recipe left out" in err
+
+
 def test_my_images_needs_a_source_and_no_labels(capsys: pytest.CaptureFixture[str], photos: Path) -> None:
     code, _, err = hardneg(capsys, "train", "my-images")
     assert code == 2

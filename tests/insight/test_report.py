@@ -234,10 +234,29 @@ def test_samples_without_labels_have_a_gallery_and_no_histogram(tmp_path: Path) 
     page, _ = write(
         tmp_path, [run], load_samples=lambda folder: digits_samples()(folder)._replace(labels=None, classes=())
     )
-    assert "its samples have no labels" in page.text
+    assert "compare classes, and the samples have no labels" in page.text
+    assert not any(text in page.text for text in ("no label ", "· no label", "colored by class", "separates the classes"))
     assert len(page.all("img")) == 6 * (1 + 6)
     assert "their classes are unknown" in page.text
     assert "false" not in {attributes.get("class") for attributes in page.all("div")}
+
+
+def test_a_run_on_data_without_labels_is_not_told_to_be_evaluated(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=2)
+    (run / "evaluation.json").unlink()
+    unlabeled = digits_samples()(run)._replace(labels=None, classes=())
+    page, _ = write(tmp_path, [run], load_samples=lambda folder: unlabeled)
+    assert "Not evaluated: the data have no labels." in page.text
+    assert "hardneg evaluate" not in page.text
+    labeled, _ = write(tmp_path, [run], load_samples=digits_samples())
+    assert "No run has an evaluation: run hardneg evaluate" in labeled.text
+
+
+def test_a_report_creates_no_folder(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=2)
+    with pytest.raises(ValueError, match=r"there is no folder '.*nowhere' for page.html: create it"):
+        write_report([run], tmp_path / "nowhere" / "page.html", load_samples=digits_samples())
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_sample_without_a_label_is_neither_a_true_nor_a_false_negative() -> None:

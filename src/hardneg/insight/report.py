@@ -37,7 +37,7 @@ def write_report(
 ) -> Path:
     """Write one self-contained HTML page that compares runs; returns its path.
 
-    runs: run folders; those that differ only in seed form a group · to: the file, replaced if it exists · names: of
+    runs: run folders; those that differ only in seed form a group · to: the file, in a folder that exists; replaced if it exists · names: of
     the groups, one per run or one per group (default: the settings in which they differ) · baseline: the row that
     others are compared with (default: the first group) · extra_rows: values by metric of methods without a run folder,
     as ``{"raw pixels": {"knn": [0.98]}}`` · extra_notes: notes on them by row and metric, as
@@ -60,6 +60,7 @@ def write_report(
     to = Path(to)
     if to.is_dir():
         raise ValueError(f"to={str(to)!r} is a folder: name a file in it, such as {to / 'report.html'}")
+    checks.has_folder(to)
     if load_samples is not None and trust:
         raise ValueError("trust=True is for the encoders of the runs, which load_samples= replaces: leave one out")
     extra = _checked(extra_rows or {})
@@ -77,7 +78,6 @@ def write_report(
     if heading is None:
         heading = "method" if extra else row_names.heading([group.runs[0].settings for group in groups])
     contents = Contents(groups, baseline or groups[0].name, extra, summaries, extra_notes or {}, failed or {}, heading)
-    to.parent.mkdir(parents=True, exist_ok=True)
     # The name cannot be guessed, so that no link can be placed there in advance.
     fresh = to.with_name(f".{secrets.token_hex(8)}-{to.name}")
     try:

@@ -26,11 +26,15 @@ from hardneg.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its folder, its trained encoder and the last line of its metrics."""
+    """A finished run: its folder, its trained encoder and the last line of its metrics.
+
+    already_finished: whether it was resumed with no step left to train
+    """
 
     folder: Path
     encoder: nn.Module
     metrics: dict[str, Any]
+    already_finished: bool = False
 
 
 def train(
@@ -93,6 +97,8 @@ def train(
     if resume:
         check_division(settings, folder, division)
     train_set, held_out = validation_split.divide(settings, whole)
+    if not resume and trainer.is_global_zero:
+        build.warn_if_few(settings, len(train_set))
     settings = settings.with_batch_size(build.auto_batch_size(len(train_set), trainer.world_size))
     shape = settings.kind.shape(train_set)
     try:
@@ -141,7 +147,7 @@ def train(
                     run_folder.discard(folder)
                 engine.explain(error, settings, folder, callbacks_of_run.losses)
             raise
-    return Result(folder, module.encoder, callbacks_of_run.metrics.last)
+    return Result(folder, module.encoder, callbacks_of_run.metrics.last, point.finished)
 
 
 def _check_memory(settings: Recipe, module: Method, shape: tuple[int, ...], trainer: L.Trainer) -> None:

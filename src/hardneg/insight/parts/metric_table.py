@@ -24,8 +24,11 @@ def metric_table(contents: Contents) -> Part:
     metrics = columns(rows, contents.formats)
     title = "Comparison" if contents.is_comparison else "Evaluation"
     if not metrics:
+        hint = "There are no metrics yet."
         body = '<p class="note">No run has an evaluation: run <code>hardneg evaluate</code>.</p>'
-        return Part(_KEY, title, "There are no metrics yet.", _unfinished(contents) + body)
+        if contents.has_no_labels:
+            hint, body = "Not evaluated: the data have no labels.", ""
+        return Part(_KEY, title, hint, _failed(contents) + _unfinished(contents) + body)
     best = {
         metric: significant_best({name: row.get(metric, ()) for name, row in rows.items()}, shown.better)
         for metric, shown in metrics.items()
