@@ -155,7 +155,9 @@ def floating(name: str, tensor: object) -> Tensor:
 def integers(name: str, tensor: object, shape: tuple[int, ...], meaning: str) -> Tensor:
     """Raise unless ``tensor`` is an integer tensor of ``shape``."""
     if not isinstance(tensor, Tensor):
-        raise ValueError(f"{name} must be an integer tensor, got {type(tensor).__name__}")
+        raise ValueError(
+            f"{name} must be an integer tensor, got {type(tensor).__name__}: convert it with torch.as_tensor"
+        )
     if name.endswith("labels") and tuple(tensor.shape[:-1]) == shape and tensor.shape[-1] > 1:
         raise ValueError(
             f"{name} must have shape {shape} ({meaning}), got {tuple(tensor.shape)}: pass class numbers, of one-hot "
