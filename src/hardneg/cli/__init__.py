@@ -28,7 +28,14 @@ def main() -> None:
     """Run the command line; errors in the input are printed in one line, with exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: characters the terminal lacks are not an error
-    warnings.showwarning = lambda message, *rest, **more: note(str(message))
+    told: set[str] = set()  # data are read several times in one command, and would warn each time
+
+    def show_once(message: Warning | str, *rest: object, **more: object) -> None:
+        if (text := str(message)) not in told:
+            told.add(text)
+            note(text)
+
+    warnings.showwarning = show_once
     try:
         code = typer.main.get_command(app)(args=sys.argv[1:] or ["--help"], standalone_mode=False)
         if code == INTERRUPTED:  # typer has turned Ctrl-C into this

@@ -28,6 +28,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate the frozen encoder of a run: kNN, 1-NN, a few labels per class, linear probe."""
+    from hardneg.evaluation.results import is_minor
     from hardneg.training.evaluate import evaluate as evaluate_run
 
     if trust:
@@ -37,14 +38,15 @@ def evaluate(
     if as_json:
         print_json(figures.to_json())
         return
+    notes = {name: text for name, text in figures.notes.items() if not is_minor(text)}
     table = Table("metric", "value", title=cell(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
         shown = figures.format(name)
-        table.add_row(cell(shown.heading), f"{shown.text(figure)}{MARK * (name in figures.notes)}")
+        table.add_row(cell(shown.heading), f"{shown.text(figure)}{MARK * (name in notes)}")
     out.print(table)
     if figures.measured:
         say(figures.measured)
-    for name, note_text in figures.notes.items():
+    for name, note_text in notes.items():
         say(f"{MARK} {figures.format(name).title}: {note_text}")
 
 

@@ -192,6 +192,18 @@ def merged_formats(results: Iterable[EvaluationResult]) -> dict[str, MetricForma
     return {metric: shown for result in results for metric, shown in result.formats.items()}
 
 
+def is_minor(note: str) -> bool:
+    """Whether a note is on fits that a result does not use: JSON and reports hold it, result lines leave it out.
+
+    Examples:
+        >>> is_minor("not converged after 500 iterations for 3 of 7 candidate penalties; the final fit has converged")
+        True
+        >>> is_minor("not converged after 500 iterations")
+        False
+    """
+    return "; the final fit has converged" in note or "; the final fits have converged" in note
+
+
 def notes_of_seeds(notes: Mapping[int, str]) -> list[str]:
     """Combine the notes on one metric of several runs, by seed: each note once, with its seeds.
 
