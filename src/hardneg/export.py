@@ -117,7 +117,7 @@ def export_run(
     file = Path(run) / "exported" if to is None else Path(to)
     if file.resolve() == (Path(run) / run_folder.ENCODER).resolve():
         raise ValueError(f"to={str(file)!r} is the run's own file, which marks it as finished: choose another name")
-    info = {"recipe": recipe.dump(loaded.settings)}
+    info = {"recipe": recipe.dump(recipe.without_folders(loaded.settings))}
     if example is not None:
         channels = loaded.shape[0]
         info["mean"] = json.dumps(list(getattr(loaded.views, "mean", None) or [0.0] * channels))

@@ -34,7 +34,9 @@ def test_an_evaluation_names_data_as_they_were_given(capsys: pytest.CaptureFixtu
 def test_resuming_a_finished_run_says_that_nothing_is_left(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = hardneg(capsys, "train", "--resume", "run", "--no-evaluate")
     assert code == 0, err
-    assert "already finished" in out and "add trainer.epochs=N to train longer" in out and "trained in" not in out
+    assert "already finished" in out
+    assert "add trainer.epochs=N to train longer" in out
+    assert "trained in" not in out
     code, _, err = hardneg(capsys, "train", "--resume", ".")
     assert code == 2
     assert "give one of the 1 runs in it, such as run" in err

@@ -100,7 +100,7 @@ def test_copies_of_one_image_cannot_be_divided(tmp_path: Path) -> None:
     np.savez(tmp_path / "all.npz", images=np.repeat(random_images(1), 40, axis=0), labels=np.arange(40) % 2)
     trained = load_split(str(tmp_path / "all.npz"), "train")
     for division in (None, trained.division):
-        with pytest.raises(ValueError, match="all 40 images of .* are copies of one"):
+        with pytest.raises(ValueError, match=r"all 40 images of .* are copies of one"):
             load_split(str(tmp_path / "all.npz"), "test", division=division)
 
 

@@ -13,6 +13,7 @@ from insight.folders import PRESETS, digits_samples, make_comparison, make_run
 
 from hardneg.insight import report
 from hardneg.insight.report import write_report
+from hardneg.insight.runs import read_run, source_names
 from hardneg.insight.samples import EncodedSamples, summarize
 
 VOID = {"meta", "link", "img", "wbr", "br"}
@@ -235,7 +236,8 @@ def test_samples_without_labels_have_a_gallery_and_no_histogram(tmp_path: Path) 
         tmp_path, [run], load_samples=lambda folder: digits_samples()(folder)._replace(labels=None, classes=())
     )
     assert "compare classes, and the samples have no labels" in page.text
-    assert not any(text in page.text for text in ("no label ", "· no label", "colored by class", "separates the classes"))
+    for text in ("no label ", "· no label", "colored by class", "separates the classes"):
+        assert text not in page.text
     assert len(page.all("img")) == 6 * (1 + 6)
     assert "their classes are unknown" in page.text
     assert "false" not in {attributes.get("class") for attributes in page.all("div")}
@@ -359,6 +361,36 @@ def test_time_per_step_excludes_the_first_epoch(tmp_path: Path) -> None:
     assert "pause" not in page.text
 
 
+def test_a_page_shows_neither_where_programs_nor_where_data_are(tmp_path: Path) -> None:
+    source = tmp_path / "somewhere" / "photos"
+    run = make_run(tmp_path / "run", epochs=2, overrides=[f"data.source={source}", "modality=images"])
+    environment = json.loads((run / "environment.json").read_text())
+    command = ["/opt/venv/bin/hardneg", "train", "my-images", "data.source=photos", "trainer.epochs=2"]
+    environment |= {"command": command, "resumed": [{"epochs": 3}, {}, {"epochs": 5}]}
+    (run / "environment.json").write_text(json.dumps(environment))
+    page, text = write(tmp_path, [run], load_samples=digits_samples())
+    assert "<title>hardneg: photos</title>" in text
+    assert "/opt/venv" not in text
+    assert "hardneg train my-images data.source=photos trainer.epochs=2, extended to trainer.epochs=5" in page.text
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [("C:\\venv\\hardneg.exe", "hardneg"), ("/lib/hardneg/__main__.py", "python -m hardneg"), ("a/fit.py", "fit.py")],
+)
+def test_a_command_begins_with_the_name_of_its_program(tmp_path: Path, program: str, shown: str) -> None:
+    run = make_run(tmp_path / "run", epochs=2)
+    (run / "environment.json").write_text(json.dumps({"command": [program, "train", "a b"]}))
+    page, _ = write(tmp_path, [run], load_samples=broken_samples)
+    assert f"{shown} train 'a b'" in page.text
+
+
+def test_sources_that_end_alike_are_shown_whole(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, overrides=[f"data.source=/{name}/x.npz"], epochs=2) for name in ("a", "b")]
+    assert source_names([read_run(run) for run in runs]) == ["/a/x.npz", "/b/x.npz"]
+    assert source_names([read_run(runs[0])]) == ["x.npz"]
+
+
 def test_a_command_shared_by_all_runs_is_shown_once(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=2, epochs=2)
     page, _ = write(tmp_path, runs)
@@ -383,10 +415,11 @@ def test_a_page_of_seven_groups_and_three_seeds_is_below_3_mb(tmp_path: Path) ->
 
 def test_writing_twice_gives_the_same_file_and_no_temporary_file(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=1, epochs=3)
-    _, one = write(tmp_path / "new" / "folder", runs)
-    _, two = write(tmp_path / "new" / "folder", runs)
+    (tmp_path / "page").mkdir()
+    _, one = write(tmp_path / "page", runs)
+    _, two = write(tmp_path / "page", runs)
     assert one == two
-    assert [file.name for file in (tmp_path / "new" / "folder").iterdir()] == ["report.html"]
+    assert [file.name for file in (tmp_path / "page").iterdir()] == ["report.html"]
 
 
 def test_errors_name_the_argument_and_the_fix(tmp_path: Path) -> None:

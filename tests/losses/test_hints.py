@@ -37,7 +37,8 @@ def test_a_batch_of_one_row_warns_once_that_it_trains_nothing() -> None:
     loss = hn.simclr()
     row, other = torch.randn(1, 4), torch.randn(1, 4)
     (found,) = warnings_of(lambda: [loss(row, other) for _ in range(2)])
-    assert "a batch of one row has no negatives" in str(found.message) and found.filename == __file__
+    assert "a batch of one row has no negatives" in str(found.message)
+    assert found.filename == __file__
     assert loss(row, other) == 0
     assert not warnings_of(lambda: hn.simclr()(*views()))
     assert not warnings_of(lambda: hn.moco()(row, other, negatives=torch.randn(3, 4)))

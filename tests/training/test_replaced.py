@@ -15,7 +15,8 @@ def load(name: str, *overrides: str) -> recipe.Recipe:
 def test_another_encoder_drops_the_options_that_it_does_not_have() -> None:
     with pytest.warns(UserWarning, match=r"encoder\.options\.stem=imagenet of the recipe left out.*encoder\.name=tiny"):
         settings = load("my-images", "encoder.name=tiny")
-    assert settings.encoder.options == {} and settings.encoder.hidden == 512
+    assert settings.encoder.options == {}
+    assert settings.encoder.hidden == 512
 
 
 def test_another_encoder_keeps_the_options_that_it_has() -> None:
@@ -45,10 +46,12 @@ def test_what_the_user_typed_is_never_dropped() -> None:
 def test_a_method_with_another_kind_of_loss_brings_its_preset() -> None:
     with pytest.warns(UserWarning, match=r"objective\.temperature=0\.2 of the recipe left out.*method=infograph"):
         settings = load("my-graphs", "method=infograph")
-    assert settings.objective == {"preset": "infograph"} and isinstance(settings.make_loss(), JSD)
+    assert settings.objective == {"preset": "infograph"}
+    assert isinstance(settings.make_loss(), JSD)
     with pytest.warns(UserWarning, match=r"objective\.beta=1\.0"):
         back = load("mutag-infograph-hscl", "method=graphcl", "objective.temperature=0.3")
-    assert back.objective["preset"] == "graphcl" and back.objective["temperature"] == 0.3
+    assert back.objective["preset"] == "graphcl"
+    assert back.objective["temperature"] == 0.3
 
 
 def test_another_preset_drops_the_arguments_that_it_does_not_have() -> None:
@@ -59,7 +62,8 @@ def test_another_preset_drops_the_arguments_that_it_does_not_have() -> None:
 def test_another_method_drops_the_settings_of_the_memory_that_it_does_not_have() -> None:
     with pytest.warns(UserWarning, match=r"memory\.queue=1024"):
         settings = load("digits-moco", "method=simclr")
-    assert recipe.tree_of(settings)["memory"] == {} and settings.objective["preset"] == "moco"
+    assert recipe.tree_of(settings)["memory"] == {}
+    assert settings.objective["preset"] == "moco"
 
 
 def test_a_recipe_file_alone_is_taken_as_it_is_written() -> None:

@@ -73,6 +73,7 @@ def named(*trees: dict[str, object]) -> list[str]:
         # Equal recipes, and paths that end alike.
         ([{"seed": 0, "about": "a"}, {"seed": 1, "about": "b"}], ["first", "second"], "run"),
         ([{"data": {"source": "a/x.npz"}}, {"data": {"source": "b/x.npz"}}], ["first", "second"], "data"),
+        ([{"objective": {"preset": "simclr"}}], ["first"], "run"),
         # Too many settings for a name.
         (
             [{"optimizer": dict.fromkeys("abcde", 1)}, {"optimizer": dict.fromkeys("abcde", 2)}],

@@ -18,7 +18,7 @@ from hardneg.insight import samples
 from hardneg.insight.contents import Contents, Part, breakable, visible
 from hardneg.insight.header import facts
 from hardneg.insight.parts import PARTS
-from hardneg.insight.runs import group_runs, read_run
+from hardneg.insight.runs import group_runs, read_run, source_names
 from hardneg.training import row_names
 
 
@@ -37,10 +37,10 @@ def write_report(
 ) -> Path:
     """Write one self-contained HTML page that compares runs; returns its path.
 
-    runs: run folders; those that differ only in seed form a group · to: the file, in a folder that exists; replaced if it exists · names: of
-    the groups, one per run or one per group (default: the settings in which they differ) · baseline: the row that
-    others are compared with (default: the first group) · extra_rows: values by metric of methods without a run folder,
-    as ``{"raw pixels": {"knn": [0.98]}}`` · extra_notes: notes on them by row and metric, as
+    runs: run folders; those that differ only in seed form a group · to: the file, in a folder that exists; replaced if
+    it exists · names: of the groups, one per run or one per group (default: the settings in which they differ) ·
+    baseline: the row that others are compared with (default: the first group) · extra_rows: values by metric of methods
+    without a run folder, as ``{"raw pixels": {"knn": [0.98]}}`` · extra_notes: notes on them by row and metric, as
     ``{"raw pixels": {"linear": ["not converged after 500 iterations"]}}`` · load_samples: returns the images and
     features of a run folder (default: its encoder on its test set); a run whose data or weights are missing is compared
     without them · trust: allow encoders that the folders name as ``module:callable``; without it such a run is compared
@@ -92,7 +92,7 @@ def write_report(
 def page(contents: Contents) -> str:
     """The page as HTML."""
     parts = [part(contents) for part in PARTS]
-    sources = dict.fromkeys(run.source for group in contents.groups for run in group.runs)
+    sources = source_names([run for group in contents.groups for run in group.runs])
     number, groups = sum(len(group.runs) for group in contents.groups), len(contents.groups)
     rows = f" in {_counted(groups, 'row')}; the runs of a row differ only in their seed" if number > groups else ""
     heading = ", ".join(map(breakable, sources))

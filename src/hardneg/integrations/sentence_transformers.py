@@ -223,8 +223,8 @@ class CachedHardNegativeLoss(_CachedLossMixin, HardNegativeLoss):  # type: ignor
         show_progress_bar: bool = False,
         **unknown: Any,
     ) -> None:
-        options: dict[str, Any] = {**unknown, "mask_duplicates": mask_duplicates, "gather_across_devices": gather_across_devices}
-        HardNegativeLoss.__init__(self, model, loss, symmetric=symmetric, guide=guide, **options)
+        options: dict[str, Any] = {"mask_duplicates": mask_duplicates, "gather_across_devices": gather_across_devices}
+        HardNegativeLoss.__init__(self, model, loss, symmetric=symmetric, guide=guide, **options, **unknown)
         self.mini_batch_size = checks.whole("mini_batch_size", mini_batch_size)
         self.mini_batch_num_tokens = (
             None if mini_batch_num_tokens is None else checks.whole("mini_batch_num_tokens", mini_batch_num_tokens)

@@ -8,7 +8,7 @@ error with a suggestion, and so is a value of the wrong type.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field, Tag, TypeAdapter, ValidationError, WithJsonSchema, create_model
@@ -304,6 +304,17 @@ def dump(recipe: Recipe) -> str:
     import yaml
 
     return str(yaml.safe_dump(tree_of(recipe), sort_keys=False, allow_unicode=True))
+
+
+def without_folders(recipe: Recipe) -> Recipe:
+    """The recipe with the names of its files instead of absolute paths, which say nothing on another machine."""
+
+    def name(given: str) -> str:
+        path = PurePath(given)
+        return path.name if path.is_absolute() and path.name else given
+
+    encoder = recipe.encoder.model_copy(update={"name": name(recipe.encoder.name)})
+    return recipe.with_source(name(recipe.data.source)).model_copy(update={"encoder": encoder})
 
 
 def differences(tree: Mapping[str, Any], recipe: Recipe) -> list[str]:

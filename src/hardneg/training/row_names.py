@@ -57,8 +57,8 @@ def row_names(rows: Sequence[Settings], otherwise: Sequence[str]) -> list[str]:
     short = [_short(row, _titles(keys)) for row in chosen]
     readable = bool(keys) and max(map(len, chosen), default=0) <= _MAX_SETTINGS
     spelled = [", ".join(f"{key}={json.dumps(row[key], default=str)}" for key in row) or "default" for row in chosen]
-    methods = [_text(row["method"], "method") if "method" in keys and "method" in row else "" for row in rows]
-    for names in (short if readable else methods, otherwise, short):
+    by_method = [str(row.get("method", "default")) for row in rows] if "method" in keys else otherwise
+    for names in (short if readable else by_method, otherwise, short):
         if len({*names}) == len(rows):
             return [*names]
     return spelled

@@ -105,8 +105,9 @@ def _note_lines(notes: Notes, metrics: Mapping[str, MetricFormat]) -> str:
             for minor, found in lines.items():
                 kept = [text for text in texts if is_minor(text) == minor]
                 if kept and metric in metrics:
-                    about = f"{isolated(metrics[metric].title)} of <em>{isolated(name)}</em>: {isolated('; '.join(kept))}"
-                    found.append(f'<p class="{"small" if minor else "note"}">{"" if minor else f"{_MARK} "}{about}.</p>')
+                    start = '<p class="small">' if minor else f'<p class="note">{_MARK} '
+                    text = f"of <em>{isolated(name)}</em>: {isolated('; '.join(kept))}.</p>"
+                    found.append(f"{start}{isolated(metrics[metric].title)} {text}")
     folded = f"<details><summary>Notes on fits</summary>{''.join(lines[True])}</details>" if lines[True] else ""
     return "".join(lines[False]) + folded
 
