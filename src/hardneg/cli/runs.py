@@ -28,7 +28,6 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate the frozen encoder of a run: kNN, 1-NN, a few labels per class, linear probe."""
-    from hardneg.evaluation.results import is_minor
     from hardneg.training.evaluate import evaluate as evaluate_run
 
     if trust:
@@ -38,7 +37,7 @@ def evaluate(
     if as_json:
         print_json(figures.to_json())
         return
-    notes = {name: text for name, text in figures.notes.items() if not is_minor(text)}
+    notes = figures.main_notes
     table = Table("metric", "value", title=cell(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
         shown = figures.format(name)

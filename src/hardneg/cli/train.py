@@ -36,7 +36,6 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train an encoder by a recipe. Ctrl-C or a crash leaves a run that **--resume** continues exactly."""
-    from hardneg.evaluation.results import is_minor
     from hardneg.training import recipe as recipes
     from hardneg.training import run as runs
     from hardneg.training.callbacks.progress_bar import Bar, bars
@@ -82,7 +81,7 @@ def train(
     else:
         say(f"trained in {folder}: {reached}")
     if figures:
-        noted = {name: f" ({note})" for name, note in figures.notes.items() if not is_minor(note)}
+        noted = {name: f" ({note})" for name, note in figures.main_notes.items()}
         say_list(
             f"{(shown := figures.format(name)).title} {shown.text(figure)}{noted.get(name, '')}"
             for name, figure in figures.items()

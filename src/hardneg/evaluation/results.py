@@ -51,6 +51,11 @@ class EvaluationResult(dict[str, float]):
         """How one of the metrics is shown."""
         return columns({"": {metric: [self[metric]]}}, self.formats)[metric]
 
+    @property
+    def main_notes(self) -> dict[str, str]:
+        """The notes on fits that the values come from; see `is_minor`."""
+        return {metric: note for metric, note in self.notes.items() if not is_minor(note)}
+
     def to_json(self) -> dict[str, Any]:
         """The values, with notes and formats under separate keys if there are any."""
         content: dict[str, Any] = {**self}
