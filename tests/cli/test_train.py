@@ -113,7 +113,7 @@ def test_few_images_give_a_note(capsys: pytest.CaptureFixture[str], photos: Path
     code, _, err = hardneg(capsys, "train", "my-images", *quick)
     assert code == 0, err
     assert "note: 3 images are too few to train an encoder" in err
-    assert "note: encoder.options.stem=imagenet of the recipe left out" in err
+    assert "note: encoder.name=tiny: encoder.options.stem=imagenet of the recipe is left out" in err
 
 
 def test_my_images_needs_a_source_and_no_labels(capsys: pytest.CaptureFixture[str], photos: Path) -> None:

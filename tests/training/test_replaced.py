@@ -13,7 +13,7 @@ def load(name: str, *overrides: str) -> recipe.Recipe:
 
 
 def test_another_encoder_drops_the_options_that_it_does_not_have() -> None:
-    with pytest.warns(UserWarning, match=r"encoder\.options\.stem=imagenet of the recipe left out.*encoder\.name=tiny"):
+    with pytest.warns(UserWarning, match=r"name=tiny: encoder\.options\.stem=imagenet of the recipe is left out"):
         settings = load("my-images", "encoder.name=tiny")
     assert settings.encoder.options == {}
     assert settings.encoder.hidden == 512
@@ -37,14 +37,14 @@ def test_what_the_user_typed_is_never_dropped() -> None:
     with pytest.raises(ValueError, match=r"objective\.temperature is not an argument of infograph"):
         load("my-graphs", "method=infograph", "objective.temperature=0.5")
     with (
-        pytest.warns(UserWarning, match=r"^memory\.momentum=0\.9, memory\.split=8 of the recipe left out"),
+        pytest.warns(UserWarning, match=r"simclr: memory\.momentum=0\.9, memory\.split=8 of the recipe are"),
         pytest.raises(ValueError, match=r"memory\.queue is not used by method=simclr"),
     ):
         load("digits-moco", "method=simclr", "memory.queue=64")
 
 
 def test_a_method_with_another_kind_of_loss_brings_its_preset() -> None:
-    with pytest.warns(UserWarning, match=r"objective\.temperature=0\.2 of the recipe left out.*method=infograph"):
+    with pytest.warns(UserWarning, match=r"method=infograph: objective\.temperature=0\.2 of the recipe is left out"):
         settings = load("my-graphs", "method=infograph")
     assert settings.objective == {"preset": "infograph"}
     assert isinstance(settings.make_loss(), JSD)
@@ -55,7 +55,7 @@ def test_a_method_with_another_kind_of_loss_brings_its_preset() -> None:
 
 
 def test_another_preset_drops_the_arguments_that_it_does_not_have() -> None:
-    with pytest.warns(UserWarning, match=r"objective\.beta=0\.2, objective\.tau_plus=0\.0 of the recipe left out"):
+    with pytest.warns(UserWarning, match=r"moco: objective\.beta=0\.2, objective\.tau_plus=0\.0 of the recipe"):
         assert load("cifar10-moco-hcl", "objective.preset=moco").objective == {"preset": "moco", "temperature": 0.2}
 
 
@@ -64,6 +64,12 @@ def test_another_method_drops_the_settings_of_the_memory_that_it_does_not_have()
         settings = load("digits-moco", "method=simclr")
     assert recipe.tree_of(settings)["memory"] == {}
     assert settings.objective["preset"] == "moco"
+
+
+def test_a_method_changes_no_loss_that_fits_it() -> None:
+    assert load("digits-simclr", "method=moco").objective == load("digits-simclr").objective
+    assert recipe.load({}, ["method=moco"]).objective == {"preset": "simclr"}
+    assert recipe.load({}, ["method=infograph", "data.source=tu:MUTAG"]).objective == {"preset": "infograph"}
 
 
 def test_a_recipe_file_alone_is_taken_as_it_is_written() -> None:

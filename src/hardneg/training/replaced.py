@@ -37,17 +37,18 @@ def without_replaced(
             left_out.append(f"{where}.{key}={section.pop(key)}")
 
     reasons: list[str] = []
-    if "method" in typed and before != method and kind in _modalities(before):
+    if "method" in typed and before != method:
         reasons.append(f"method={method}")
-        missing = {*keys_of(model(before, kind))} - {*keys_of(model(method, kind))}
+        missing = {*keys_of(model(before, kind))} - {*keys_of(model(*chosen))} if kind in _modalities(before) else set()
         for where, section in changed.items():
             if isinstance(section, dict):
                 leave_out(where, section, {key for key in section if f"{where}.{key}" in missing})
-        objective = changed.setdefault("objective", {})
+        objective = changed.get("objective", {})
         if isinstance(objective, dict) and not _is_typed("objective.preset", typed):
             preset = objective.get("preset", objectives.DEFAULT)
             if preset in objectives.names() and (objectives.makes(preset) is JSD) != (method == "infograph"):
-                objective["preset"] = method if method in objectives.names() else objectives.DEFAULT
+                own = method if method in objectives.names() else objectives.DEFAULT
+                changed["objective"] = {**objective, "preset": own}
     objective = changed.get("objective")
     if isinstance(objective, dict) and (preset := objective.get("preset")) in objectives.names():
         old = written.get("objective")
@@ -64,9 +65,9 @@ def without_replaced(
             known = modalities.get(kind).encoder_options(name)
             leave_out("encoder.options", encoder["options"], set(options) - known)
     if left_out:
-        noun = "a setting" if len(left_out) == 1 else "settings"
+        verb = "is" if len(left_out) == 1 else "are"
         warnings.warn(
-            f"{', '.join(left_out)} of the recipe left out: {noun} of what {' and '.join(reasons)} replaces",
+            f"{' and '.join(reasons)}: {', '.join(left_out)} of the recipe {verb} left out",
             stacklevel=3,
         )
     return changed
