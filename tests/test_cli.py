@@ -252,6 +252,12 @@ MISTAKES = {
         "a forward pass of 2 samples failed",
     ),
     "seed of a comparison": (["compare", "digits-simclr", "seed=9"], "set their number with --seeds"),
+    "no seeds": (["compare", "digits-simclr", "--seeds", "0"], "--seeds must be ≥ 1, got '0'"),
+    "resuming nothing": (["train", "--resume", "runs/nope"], "no run to resume: the folder does not exist"),
+    "evaluating nothing": (["evaluate", "runs/nope"], "runs/nope is not a run: the folder does not exist"),
+    "exporting nothing": (["export", "runs/nope"], "runs/nope is not a run: the folder does not exist"),
+    "more devices than cores": (["train", "digits-simclr", "trainer.accelerator=cpu", "trainer.devices=9999"], "cores"),
+    "one text": (["train", "sentences-simcse", "data.source=letter.txt"], "has 1 sample to train on"),
     "unknown baseline": (["compare", "digits-simclr", "--baseline", "x"], "baseline='x' is not a row"),
 }
 

@@ -395,6 +395,15 @@ def test_a_run_is_exported_with_its_recipe_and_pixel_statistics(tmp_path: Path) 
         export_run(tmp_path / "run", "safetensors", tmp_path / "run" / "encoder.safetensors")
 
 
+def test_metadata_hold_the_name_of_the_data_and_not_where_they_are() -> None:
+    from hardneg.training import recipe
+
+    local = recipe.load({"modality": "images"}, ["data.source=/home/someone/photos", "encoder.name=tiny"])
+    assert recipe.without_folders(local).data.source == "photos"
+    named = recipe.load({}, ["data.source=digits"])
+    assert recipe.without_folders(named) == named
+
+
 @settings(max_examples=20, deadline=None)
 @given(channels=st.integers(1, 4), side=st.integers(3, 9), features=st.integers(1, 6), scale=st.floats(1e-30, 1e30))
 def test_safetensors_are_exact_at_every_size_and_scale(

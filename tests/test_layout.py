@@ -11,7 +11,7 @@ import hardneg
 SOURCE, TESTS = Path(hardneg.__file__).parent, Path(__file__).parent
 
 LEAVES = {"callables", "checks", "chunks", "distributed", "division", "downloads", "export_inputs", "extras", "heads",
-          "matmul", "not_negatives", "printable", "progress", "randomness", "recipe_section"}  # fmt: skip
+          "matmul", "not_negatives", "printable", "progress", "randomness", "recipe_section", "spelling"}  # fmt: skip
 # What each file or folder of the package may import, in the order of the data: losses first, the command line last.
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(LEAVES, LEAVES),

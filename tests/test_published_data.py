@@ -149,7 +149,7 @@ def test_sets_are_listed_and_a_present_one_stays(tmp_path: Path, capsys: pytest.
         (["cifar10", "--from", "nothing.tar.gz"], "nothing.tar.gz does not exist: give the archive"),
         (["cifar10", "--from", "nothing"], "source='nothing' does not exist"),
         (["tu:MUTAG"], "tu:MUTAG is not in data/tu, which has no sets: put MUTAG.zip"),
-        (["tu:MUTAG", "--from", "x"], "--from is for images: put MUTAG.zip into data/tu"),
+        (["tu:MUTAG", "--from", "x"], "x does not exist: give MUTAG.zip, or a folder that holds it"),
         (["tu:../x", "--download"], "tu:../x is not the name of a set of the TU collection"),
     ],
 )

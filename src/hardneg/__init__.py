@@ -15,7 +15,9 @@ else:
             return importlib.import_module(f"hardneg.{name}")
         public = importlib.import_module("hardneg.public")
         if name != "__all__" and name not in public.__all__:
-            raise AttributeError(f"module 'hardneg' has no attribute {name!r}")
+            near = importlib.import_module("hardneg.spelling").nearest(name, public.__all__)
+            remedy = f": did you mean hardneg.{near}?" if near else ""
+            raise AttributeError(f"module 'hardneg' has no attribute {name!r}{remedy}")
         # All names together: later lookups do not call this, and eval(repr(schedule), vars(hardneg)) finds every name.
         globals().update({public_name: getattr(public, public_name) for public_name in public.__all__})
         return getattr(public, name)

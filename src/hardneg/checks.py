@@ -4,7 +4,6 @@ import inspect
 import operator
 import stat
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack, overload
 
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hardneg import spelling
 from hardneg.losses.schedules import Schedule, value
 
 TensorLike = Tensor | NDArray[Any] | Sequence[Any]  # what `as_tensor` converts
@@ -138,8 +138,8 @@ def choice(name: str, given: object, options: Sequence[str]) -> None:
     """Raise unless ``given`` is one of the ``options``; suggest the nearest one."""
     if given in options:
         return
-    near = get_close_matches(str(given), options, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(map(repr, options))
+    near = spelling.nearest(str(given), options)
+    hint = f"did you mean {near!r}?" if near else "choose one of " + ", ".join(map(repr, options))
     raise ValueError(f"{name}={given!r} is not known: {hint}")
 
 
@@ -155,7 +155,9 @@ def floating(name: str, tensor: object) -> Tensor:
 def integers(name: str, tensor: object, shape: tuple[int, ...], meaning: str) -> Tensor:
     """Raise unless ``tensor`` is an integer tensor of ``shape``."""
     if not isinstance(tensor, Tensor):
-        raise ValueError(f"{name} must be an integer tensor, got {type(tensor).__name__}")
+        raise ValueError(
+            f"{name} must be an integer tensor, got {type(tensor).__name__}: convert it with torch.as_tensor"
+        )
     if name.endswith("labels") and tuple(tensor.shape[:-1]) == shape and tensor.shape[-1] > 1:
         raise ValueError(
             f"{name} must have shape {shape} ({meaning}), got {tuple(tensor.shape)}: pass class numbers, of one-hot "
@@ -293,6 +295,15 @@ def _is_in_range(indices: Tensor, size: int) -> Tensor:
 
 def _out_of_range(name: str, size: int) -> str:
     return f"{name} must hold indices from 0 to {size - 1}: an index is out of range"
+
+
+def has_folder(file: Path) -> None:
+    """Raise if the folder that a file is to be written to does not exist: it may be misspelled."""
+    if not file.parent.is_dir():
+        raise ValueError(
+            f"there is no folder {str(file.parent)!r} for {file.name}: create it, or choose another with --to "
+            "(in Python: to=)"
+        )
 
 
 def regular_file(path: Path) -> Path:

@@ -103,11 +103,8 @@ def export_run(
     from hardneg.training.saved_run import load_run
 
     checks.choice("format", format, tuple(SUFFIXES))
-    if to is not None and not Path(to).parent.is_dir():
-        raise ValueError(
-            f"there is no folder {str(Path(to).parent)!r} for {Path(to).name}: create it, or choose another with --to "
-            "(in Python: to=)"
-        )
+    if to is not None:
+        checks.has_folder(Path(to))
     loaded = load_run(run, trust=trust, code=recipe.ENCODER_CODE)
     loaded.warn_if_unfinished()
     encoder = loaded.settings.kind.exportable(loaded.encoder, loaded.shape)
@@ -120,7 +117,7 @@ def export_run(
     file = Path(run) / "exported" if to is None else Path(to)
     if file.resolve() == (Path(run) / run_folder.ENCODER).resolve():
         raise ValueError(f"to={str(file)!r} is the run's own file, which marks it as finished: choose another name")
-    info = {"recipe": recipe.dump(loaded.settings)}
+    info = {"recipe": recipe.dump(recipe.without_folders(loaded.settings))}
     if example is not None:
         channels = loaded.shape[0]
         info["mean"] = json.dumps(list(getattr(loaded.views, "mean", None) or [0.0] * channels))

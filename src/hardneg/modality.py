@@ -4,6 +4,7 @@ A modality loads a source, makes views, builds an encoder, embeds and evaluates 
 outside its folder depends on the type of a sample. `get` finds one by name, `of_source` by the form of a source.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,8 @@ class Modality(ABC):
     Encoder: ClassVar[type[EncoderSection]]
     TrainerOptions: ClassVar[type[Section]]
     """Settings of the trainer that only this modality has."""
+    encoders: ClassVar[Mapping[str, Callable[..., nn.Module]]]
+    """The built-in encoders by name."""
     has_test_set: ClassVar[bool]
     """False if a set is evaluated by cross-validation; there is no online evaluation then."""
 
@@ -171,6 +174,11 @@ class Modality(ABC):
     @abstractmethod
     def encoder(self, encoder: Any, shape: tuple[int, ...]) -> nn.Module:
         """A fresh encoder for samples of this shape."""
+
+    def encoder_options(self, name: str) -> set[str]:
+        """The arguments that ``encoder.options`` can set for an encoder of this name; none if it is not a built-in."""
+        made = self.encoders.get(name)
+        return set() if made is None else {*inspect.signature(made).parameters}
 
     @abstractmethod
     def feature_size(self, encoder: nn.Module, shape: tuple[int, ...]) -> int:

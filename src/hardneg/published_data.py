@@ -33,7 +33,8 @@ def known(folder: Path) -> list[DataSet]:
 def prepare(name: str, folder: Path, source: str | None = None, download: bool = False) -> DataSet:
     """Put a set where recipes find it: ``NAME.npz`` or ``tu/NAME.zip`` in the folder; one that is there stays as it is.
 
-    name: of a published set of images, or ``tu:NAME`` · source: as for `hardneg.images.published.prepare` · download:
+    name: of a published set of images, or ``tu:NAME`` · source: as for `hardneg.images.published.prepare`, or
+    of graphs the zip or its folder · download:
     allow a download
     """
     if name.startswith(TU):
@@ -49,7 +50,9 @@ def prepare(name: str, folder: Path, source: str | None = None, download: bool =
 
 def _prepare_graphs(name: str, folder: Path, source: str | None, download: bool) -> DataSet:
     if source is not None:
-        raise ValueError(f"--from is for images: put {name}.zip into {folder / 'tu'}, or set data.source= to its path")
+        if download:
+            raise ValueError("--from and --download are two ways to get one set: leave one out")
+        tu_files.copy_zip(name, Path(source).expanduser(), folder / "tu")
     if download and not any(tu_files.holds(place, name) for place in (folder / "tu", *tu_files.folders())):
         tu_files.fetch(name, folder / "tu")
     place = folder / "tu" if tu_files.holds(folder / "tu", name) else tu_files.find(name)

@@ -69,6 +69,8 @@ def naming(section: str, keys: Collection[str]) -> Iterator[None]:
     try:
         yield
     except (ValueError, FileNotFoundError) as error:
+        if not keys:
+            raise
         names = "|".join(map(re.escape, keys))
         # The first word of a message, and every "key=".
         message = re.sub(rf"^({names})\b|(?<=[\s(])({names})(?==)", lambda found: f"{section}.{found[0]}", str(error))

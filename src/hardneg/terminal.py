@@ -91,6 +91,7 @@ def show_table(
     """
     # Imported here: both import torch, which commands that print no table do not need.
     from hardneg.evaluation.metrics import columns
+    from hardneg.evaluation.results import is_minor
     from hardneg.insight.significance import difference, significant_best
     from hardneg.insight.verdict import verdict
 
@@ -120,6 +121,9 @@ def show_table(
         described = {metric: asdict(shown) for metric, shown in metrics.items()}
         print_json({**more, "baseline": baseline, "metrics": described, "rows": summary})
         return
+    for entries in summary.values():
+        for entry in entries.values():
+            entry["notes"] = [text for text in entry["notes"] if not is_minor(text)]
     failed = failed or {}
     named = {**summary, **{name: summary.get(name, {}) for name in failed}}
     cells = {

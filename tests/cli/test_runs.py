@@ -25,6 +25,23 @@ def test_export_creates_no_folder(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert [file.name for file in tmp_path.iterdir()] == ["run"]
 
 
+def test_an_evaluation_names_data_as_they_were_given(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = hardneg(capsys, "evaluate", "run", "--data", "nope")
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+    assert "--data='nope' does not exist" in err
+
+
+def test_resuming_a_finished_run_says_that_nothing_is_left(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = hardneg(capsys, "train", "--resume", "run", "--no-evaluate")
+    assert code == 0, err
+    assert "already finished" in out
+    assert "add trainer.epochs=N to train longer" in out
+    assert "trained in" not in out
+    code, _, err = hardneg(capsys, "train", "--resume", ".")
+    assert code == 2
+    assert "give one of the 1 runs in it, such as run" in err
+
+
 def test_export_says_that_a_run_is_unfinished(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = hardneg(capsys, "export", "run", "--to", "finished")
     assert (code, err) == (0, "")

@@ -38,7 +38,11 @@ MISTAKES = {
     "large size": (["data.source=photos", "data.size=9999"], "data.size=9999 is more than"),
     "no source": (["data.source=nowhere"], "data.source='"),
     "argument of another preset": (["objective.beta=1"], "it belongs to hcl, hscl; add objective.preset=hcl"),
-    "argument of no preset": (["objective.temperatur=1"], "did you mean temperature?"),
+    "small size": (["data.source=photos", "data.size=1"], "data.size must be an integer ≥ 2"),
+    "a setting with dashes": (["--data.source=photos"], "write data.source=photos"),
+    "a misspelled preset": (["objective.prest=hcl"], "did you mean objective.preset?"),
+    "a key like none": (["trainer.foo=1"], "trainer.foo is not a key of the recipe: choose one of trainer."),
+    "argument of no preset": (["objective.temperatur=1"], "did you mean objective.temperature?"),
     "prior": (["objective.preset=hcl", "objective.tau_plus=2"], "objective.tau_plus must be ≥ 0 and < 1, got 2"),
     "renamed prior": (
         ["objective.preset=debiased", "objective.class_prior=0.1"],
@@ -100,6 +104,16 @@ def test_my_images_trains_on_a_folder_and_says_its_steps_before_training(
     assert "after epoch 2" in out
     encoder = package.load_encoder("runs/my-images-1")
     assert encoder([*photos.glob("cat/*.png")]).shape == (20, 512)
+
+
+def test_few_images_give_a_note(capsys: pytest.CaptureFixture[str], photos: Path) -> None:
+    for image in sorted(photos.glob("cat/*.png"))[3:]:
+        image.unlink()
+    quick = ["data.source=photos/cat", "data.size=8", "trainer.epochs=1", "encoder.name=tiny", "--no-evaluate"]
+    code, _, err = hardneg(capsys, "train", "my-images", *quick)
+    assert code == 0, err
+    assert "note: 3 images are too few to train an encoder" in err
+    assert "note: encoder.name=tiny: encoder.options.stem=imagenet of the recipe is left out" in err
 
 
 def test_my_images_needs_a_source_and_no_labels(capsys: pytest.CaptureFixture[str], photos: Path) -> None:

@@ -11,6 +11,7 @@ pytest.importorskip("torch_geometric", reason='needs pip install "hardneg[graph]
 
 from torch_geometric.datasets import TUDataset
 
+from hardneg import published_data
 from hardneg.graphs import tu_files
 from hardneg.graphs.data import load_graphs
 from hardneg.graphs.modality import Graphs
@@ -43,6 +44,24 @@ def test_a_set_is_downloaded_once_and_only_on_request(tmp_path: Path, monkeypatc
         assert asked == ["/TOY.zip"]
     assert [file.name for file in (tmp_path / "data" / "tu").iterdir()] == ["TOY.zip"]
     assert load_graphs("TOY").ptr.tolist() == [0, 2, 3]
+
+
+def test_a_zip_is_read_and_copied_to_where_recipes_find_it(tmp_path: Path) -> None:
+    (tmp_path / "downloads").mkdir()
+    archive = tmp_path / "downloads" / "TOY.zip"
+    archive.write_bytes(zipped("OTHER"))
+    with pytest.raises(FileNotFoundError, match=r"has no TOY_A\.txt"):
+        published_data.prepare("tu:TOY", Path("data"), str(archive))
+    assert not Path("data").exists()
+    archive.write_bytes(zipped())
+    for source in (archive, archive.parent):
+        made = published_data.prepare("tu:TOY", Path("data"), str(source))
+        assert (made.source, made.about) == ("tu:TOY", "2 graphs, 2 classes, 2 features of a node, in data/tu")
+        assert [file.name for file in Path("data/tu").iterdir()] == ["TOY.zip"]
+        with pytest.raises(ValueError, match="has TOY already: remove it"):
+            published_data.prepare("tu:TOY", Path("data"), str(source))
+        assert load_graphs("TOY").labels.tolist() == [0, 1]
+        Path("data/tu/TOY.zip").unlink()
 
 
 @pytest.mark.parametrize(("given", "meant"), [("mutag", "MUTAG"), ("toy", "TOY"), ("imdb-binary", "IMDB-BINARY")])

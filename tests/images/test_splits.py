@@ -96,6 +96,14 @@ def test_without_labels_all_images_are_trained_on_and_a_test_is_refused(tmp_path
         load_split(str(tmp_path / "all.npz"), "test")
 
 
+def test_copies_of_one_image_cannot_be_divided(tmp_path: Path) -> None:
+    np.savez(tmp_path / "all.npz", images=np.repeat(random_images(1), 40, axis=0), labels=np.arange(40) % 2)
+    trained = load_split(str(tmp_path / "all.npz"), "train")
+    for division in (None, trained.division):
+        with pytest.raises(ValueError, match=r"all 40 images of .* are copies of one"):
+            load_split(str(tmp_path / "all.npz"), "test", division=division)
+
+
 @pytest.mark.parametrize("name", ["test", "testing", "val", "valid", "validation", "dev", "eval"])
 def test_a_divided_set_keeps_its_parts(tmp_path: Path, name: str) -> None:
     parts = {"train_images": random_images(6), "train_labels": np.zeros(6, int)}

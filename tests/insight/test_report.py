@@ -13,6 +13,7 @@ from insight.folders import PRESETS, digits_samples, make_comparison, make_run
 
 from hardneg.insight import frame
 from hardneg.insight.report import write_report
+from hardneg.insight.runs import read_run, source_names
 from hardneg.insight.samples import HUBS, EncodedSamples, summarize
 
 VOID = {"meta", "link", "img", "wbr", "br", "input"}
@@ -247,10 +248,30 @@ def test_samples_without_labels_have_a_gallery_and_no_histogram(tmp_path: Path) 
     page, _ = write(
         tmp_path, [run], load_samples=lambda folder: digits_samples()(folder)._replace(labels=None, classes=())
     )
-    assert "its samples have no labels" in page.text
+    assert "compare classes, and the samples have no labels" in page.text
+    for text in ("no label ", "· no label", "colored by class", "separates the classes"):
+        assert text not in page.text
     assert len(page.all("img")) == 6 * (1 + 6) + HUBS
     assert "their classes are unknown" in page.text
     assert "false" not in {attributes.get("class") for attributes in page.all("div")}
+
+
+def test_a_run_on_data_without_labels_is_not_told_to_be_evaluated(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=2)
+    (run / "evaluation.json").unlink()
+    unlabeled = digits_samples()(run)._replace(labels=None, classes=())
+    page, _ = write(tmp_path, [run], load_samples=lambda folder: unlabeled)
+    assert "Not evaluated: the data have no labels." in page.text
+    assert "hardneg evaluate" not in page.text
+    labeled, _ = write(tmp_path, [run], load_samples=digits_samples())
+    assert "No run has an evaluation: run hardneg evaluate" in labeled.text
+
+
+def test_a_report_creates_no_folder(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epochs=2)
+    with pytest.raises(ValueError, match=r"there is no folder '.*nowhere' for page.html: create it"):
+        write_report([run], tmp_path / "nowhere" / "page.html", load_samples=digits_samples())
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_sample_without_a_label_is_neither_a_true_nor_a_false_negative() -> None:
@@ -364,6 +385,36 @@ def test_time_per_step_excludes_the_first_epoch(tmp_path: Path) -> None:
     assert "pause" not in page.text
 
 
+def test_a_page_shows_neither_where_programs_nor_where_data_are(tmp_path: Path) -> None:
+    source = tmp_path / "somewhere" / "photos"
+    run = make_run(tmp_path / "run", epochs=2, overrides=[f"data.source={source}", "modality=images"])
+    environment = json.loads((run / "environment.json").read_text())
+    command = ["/opt/venv/bin/hardneg", "train", "my-images", "data.source=photos", "trainer.epochs=2"]
+    environment |= {"command": command, "resumed": [{"epochs": 3}, {}, {"epochs": 5}]}
+    (run / "environment.json").write_text(json.dumps(environment))
+    page, text = write(tmp_path, [run], load_samples=digits_samples())
+    assert "<title>hardneg: photos</title>" in text
+    assert "/opt/venv" not in text
+    assert "hardneg train my-images data.source=photos trainer.epochs=2, extended to trainer.epochs=5" in page.text
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [("C:\\venv\\hardneg.exe", "hardneg"), ("/lib/hardneg/__main__.py", "python -m hardneg"), ("a/fit.py", "fit.py")],
+)
+def test_a_command_begins_with_the_name_of_its_program(tmp_path: Path, program: str, shown: str) -> None:
+    run = make_run(tmp_path / "run", epochs=2)
+    (run / "environment.json").write_text(json.dumps({"command": [program, "train", "a b"]}))
+    page, _ = write(tmp_path, [run], load_samples=broken_samples)
+    assert f"{shown} train 'a b'" in page.text
+
+
+def test_sources_that_end_alike_are_shown_whole(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, overrides=[f"data.source=/{name}/x.npz"], epochs=2) for name in ("a", "b")]
+    assert source_names([read_run(run) for run in runs]) == ["/a/x.npz", "/b/x.npz"]
+    assert source_names([read_run(runs[0])]) == ["x.npz"]
+
+
 def test_a_command_shared_by_all_runs_is_shown_once(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=2, epochs=2)
     page, _ = write(tmp_path, runs)
@@ -388,10 +439,11 @@ def test_a_page_of_seven_groups_and_three_seeds_is_below_5_mb(tmp_path: Path) ->
 
 def test_writing_twice_gives_the_same_file_and_no_temporary_file(tmp_path: Path) -> None:
     runs = make_comparison(tmp_path / "runs", ("simclr", "hcl"), seeds=1, epochs=3)
-    _, one = write(tmp_path / "new" / "folder", runs)
-    _, two = write(tmp_path / "new" / "folder", runs)
+    (tmp_path / "page").mkdir()
+    _, one = write(tmp_path / "page", runs)
+    _, two = write(tmp_path / "page", runs)
     assert one == two
-    assert [file.name for file in (tmp_path / "new" / "folder").iterdir()] == ["report.html"]
+    assert [file.name for file in (tmp_path / "page").iterdir()] == ["report.html"]
 
 
 def test_errors_name_the_argument_and_the_fix(tmp_path: Path) -> None:

@@ -251,6 +251,27 @@ def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], message: 
         HardNegativeLoss(nn.Identity(), **options)
 
 
+@pytest.mark.parametrize("made", [HardNegativeLoss, CachedHardNegativeLoss])
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ([hn.simcse(0.05)], {}, r"takes the model before the loss: \w+\(model, loss\)"),
+        ([nn.Identity()], {"scale": 20}, r"has no argument 'scale': .*pass hn\.simcse\(1 / 20\)"),
+        ([nn.Identity()], {"symetric": True}, "did you mean symmetric"),
+    ],
+)
+def test_arguments_of_another_loss_are_named(
+    made: type[HardNegativeLoss], arguments: list[Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        made(*arguments, **options)
+
+
+def test_a_supervised_loss_asks_for_a_column_of_labels(model: SentenceTransformer) -> None:
+    with pytest.raises(ValueError, match="add a column 'label'"):
+        HardNegativeLoss(model, hn.supcon(0.05))(features(model, columns(2)), None)
+
+
 def test_a_symmetric_loss_with_negatives_is_refused(model: SentenceTransformer) -> None:
     with pytest.raises(ValueError, match="pass symmetric=True to HardNegativeLoss instead"):
         HardNegativeLoss(model, hn.clip())(features(model, columns(3)))

@@ -185,6 +185,35 @@ def test_an_unknown_argument_of_a_preset_names_the_nearest(make: Callable[[], ob
         make()
 
 
+@pytest.mark.parametrize(
+    ("loss", "arguments", "message"),
+    [
+        (hn.simclr(), {"z1": Z, "z2": Z, "labels": Y}, r"use hn\.scl\(\), hn\.hscl\(\) or hn\.supcon\(\), set superv"),
+        (hn.simclr(), {"z1": Z.long(), "z2": Z.long()}, r"z1 must have a floating dtype, got torch\.int64"),
+        (hn.simclr(), {"z1": Z, "z2": Z.long()}, r"z2 must have a floating dtype, got torch\.int64"),
+        (hn.simclr(), {"z1": Z, "z2": Y}, r"z2 must hold the embeddings .*: pass labels by keyword, labels="),
+        (hn.supcon(), {"z1": Z, "z2": Z, "labels": Y.tolist()}, r"labels .* got list: pass torch\.as_tensor\(labels\)"),
+        (hn.simclr(), {"z1": Z}, r"pass the other view as z2, or pass labels= to .* hn\.supcon\(\)"),
+        (hn.simclr(), {"z1": [{"input_ids": Y}], "z2": Y}, r"HardNegativeLoss\(model, loss\)"),
+    ],
+)
+def test_an_error_names_the_fix_in_terms_of_presets(loss: hn.InfoNCE, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        loss(**arguments)
+
+
+def test_labels_by_position_are_asked_for_by_keyword() -> None:
+    with pytest.raises(TypeError, match="pass labels and all other arguments by keyword, labels="):
+        hn.supcon()(Z, Z.flip(0), Y)  # type: ignore[arg-type]
+
+
+def test_a_misspelled_name_of_the_package_suggests_the_nearest() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'simCLR': did you mean hardneg\.simclr\?"):
+        hn.simCLR  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'tensorflow'$"):
+        hn.tensorflow  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_diagnostics_before_any_call_raise() -> None:
     with pytest.raises(RuntimeError, match="call the loss first"):
         hn.simclr().diagnostics()

@@ -33,6 +33,18 @@ def warnings_of(call: Callable[[], object]) -> list[warnings.WarningMessage]:
     return found
 
 
+def test_a_batch_of_one_row_warns_once_that_it_trains_nothing() -> None:
+    loss = hn.simclr()
+    row, other = torch.randn(1, 4), torch.randn(1, 4)
+    (found,) = warnings_of(lambda: [loss(row, other) for _ in range(2)])
+    assert "a batch of one row has no negatives" in str(found.message)
+    assert found.filename == __file__
+    assert loss(row, other) == 0
+    assert not warnings_of(lambda: hn.simclr()(*views()))
+    assert not warnings_of(lambda: hn.moco()(row, other, negatives=torch.randn(3, 4)))
+    assert not warnings_of(lambda: hn.simclr()(row, other, negatives=torch.randn(3, 4)))
+
+
 @pytest.fixture
 def _three_processes() -> Iterator[None]:
     """A group of three processes, of which only this one exists."""

@@ -395,6 +395,7 @@ def test_small_and_degenerate_sets_give_full_epochs(data: st.DataObject) -> None
         ({"batch_size": 61}, "batch_size=61 is more than the 60 samples: lower it, or pass drop_last=False"),
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"size": 1, "batch_size": 1}, "size must be a whole number ≥ 2"),
+        ({"size": [0.5] * 60}, r"size must be the number of samples, got a list: pass len\(data\)"),
         ({"neighbors": 21}, "neighbors=21 must be ≤ candidates=20"),
         ({"restart": 1.5}, "restart must be ≥ 0 and ≤ 1"),
         ({"restart": hn.Linear(0.2, -0.1)}, "restart must be"),

@@ -170,7 +170,7 @@ def test_a_recipe_that_is_written_and_read_is_equal(tmp_path: Path) -> None:
         (["seed=true"], "seed must be an integer, got True"),
         (["trainer=3"], "trainer must hold keys and values"),
         (["objective.preset=hlc"], "objective.preset='hlc' is not known: did you mean hcl"),
-        (["objective.preset=hcl", "objective.bta=1"], "objective.bta is not an argument of hcl: did you mean beta"),
+        (["objective.preset=hcl", "objective.bta=1"], "bta is not an argument of hcl: did you mean objective.beta"),
         (["objective.beta={schedule: lin}", "objective.preset=hcl"], "did you mean linear"),
         (["objective.temperature=-1"], "temperature must be > 0"),
         (["epochs"], "an override must be key=value"),

@@ -36,6 +36,29 @@ def named(*trees: dict[str, object]) -> list[str]:
             ["a.npz", "b.npz"],
             "data",
         ),
+        # What only one of the encoders has is not named, and neither is an empty section.
+        (
+            [
+                {"encoder": {"name": "tiny", "options": {}}, "trainer": {"epochs": 35}},
+                {"encoder": {"name": "resnet18", "options": {"stem": "small"}}, "trainer": {"epochs": 9}},
+            ],
+            ["tiny (epochs 35)", "resnet18 (epochs 9)"],
+            "encoder, epochs",
+        ),
+        (
+            [{"encoder": {"name": "resnet18", "options": {"stem": stem}}} for stem in ("small", "imagenet")],
+            ["stem small", "stem imagenet"],
+            "stem",
+        ),
+        # Methods differ in too many settings for a name: the method is the name.
+        (
+            [
+                {"method": "graphcl", "optimizer": dict.fromkeys("abcde", 1)},
+                {"method": "infograph", "optimizer": dict.fromkeys("abcde", 2)},
+            ],
+            ["graphcl", "infograph"],
+            "method",
+        ),
         # Two settings of one name are told apart by their whole keys.
         (
             [{"batches": {"restart": 1, "x": {"restart": 2}}}, {"batches": {"restart": 3, "x": {"restart": 4}}}],
@@ -50,6 +73,7 @@ def named(*trees: dict[str, object]) -> list[str]:
         # Equal recipes, and paths that end alike.
         ([{"seed": 0, "about": "a"}, {"seed": 1, "about": "b"}], ["first", "second"], "run"),
         ([{"data": {"source": "a/x.npz"}}, {"data": {"source": "b/x.npz"}}], ["first", "second"], "data"),
+        ([{"objective": {"preset": "simclr"}}], ["first"], "run"),
         # Too many settings for a name.
         (
             [{"optimizer": dict.fromkeys("abcde", 1)}, {"optimizer": dict.fromkeys("abcde", 2)}],

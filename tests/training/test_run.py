@@ -32,6 +32,14 @@ def child(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+def test_an_epoch_is_described_by_its_last_full_batch(tmp_path: Path) -> None:
+    changes = ["trainer.epochs=1", "trainer.knn_every=0", "trainer.batch_size=512", "batches.drop_last=false"]
+    result = run.train(recipe.load(SETTINGS, changes), tmp_path / "run")  # 512 + 512 + 273 of 1297 samples
+    assert result.metrics["step"] == 3
+    assert result.metrics["objective"]["anchors"] == 1024
+    assert result.metrics["objective"]["support"] == 1022
+
+
 WALKS = ["batches.sampler=proximity", "batches.candidates=200", "batches.neighbors=20", "batches.refresh_every=4",
          "batches.restart={schedule: linear, start: 0.2, end: 0.05}"]  # fmt: skip
 SAMPLING = {

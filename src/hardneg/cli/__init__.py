@@ -6,6 +6,7 @@ Exit code 1: a run failed, or the doctor found something broken.
 
 import io
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -27,7 +28,14 @@ def main() -> None:
     """Run the command line; errors in the input are printed in one line, with exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: characters the terminal lacks are not an error
-    warnings.showwarning = lambda message, *rest, **more: note(str(message))
+    told: set[str] = set()  # data are read several times in one command, and would warn each time
+
+    def show_once(message: Warning | str, *rest: object, **more: object) -> None:
+        if (text := str(message)) not in told:
+            told.add(text)
+            note(text)
+
+    warnings.showwarning = show_once
     try:
         code = typer.main.get_command(app)(args=sys.argv[1:] or ["--help"], standalone_mode=False)
         if code == INTERRUPTED:  # typer has turned Ctrl-C into this
@@ -46,7 +54,31 @@ def main() -> None:
         # Errors of the command-line parser, whose classes typer does not export.
         if not hasattr(error, "format_message"):
             raise
-        fail(f"{error.format_message().rstrip('.')}.{_setting_meant(error)} Help: hardneg --help")
+        fail(f"{_in_plain_words(error.format_message()).rstrip('.')}.{_setting_meant(error)} Help: hardneg --help")
+
+
+def _in_plain_words(message: str) -> str:
+    """An error of the command-line parser, where it quotes its validator, in the form of the other errors.
+
+    Examples:
+        >>> _in_plain_words("Invalid value for '--seeds': Input should be greater than or equal to 1")
+        '--seeds must be ≥ 1'
+    """
+    found = re.fullmatch(r"Invalid value for '([^']*)': Input should be (.*?)\.?", message)
+    if found is None:
+        return message
+    option, wanted = found.groups()
+    for theirs, ours in (("greater than or equal to", "≥"), ("less than or equal to", "≤")):
+        wanted = wanted.replace(theirs, ours)
+    return f"{option} must be {wanted.partition(', unable to parse')[0]}{_given(option)}"
+
+
+def _given(option: str) -> str:
+    """The value that the command line gives for an option, as the end of an error."""
+    value = next((each.partition("=")[2] for each in sys.argv if each.startswith(f"{option}=")), None)
+    if value is None and option in sys.argv[:-1]:
+        value = sys.argv[sys.argv.index(option) + 1]
+    return "" if value is None else f", got {value!r}"
 
 
 def _setting_meant(error: Exception) -> str:
@@ -54,12 +86,15 @@ def _setting_meant(error: Exception) -> str:
     option = getattr(error, "option_name", None)
     if option is None or sys.argv[1] not in ("train", "compare"):
         return ""
-    from hardneg.training import recipe, recipe_errors
-
-    keys = recipe_errors.keys_named(option.lstrip("-"), recipe.model("simclr", "images"))
     given = next((entry for entry in sys.argv if entry.partition("=")[0] == option), option)
     following = sys.argv[sys.argv.index(given) + 1 :] if given in sys.argv else []
     text = given.partition("=")[2] or next((entry for entry in following[:1] if entry[:1] != "-"), "VALUE")
+    name = option.lstrip("-")
+    if "." in name:
+        return f" Settings have no dashes: write {name}={text}."
+    from hardneg.training import recipe, recipe_errors
+
+    keys = recipe_errors.keys_named(name, recipe.model("simclr", "images"))
     return f" Did you mean {' or '.join(f'{key}={text}' for key in keys)}?" if keys else ""
 
 

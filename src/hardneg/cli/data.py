@@ -20,6 +20,8 @@ from hardneg.terminal import cell, out, print_json, say
 
     hardneg data cifar10 --from hf:uoft-cs/cifar10
 
+    hardneg data tu:MUTAG --from ~/Downloads/MUTAG.zip
+
     hardneg data tu:MUTAG --download"""
 )
 def data(

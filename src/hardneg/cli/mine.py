@@ -33,10 +33,16 @@ _TEXT = ("text", "document", "passage", "positive", "contents")
 def mine(
     queries: Annotated[
         Path,
-        typer.Argument(help="Pairs of texts (.jsonl, .csv, .parquet, a saved dataset); without --model, embeddings."),
+        typer.Argument(
+            help="Pairs of texts (.jsonl, .csv, .parquet, a saved dataset), in columns such as query and positive, "
+            "question and answer, or the first two; without --model, embeddings."
+        ),
     ],
     to: Annotated[Path, typer.Option(help="The training set: a .jsonl, .parquet or .csv file.")],
-    corpus: Annotated[Path | None, typer.Option(help="Documents [default: the positives of the pairs].")] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Documents, in a column such as text, or the first [default: the positives of the pairs]."),
+    ] = None,
     positives: Annotated[Path | None, typer.Option(help="Without --model: .npy of indices, (Q,) or (Q, P).")] = None,
     model: Annotated[str | None, typer.Option(help="Name or folder of a SentenceTransformer.")] = None,
     num_negatives: Annotated[int, typer.Option("--num-negatives", "-n", help="Per query.")] = 10,

@@ -1,5 +1,8 @@
 """``hardneg evaluate``, ``report`` and ``export``: what is done with trained runs."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -29,18 +32,20 @@ def evaluate(
 
     if trust:
         import_from_here()
-    figures = evaluate_run(run, data, size, trust=trust)
+    with _naming_options():
+        figures = evaluate_run(run, data, size, trust=trust)
     if as_json:
         print_json(figures.to_json())
         return
+    notes = figures.main_notes
     table = Table("metric", "value", title=cell(f"{run}" + (f" on {data}" if data else "")))
     for name, figure in figures.items():
         shown = figures.format(name)
-        table.add_row(cell(shown.heading), f"{shown.text(figure)}{MARK * (name in figures.notes)}")
+        table.add_row(cell(shown.heading), f"{shown.text(figure)}{MARK * (name in notes)}")
     out.print(table)
     if figures.measured:
         say(figures.measured)
-    for name, note_text in figures.notes.items():
+    for name, note_text in notes.items():
         say(f"{MARK} {figures.format(name).title}: {note_text}")
 
 
@@ -94,6 +99,19 @@ def export(
         print_json({"file": str(made), "difference": difference})
         return
     say(f"{made}: outputs differ by at most {difference:.1e}")
+
+
+@contextmanager
+def _naming_options() -> Iterator[None]:
+    """Name the arguments of an evaluation in an error as the options of the command."""
+    options = {"source": "--data", "size": "--size"}
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        message = re.sub(r"^(source|size)\b|(?<![\w.])(source|size)(?==)", lambda name: options[name[0]], str(error))
+        if message == str(error):
+            raise
+        raise type(error)(message) from error
 
 
 def _runs_below(folder: Path) -> list[Path]:

@@ -75,9 +75,13 @@ def train(
     if as_json:
         print_json({"run": str(folder), "metrics": result.metrics, "evaluation": figures.to_json() if figures else {}})
         return
-    say(f"trained in {folder}: loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}")
+    reached = f"loss {result.metrics['loss']:.4f} after epoch {result.metrics['epoch']}"
+    if result.already_finished:
+        say(f"already finished, with {reached}: nothing to train; add trainer.epochs=N to train longer")
+    else:
+        say(f"trained in {folder}: {reached}")
     if figures:
-        noted = {name: f" ({note})" for name, note in figures.notes.items()}
+        noted = {name: f" ({note})" for name, note in figures.main_notes.items()}
         say_list(
             f"{(shown := figures.format(name)).title} {shown.text(figure)}{noted.get(name, '')}"
             for name, figure in figures.items()

@@ -118,7 +118,7 @@ def linear_probe(
         penalty=grid[best],
         validation_accuracies=dict(zip(grid, accuracies, strict=False)),
         converged=bool(converged.all() and candidates_converged.all()),
-        note=_note(bool(converged.all()), candidates_converged, iterations),
+        note=_note(bool(converged.all()), candidates_converged, best, iterations),
         weight=solutions[0, :, :-1].contiguous(),
         bias=solutions[0, :, -1].contiguous(),
         mean=mean,
@@ -127,18 +127,21 @@ def linear_probe(
     )
 
 
-def _note(final: bool, candidates: Tensor, iterations: Tensor) -> str:
+def _note(final: bool, candidates: Tensor, chosen: int, iterations: Tensor) -> str:
     """Describe which fits have not converged; empty if all have.
 
     final: whether the final fit has converged · candidates: (P,) whether the fit of each candidate penalty has ·
-    iterations: of the fits that have not
+    chosen: its index · iterations: of the fits that have not
     """
     if final and bool(candidates.all()):
         return ""
     note = f"not converged after {int(iterations.max()):,} iterations"
     if final:
         failed = int((~candidates).sum())
-        note += f" for {failed} of {len(candidates)} candidate penalties; the final fit has converged"
+        note += f" for {failed} of {len(candidates)} candidate penalties"
+        # See `results.is_minor`.
+        converged = "the final fit has converged"
+        note += f"; {converged}" if bool(candidates[chosen]) else f", also for the chosen one ({converged})"
     return note
 
 

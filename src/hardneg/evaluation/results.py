@@ -51,6 +51,11 @@ class EvaluationResult(dict[str, float]):
         """How one of the metrics is shown."""
         return columns({"": {metric: [self[metric]]}}, self.formats)[metric]
 
+    @property
+    def main_notes(self) -> dict[str, str]:
+        """The notes on fits that the values come from; see `is_minor`."""
+        return {metric: note for metric, note in self.notes.items() if not is_minor(note)}
+
     def to_json(self) -> dict[str, Any]:
         """The values, with notes and formats under separate keys if there are any."""
         content: dict[str, Any] = {**self}
@@ -190,6 +195,18 @@ def _evaluate(metrics: Sequence[str | Metric], arguments: Mapping[str, tuple[Any
 def merged_formats(results: Iterable[EvaluationResult]) -> dict[str, MetricFormat]:
     """The formats of several results; where they differ, the last one is used."""
     return {metric: shown for result in results for metric, shown in result.formats.items()}
+
+
+def is_minor(note: str) -> bool:
+    """Whether a note is on fits that a result does not use: JSON and reports hold it, result lines leave it out.
+
+    Examples:
+        >>> is_minor("not converged after 500 iterations for 3 of 7 candidate penalties; the final fit has converged")
+        True
+        >>> is_minor("not converged after 500 iterations")
+        False
+    """
+    return "; the final fit has converged" in note or "; the final fits have converged" in note
 
 
 def notes_of_seeds(notes: Mapping[int, str]) -> list[str]:

@@ -56,6 +56,7 @@ class Graphs(Modality):
 
     name = unit = "graphs"
     Data, Views, Encoder, TrainerOptions = GraphData, GraphViewsSection, GraphEncoder, Section
+    encoders = ENCODERS
     has_test_set = False
 
     def accepts(self, source: str) -> bool:
@@ -122,6 +123,9 @@ class Graphs(Modality):
             return ENCODERS[encoder.name](shape[0], **encoder.options)
         except TypeError as error:
             raise ValueError(f"encoder.options: {error}") from error
+
+    def encoder_options(self, name: str) -> set[str]:
+        return super().encoder_options(name) - {"inputs"}  # follows from the data
 
     def feature_size(self, encoder: nn.Module, shape: tuple[int, ...]) -> int:
         width = getattr(encoder, "features", None)

@@ -2,6 +2,8 @@
 
 import os
 import re
+import secrets
+import shutil
 import tempfile
 import warnings
 import zipfile
@@ -60,6 +62,26 @@ def fetch(name: str, folder: Path = FOLDER) -> Path:
         file.unlink()
         raise ValueError(f"{site}/{name}.zip is not a zip file: check the name, or put {name}.zip into {folder}")
     return file
+
+
+def copy_zip(name: str, source: Path, folder: Path) -> Path:
+    """Copy the zip of a set, after reading it, to a folder. source: the zip, or a folder that holds ``NAME.zip``"""
+    archive = source / f"{name}.zip" if source.is_dir() else source
+    if not archive.exists():
+        text = f"; for a folder of text files, set data.source={source}" if source.is_dir() else ""
+        raise FileNotFoundError(f"{archive} does not exist: give {name}.zip, or a folder that holds it{text}")
+    if holds(folder, name):
+        raise ValueError(f"{folder} has {name} already: remove it, or write to another folder with --to")
+    read_zip(archive, name, attributes=True)  # raises unless it is the set
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{name}.zip"
+    part = folder / f".{secrets.token_hex(8)}-{target.name}"
+    try:
+        shutil.copyfile(archive, part)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
 
 
 def read(folder: Path, name: str, attributes: bool) -> list[Any]:

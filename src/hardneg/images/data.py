@@ -2,14 +2,13 @@
 
 import warnings
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hardneg import checks
+from hardneg import checks, spelling
 from hardneg.images import arrays, folders, tables, tar_shards
 from hardneg.images.image_set import Broken, ImageSet, StreamedImages, content_id, decode_all, fit, survey
 from hardneg.images.objects import from_object
@@ -97,8 +96,8 @@ def find(source: Any, split: str, in_memory: int = IN_MEMORY) -> ImageSet | Stre
             raise FileNotFoundError(f"source={str(source)!r} does not exist: make it with hardneg data {path.stem}")
         if path.name == _PLACEHOLDER:
             raise FileNotFoundError(f"no data are named: add source={_PLACEHOLDER} with your folder")
-        similar = get_close_matches(path.name, _names_in(path.parent), n=1)
-        remedy = f"did you mean {str(path.with_name(similar[0]))!r}?" if similar else f"give {_KINDS}"
+        similar = spelling.nearest(path.name, _names_in(path.parent))
+        remedy = f"did you mean {str(path.with_name(similar))!r}?" if similar else f"give {_KINDS}"
         raise FileNotFoundError(f"source={str(source)!r} does not exist: {remedy}")
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():

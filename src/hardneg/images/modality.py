@@ -77,6 +77,7 @@ class Images(Modality):
 
     name = unit = "images"
     Data, Views, Encoder, TrainerOptions = ImageData, ImageViewsSection, ImageEncoder, ImageTrainerOptions
+    encoders = encoders.ENCODERS
     has_test_set = True
 
     def accepts(self, source: str) -> bool:
@@ -139,7 +140,7 @@ class Images(Modality):
             raise ValueError(f"views.preset={views.preset!r} is not known: use one of {', '.join(PRESETS)}")
         keys = {*views.options, *(ImageViews.__dataclass_fields__.keys() - {"size"})}  # the default size is the data's
         try:
-            with naming("views.options", keys):
+            with naming("data", {"size"} - {*views.options}), naming("views.options", keys):
                 return make(**options)
         except TypeError as error:
             raise ValueError(f"views.options: {error}") from error

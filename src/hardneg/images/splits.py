@@ -52,6 +52,7 @@ def load_split(
         if division is not None and recorded is None and len(held_out):
             raise ValueError(f"the run does not record which images of {name} it held out: train it again")
         if recorded is not None and split == "test" and len(held_out) == 0:
+            _check_different(whole, name)
             raise ValueError(f"the run was trained on all images of {name}, and none is left to test on: train again")
         images, made = _divided(whole, held_out, split, name)
     else:
@@ -74,6 +75,7 @@ def _divided(
     """One part of a source whose images of these ids are held out, and the division."""
     if len(held_out) == 0:
         if split == "test":
+            _check_different(whole, name)
             large = isinstance(whole, StreamedImages)
             raise ValueError(
                 f"{name} has no part to test on, and is too {'large' if large else 'small'} to be divided: "
@@ -92,6 +94,15 @@ def _divided(
         warnings.warn(f"{name}: {left} of the {len(held_out)} images that were held out are left", stacklevel=3)
     train, test = (whole.subset(rows.nonzero()[:, 0]) for rows in (~kept, kept))
     return train if split == "train" else test, _division(Division.HELD_OUT, train, held_out)
+
+
+def _check_different(images: ImageSet | StreamedImages, name: str) -> None:
+    """Raise if all images are the same: a test image and its copies are never trained on."""
+    if isinstance(images, ImageSet) and images.ids is not None and len(torch.unique(images.ids)) == 1 < len(images):
+        raise ValueError(
+            f"all {len(images)} images of {name} are copies of one, and an evaluation tests on images that were not "
+            "trained on: give different images"
+        )
 
 
 def comparable(train: ImageSet | StreamedImages, test: ImageSet | StreamedImages) -> ImageSet | StreamedImages:

@@ -70,7 +70,7 @@ class ImageTransform:
             with required("PIL.Image", "train").open(checks.regular_file(path)) as image:
                 return pixels_of(image, self.shape[0])
         except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error and more
-            raise ValueError(f"{path} cannot be read as an image ({error}): give another file") from error
+            raise ValueError(f"{path} cannot be read as an image ({error}): give another file") from None
 
     def _sized(self, pixels: Tensor) -> Tensor:
         """The pixels (C, H, W) in the size that the encoder was trained on."""

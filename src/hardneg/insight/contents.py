@@ -49,6 +49,12 @@ class Contents:
         return units.pop() if len(units) == 1 else "samples"
 
     @property
+    def has_no_labels(self) -> bool:
+        """Whether samples were read, and none of them has a label."""
+        summaries = self.available_summaries.values()
+        return bool(summaries) and all(summary.histograms is None for summary in summaries)
+
+    @property
     def formats(self) -> dict[str, MetricFormat]:
         """The formats of metrics that are not built in, from the run folders."""
         return merged_formats(run.evaluation for group in self.groups for run in group.runs)

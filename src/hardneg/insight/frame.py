@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from hardneg import checks
 from hardneg.insight.contents import Part, visible
 
 
@@ -38,16 +39,16 @@ def asset(name: str) -> str:
 
 
 def checked_target(to: str | Path, example: str) -> Path:
-    """The path of a page to write; raises if it is a folder."""
+    """The path of a page to write; raises if it is a folder, or if its folder does not exist."""
     path = Path(to)
     if path.is_dir():
         raise ValueError(f"to={str(path)!r} is a folder: name a file in it, such as {path / example}")
+    checks.has_folder(path)
     return path
 
 
 def write_page(to: Path, html: str) -> Path:
     """Write a page, replacing an older one at once; returns its path."""
-    to.parent.mkdir(parents=True, exist_ok=True)
     # The name cannot be guessed, so that no link can be placed there in advance.
     fresh = to.with_name(f".{secrets.token_hex(8)}-{to.name}")
     try:

@@ -13,7 +13,7 @@ from hardneg.insight.explorer.of_report import explored_groups
 from hardneg.insight.frame import checked_target, framed, write_page
 from hardneg.insight.header import facts
 from hardneg.insight.parts import PARTS
-from hardneg.insight.runs import group_runs, read_run
+from hardneg.insight.runs import group_runs, read_run, source_names
 from hardneg.training import row_names
 
 
@@ -32,10 +32,10 @@ def write_report(
 ) -> Path:
     """Write one self-contained HTML page that compares runs; returns its path.
 
-    runs: run folders; those that differ only in seed form a group · to: the file, replaced if it exists · names: of
-    the groups, one per run or one per group (default: the settings in which they differ) · baseline: the row that
-    others are compared with (default: the first group) · extra_rows: values by metric of methods without a run folder,
-    as ``{"raw pixels": {"knn": [0.98]}}`` · extra_notes: notes on them by row and metric, as
+    runs: run folders; those that differ only in seed form a group · to: the file, in a folder that exists; replaced if
+    it exists · names: of the groups, one per run or one per group (default: the settings in which they differ) ·
+    baseline: the row that others are compared with (default: the first group) · extra_rows: values by metric of methods
+    without a run folder, as ``{"raw pixels": {"knn": [0.98]}}`` · extra_notes: notes on them by row and metric, as
     ``{"raw pixels": {"linear": ["not converged after 500 iterations"]}}`` · load_samples: returns the images and
     features of a run folder (default: its encoder on its test set); a run whose data or weights are missing is compared
     without them · trust: allow encoders that the folders name as ``module:callable``; without it such a run is compared
@@ -79,7 +79,7 @@ def write_report(
 def page(contents: Contents) -> str:
     """The page as HTML."""
     parts = [made for part in PARTS if (made := part(contents)) is not None]
-    sources = dict.fromkeys(run.source for group in contents.groups for run in group.runs)
+    sources = source_names([run for group in contents.groups for run in group.runs])
     number, groups = sum(len(group.runs) for group in contents.groups), len(contents.groups)
     rows = f" in {_counted(groups, 'row')}; the runs of a row differ only in their seed" if number > groups else ""
     heading = ", ".join(map(breakable, sources))

@@ -6,7 +6,7 @@ The recipe is read as plain YAML, so that runs of older versions with other keys
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from hardneg.evaluation.metrics import is_number
@@ -50,6 +50,14 @@ class Run:
         planned = self.settings.get("trainer.epochs")
         done = self.metrics[-1].get("epoch") if self.metrics else 0
         return (int(done) if isinstance(done, int | float) and is_number(done) else 0), planned
+
+
+def source_names(runs: Sequence[Run]) -> list[str]:
+    """The different sources of runs, those that are paths by the last part of it, unless two end alike."""
+    sources = dict.fromkeys(run.source for run in runs)
+    short = {source: PurePath(source).name if PurePath(source).is_absolute() else source for source in sources}
+    names = [name or source for source, name in short.items()]
+    return names if len({*names}) == len(sources) else [*sources]
 
 
 @dataclass(frozen=True)

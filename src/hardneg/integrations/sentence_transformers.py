@@ -5,6 +5,7 @@ args = SentenceTransformerTrainingArguments("out", batch_sampler=ProximityBatche
 SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss, callbacks=[RefreshCallback()]).train()
 """
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardneg import checks, distributed
+from hardneg import checks, distributed, spelling
 from hardneg.extras import required
 from hardneg.integrations.sentence_batches import ProgressCallback, ProximityBatches, RefreshCallback
 from hardneg.integrations.text_columns import Guide, has_tokens, rows_share_ids, token_counts, token_ids
@@ -79,8 +80,10 @@ class HardNegativeLoss(nn.Module):
         guide: nn.Module | None = None,
         gather_across_devices: bool = False,
         parts: bool = False,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        _check_arguments(type(self), model, unknown)
         loss = simcse() if loss is None else loss
         if not isinstance(loss, InfoNCE):
             raise ValueError(f"loss must be an hn.InfoNCE or one of its presets, got {type(loss).__name__}")
@@ -144,6 +147,11 @@ class HardNegativeLoss(nn.Module):
     def _directions(self, embeddings: Sequence[Tensor], texts: Texts, labels: Tensor | None) -> dict[str, Tensor]:
         """The loss of each direction, or half of it if there are two: they add up to the loss."""
         supervised = {} if self.loss.supervision == "none" else {"labels": labels}
+        if supervised and labels is None:
+            raise ValueError(
+                f"the loss has supervision={self.loss.supervision!r}, and the data set has no labels: add a column "
+                "'label' with the number of each row's class"
+            )
         if len(embeddings) == 1:
             return {"loss": self.loss(embeddings[0], guide=texts.guide, **supervised)}
         anchors, positives = embeddings[:2]
@@ -213,9 +221,10 @@ class CachedHardNegativeLoss(_CachedLossMixin, HardNegativeLoss):  # type: ignor
         mini_batch_size: int = 32,
         mini_batch_num_tokens: int | None = None,
         show_progress_bar: bool = False,
+        **unknown: Any,
     ) -> None:
         options: dict[str, Any] = {"mask_duplicates": mask_duplicates, "gather_across_devices": gather_across_devices}
-        HardNegativeLoss.__init__(self, model, loss, symmetric=symmetric, guide=guide, **options)
+        HardNegativeLoss.__init__(self, model, loss, symmetric=symmetric, guide=guide, **options, **unknown)
         self.mini_batch_size = checks.whole("mini_batch_size", mini_batch_size)
         self.mini_batch_num_tokens = (
             None if mini_batch_num_tokens is None else checks.whole("mini_batch_num_tokens", mini_batch_num_tokens)
@@ -286,6 +295,18 @@ def _own_and_others(parts: Mapping[str, Tensor], present: Tensor | None) -> dict
     if present is not None:
         found["negative_mask"] = {"own": present, "others": present.flatten().expand(batch, -1)}
     return found
+
+
+def _check_arguments(made: type, model: object, unknown: Mapping[str, Any]) -> None:
+    """Raise if the model is missing, or for an argument that only the loss of sentence-transformers has."""
+    if isinstance(model, InfoNCE):
+        raise TypeError(f"{made.__name__} takes the model before the loss: {made.__name__}(model, loss)")
+    for name, given in unknown.items():
+        remedy = spelling.nearest(name, inspect.signature(made).parameters)
+        hint = f"did you mean {remedy}?" if remedy else "settings of the loss belong to the loss"
+        if name == "scale":
+            hint = f"it is 1 / temperature of the loss: pass hn.simcse(1 / {given})"
+        raise TypeError(f"{made.__name__}() has no argument {name!r}: {hint}")
 
 
 def _total(parts: Mapping[str, Tensor]) -> Tensor:

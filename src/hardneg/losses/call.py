@@ -1,5 +1,6 @@
 """The arguments of one call of `InfoNCE`, and whether they fit its settings."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -48,6 +49,7 @@ class Call(NamedTuple):
 
     def check(self, settings: Settings) -> None:
         """Raise where the arguments do not fit the settings, or each other."""
+        self._check_kinds()
         names, given = self.by_source()
         if settings.by_source is not None and self.negatives is not None:
             check_sources(settings.by_source, names)
@@ -57,7 +59,8 @@ class Call(NamedTuple):
             raise ValueError("in_batch=None takes no negatives from the batch: pass negatives=")
         if z2 is None and supervision not in ("positives", "full"):
             raise ValueError(
-                f"one view needs positives from labels, but supervision={supervision!r}: pass z2 or set it"
+                f"one view needs positives from labels, but supervision={supervision!r}: pass the other view as z2, or "
+                "pass labels= to a loss with supervision='full', such as hn.supcon()"
             )
         if z2 is None and in_batch == "other":
             raise ValueError("in_batch='other' needs a second view: pass z2, or set in_batch='both'")
@@ -71,17 +74,29 @@ class Call(NamedTuple):
                 f"from labels, got in_batch={in_batch!r}, supervision={supervision!r}"
             )
 
-    def _check_labels(self, settings: Settings, names: tuple[str, ...], negative_labels: list[Tensor | None]) -> None:
-        """Raise unless there are labels where the settings use them, and only there. negative_labels: of each source"""
-        supervision = settings.supervision
-        if isinstance(self.z2, Tensor) and not self.z2.is_floating_point():
+    def _check_kinds(self) -> None:
+        """Raise if another argument, or none of a loss, was passed as the embeddings or as the labels."""
+        given: object = self.z1
+        if isinstance(given, list | tuple) and given and isinstance(given[0], Mapping):
+            raise ValueError(
+                "z1 must hold embeddings, got the token columns of sentence-transformers: give its trainer "
+                "HardNegativeLoss(model, loss) of hardneg.integrations.sentence_transformers"
+            )
+        if isinstance(self.z2, Tensor) and self.z2.dim() == 1 and not self.z2.is_floating_point():
             raise ValueError(
                 f"z2 must hold the embeddings of the other view, got dtype {self.z2.dtype}: pass labels by keyword, "
                 "labels="
             )
+        if self.labels is not None and not isinstance(self.labels, Tensor):
+            raise ValueError(f"labels must be a tensor, got {type(self.labels).__name__}: pass torch.as_tensor(labels)")
+
+    def _check_labels(self, settings: Settings, names: tuple[str, ...], negative_labels: list[Tensor | None]) -> None:
+        """Raise unless there are labels where the settings use them, and only there. negative_labels: of each source"""
+        supervision = settings.supervision
         if self.labels is not None and supervision == "none":
             raise ValueError(
-                "labels were given, but supervision='none' ignores them: set supervision or leave them out"
+                "labels were given, but supervision='none' ignores them: use hn.scl(), hn.hscl() or hn.supcon(), set "
+                "supervision='full', or leave them out"
             )
         if self.labels is None and supervision != "none":
             raise ValueError(f"supervision={supervision!r} needs labels: pass labels=, with −1 where unknown")

@@ -11,6 +11,11 @@ from hardneg.losses.sources import GIVEN, SourceTensors, argument
 
 UNMOVED_CALLS = 100  # calls in training without `set_progress` after which a loss with schedules warns
 
+ALONE = (
+    "a batch of one row has no negatives, so its loss is 0 and trains nothing: use larger batches, leave out a last "
+    "batch of one (drop_last=True), or pass negatives="
+)
+
 
 def local_negatives() -> str | None:
     """A warning for a loss with ``gather=False`` if there are several processes and gradients are computed."""

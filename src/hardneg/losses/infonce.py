@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -146,7 +146,7 @@ class InfoNCE(Adjustable):
         self,
         z1: Tensor,
         z2: Tensor | None = None,
-        *,
+        *more: Never,
         labels: Tensor | None = None,
         negatives: Negatives | None = None,
         exclude: SourceTensors | None = None,
@@ -192,6 +192,8 @@ class InfoNCE(Adjustable):
             >>> loss(z1, z2, negatives={"mined": mined, "queue": queue}, ids=torch.tensor([7, 7, 8, 9])).shape
             torch.Size([])
         """
+        if more:
+            raise TypeError("only z1 and z2 are positional: pass labels and all other arguments by keyword, labels=")
         if negatives is not None and not isinstance(negatives, Tensor):
             given_labels = negative_labels is not None
             negatives, negative_labels, negative_ids = unpacked(
@@ -219,7 +221,8 @@ class InfoNCE(Adjustable):
         if is_eager():
             self._count_call(loss)
             if self.in_batch is not None:
-                self._give_hints(self.gather, labels if negatives is None else None, one_view=z2 is None)
+                alone = negatives is None and len(z1) == 1
+                self._give_hints(self.gather, labels if negatives is None else None, one_view=z2 is None, alone=alone)
         return loss
 
     def from_scores(self, positive: Tensor, candidates: Tensor, mask: Tensor | None = None) -> Tensor:

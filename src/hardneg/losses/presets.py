@@ -7,11 +7,10 @@ tilt raises; a hardening by source is for presets without one of their own. An a
 
 import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from hardneg import checks
+from hardneg import checks, spelling
 from hardneg.losses.effective_share import EffectiveShare
 from hardneg.losses.hardening import BelowPositive, Exponential, Guided, Hardening, Ring, Threshold
 from hardneg.losses.infonce import InfoNCE
@@ -35,8 +34,8 @@ def _checked(preset: Callable[_Arguments, _Loss]) -> Callable[_Arguments, _Loss]
     def checked(*given: _Arguments.args, **named: _Arguments.kwargs) -> _Loss:
         for name in named:
             if name not in names:
-                near = get_close_matches(name, names, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(own)} and those of {loss.__name__}"
+                near = spelling.nearest(name, names)
+                hint = f"did you mean {near}?" if near else f"it has {', '.join(own)} and those of {loss.__name__}"
                 raise TypeError(f"{preset.__name__}() has no argument {name!r}: {hint}")
         return preset(*given, **named)
 

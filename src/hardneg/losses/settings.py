@@ -179,11 +179,14 @@ class Adjustable(LenientState, ABC):
             self.__dict__["_warned"] = (*self._warned, kind)
             warnings.warn(message, stacklevel=stacklevel + 1)
 
-    def _give_hints(self, gather: Gather, labels: Tensor | None, one_view: bool = False) -> None:
+    def _give_hints(self, gather: Gather, labels: Tensor | None, one_view: bool = False, alone: bool = False) -> None:
         """Warn of a call that is valid, but rarely meant, called by ``forward``.
 
-        labels: (B,), if they are used and the batch has the only negatives · one_view: all positives come from labels
+        labels: (B,), if they are used and the batch has the only negatives · one_view: all positives come from labels ·
+        alone: the batch is one row, and has the only negatives
         """
+        if alone and "alone" not in self._warned and not gathers(gather):
+            self._warn_once("alone", hints.ALONE, stacklevel=5)
         if gather is False and "gather" not in self._warned:
             self._warn_once("gather", hints.local_negatives(), stacklevel=5)
         if labels is not None and "single class" not in self._warned and not gathers(gather):

@@ -8,6 +8,7 @@ from hardneg import checks
 if TYPE_CHECKING:
     from hardneg.methods.method import Method
 
+DEFAULT = "simclr"  # the method of a recipe that names none
 METHODS = {
     "simclr": "hardneg.methods.simclr:SimCLR",
     "moco": "hardneg.methods.moco:MoCo",

@@ -1,7 +1,7 @@
 """Uniform batches, and the base of all batch samplers: epochs, the shares of processes, and exact resuming."""
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -179,6 +179,8 @@ def check_size(size: object, at_least: int = 1) -> int:
             "this sampler shares its batches between processes by rank= and processes= and cannot wrap a sampler: pass "
             "use_distributed_sampler=False to Lightning's Trainer"
         )
+    if isinstance(size, Sized) and getattr(size, "ndim", 1) != 0:  # data, whose values would fill the message
+        raise ValueError(f"size must be the number of samples, got a {type(size).__name__}: pass len(data)")
     return whole("size", size, at_least)
 
 

@@ -1,5 +1,6 @@
 """Texts as a modality: sources, encoders, embeddings and evaluation in one place."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from hardneg.text import encoders, evaluation_data
 from hardneg.text.data import PYTHON_DOCS, SUFFIXES, load_texts
 from hardneg.text.features import encode_with, extract_texts
 from hardneg.text.files import suffix_of
-from hardneg.text.pretrained import is_folder
+from hardneg.text.pretrained import PretrainedEncoder, is_folder
 from hardneg.text.text_set import TextSet
 
 SHAPE = (1,)  # texts differ in length, and an encoder does not depend on it
@@ -52,6 +53,7 @@ class Text(Modality):
 
     name = "text"
     Data, Views, Encoder, TrainerOptions = TextData, ViewsSection, TextEncoder, Section
+    encoders = encoders.ENCODERS
     has_test_set = False
     unit = "texts"
 
@@ -100,6 +102,11 @@ class Text(Modality):
 
     def encoder(self, encoder: Any, shape: tuple[int, ...]) -> nn.Module:
         return encoders.build(encoder.name, encoder.pooling, dict(encoder.options))
+
+    def encoder_options(self, name: str) -> set[str]:
+        if name in self.encoders or ":" in name:
+            return super().encoder_options(name)
+        return {*inspect.signature(PretrainedEncoder).parameters} - {"name", "pooling"}
 
     def feature_size(self, encoder: nn.Module, shape: tuple[int, ...]) -> int:
         width = getattr(encoder, "features", None)

@@ -89,6 +89,11 @@ def sampler(settings: Recipe, size: int, rank: int = 0, processes: int = 1) -> U
     chosen = settings.batches
     if chosen.sampler not in SAMPLERS:
         raise ValueError(f"batches.sampler={chosen.sampler!r} is not known: use one of {', '.join(SAMPLERS)}")
+    if size < 2:
+        raise ValueError(
+            f"data.source={settings.data.source} has {size} sample{'s' * (size != 1)} to train on, and a negative is "
+            "another sample: give at least 2"
+        )
     if settings.trainer.batch_size > size:
         raise ValueError(
             f"trainer.batch_size={settings.trainer.batch_size} is more than the {size} samples to train on: lower it"

@@ -55,6 +55,7 @@ class Given:
 
 
 NOTHING = Given()
+FEW = 16  # samples; fewer give a warning
 
 
 def resolved(settings: Recipe) -> Recipe:
@@ -86,6 +87,16 @@ def auto_batch_size(samples: int, processes: int = 1) -> int:
     """
     largest = min(256, max(samples // 4, 2))
     return max(1 << largest.bit_length() - 1, 2) // processes * processes or 2 * processes
+
+
+def warn_if_few(settings: Recipe, samples: int) -> None:
+    """Warn if the samples are too few for an encoder to learn from."""
+    if 1 < samples < FEW:
+        warnings.warn(
+            f"{samples} {settings.kind.unit} are too few to train an encoder: it will know little more than these; "
+            "hundreds are a beginning",
+            stacklevel=3,
+        )
 
 
 def check_source(settings: Recipe, folder: Path) -> None:

@@ -60,7 +60,7 @@ def create_trainer(
             f"trainer.nodes={chosen.nodes} make {processes}: set them to its --nproc-per-node and --nnodes"
         )
     try:
-        return L.Trainer(
+        trainer = L.Trainer(
             accelerator=chosen.accelerator,
             devices=chosen.devices,
             num_nodes=chosen.nodes,
@@ -85,6 +85,13 @@ def create_trainer(
     except (L.fabric.utilities.exceptions.MisconfigurationException, RuntimeError, ValueError, ImportError) as error:
         setting = f"trainer.accelerator={chosen.accelerator}, devices={chosen.devices}, precision={chosen.precision}"
         raise ValueError(f"{setting} is not available here: {str(error).splitlines()[0]}") from error
+    cores = os.cpu_count() or chosen.devices
+    if trainer.strategy.root_device.type == "cpu" and chosen.devices > cores:  # Lightning counts other devices only
+        raise ValueError(
+            f"trainer.devices={chosen.devices}: on a CPU each is a process, and this machine has {cores} cores: use at "
+            f"most {cores}"
+        )
+    return trainer
 
 
 def check_method(settings: Recipe, module: Method, device: torch.device) -> None:

@@ -12,6 +12,7 @@ from hardneg.losses.jsd import JSD
 from hardneg.recipe_section import naming
 from hardneg.training.recipe_errors import hint
 
+DEFAULT = "simclr"  # the preset of a recipe that names none
 SCHEDULES: dict[str, type[schedules.Schedule]] = {
     "constant": schedules.Constant,
     "linear": schedules.Linear,
@@ -44,7 +45,7 @@ def names() -> tuple[str, ...]:
 
 def arguments(name: str) -> set[str]:
     """The arguments of a preset that a recipe can set."""
-    made_by: tuple[Any, Any] = (getattr(presets, name), _makes(name).__init__)
+    made_by: tuple[Any, Any] = (getattr(presets, name), makes(name).__init__)
     found = {key for made in made_by for key in inspect.signature(made).parameters}
     return found - {"self", "options", "generator"}
 
@@ -59,7 +60,7 @@ def make(section: Mapping[str, Any], **more: Any) -> InfoNCE | JSD:
         {'given': (Ring(lower=0.5, upper=0.9),)}
     """
     options = dict(section)
-    name = options.pop("preset", "simclr")
+    name = options.pop("preset", DEFAULT)
     if name not in names():
         raise ValueError(f"objective.preset={name!r} is not known: {hint(str(name), names())}")
     allowed = arguments(name)
@@ -77,14 +78,14 @@ def make(section: Mapping[str, Any], **more: Any) -> InfoNCE | JSD:
 
 def _remedy(preset: str, key: str) -> str:
     """What to do about an argument that a preset does not have: use a preset that has it, or correct its name."""
-    graphs = _makes(preset) is JSD  # which another method trains with
-    owners = [name for name in names() if key in arguments(name) and (_makes(name) is JSD) == graphs]
+    graphs = makes(preset) is JSD  # which another method trains with
+    owners = [name for name in names() if key in arguments(name) and (makes(name) is JSD) == graphs]
     if owners:
         return f"it belongs to {', '.join(owners)}; add objective.preset={owners[0]}, or leave it out"
-    return hint(key, sorted(arguments(preset)))
+    return hint(key, ["preset", *sorted(arguments(preset))], "objective")
 
 
-def _makes(preset: str) -> type[InfoNCE] | type[JSD]:
+def makes(preset: str) -> type[InfoNCE] | type[JSD]:
     """The class of the loss that a preset returns."""
     return JSD if inspect.signature(getattr(presets, preset)).return_annotation is JSD else InfoNCE
 

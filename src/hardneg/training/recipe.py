@@ -8,7 +8,7 @@ error with a suggestion, and so is a value of the wrong type.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import Field, Tag, TypeAdapter, ValidationError, WithJsonSchema, create_model
@@ -25,8 +25,9 @@ from hardneg.training.recipe_errors import explained
 from hardneg.training.recipe_files import about as about
 from hardneg.training.recipe_files import find as find
 from hardneg.training.recipe_files import known as known
+from hardneg.training.replaced import without_replaced
 
-DEFAULT_METHOD = "simclr"
+DEFAULT_METHOD = methods.DEFAULT
 ENCODER_CODE = ("encoder.name", "views.preset")  # keys that may name code, of what turns a sample into features
 CODE = (*ENCODER_CODE, "evaluation.metrics", "data.source")
 
@@ -118,7 +119,7 @@ class Recipe(Section):
     data: DataSection
     views: Section
     encoder: EncoderSection
-    objective: Objective = Field(default_factory=lambda: {"preset": "simclr"})
+    objective: Objective = Field(default_factory=lambda: {"preset": objectives.DEFAULT})
     """The loss: a preset's name under ``preset``, and its arguments."""
     batches: Batches = Batches()
     memory: Section
@@ -193,11 +194,13 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         ValueError: trainer.epoch is not a key of the recipe: did you mean trainer.epochs?
     """
     tree = dict(source) if isinstance(source, Mapping) else yaml_files.read_mapping(source)
+    written, typed = dict(tree), set()
     for override in overrides:
         path, separator, text = override.partition("=")
         if not separator or not path:
             remedy = f": did you mean data.source={override}?" if override and Path(override).exists() else ""
             raise ValueError(f"an override must be key=value, got {override!r}{remedy}")
+        typed.add(path)
         *parents, last = path.split(".")
         node = tree
         for parent in parents:
@@ -207,6 +210,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         node[last] = yaml_files.parse(text, f"the value of {path}") if text else None
     _check_keys(tree, "the recipe")
     method, kind = _method_and_modality(tree)
+    tree = without_replaced(tree, written, typed, (method, kind), model)
     try:
         recipe = model(method, kind).model_validate({**tree, "method": method, "modality": kind})
     except ValidationError as error:
@@ -315,6 +319,17 @@ def dump(recipe: Recipe) -> str:
     import yaml
 
     return str(yaml.safe_dump(tree_of(recipe), sort_keys=False, allow_unicode=True))
+
+
+def without_folders(recipe: Recipe) -> Recipe:
+    """The recipe with the names of its files instead of absolute paths, which say nothing on another machine."""
+
+    def name(given: str) -> str:
+        path = PurePath(given)
+        return path.name if path.is_absolute() and path.name else given
+
+    encoder = recipe.encoder.model_copy(update={"name": name(recipe.encoder.name)})
+    return recipe.with_source(name(recipe.data.source)).model_copy(update={"encoder": encoder})
 
 
 def differences(tree: Mapping[str, Any], recipe: Recipe) -> list[str]:

@@ -1,10 +1,11 @@
 """Formats pydantic's validation errors of a recipe as one line that names the key, the value and the fix."""
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ValidationError, WithJsonSchema
+
+from hardneg import spelling
 
 _TYPES = {
     "int_type": "an integer",
@@ -18,10 +19,11 @@ _TYPES = {
 }
 
 
-def hint(name: str, names: Sequence[str]) -> str:
-    """The nearest of the names, or all of them."""
-    near = get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else "choose one of " + ", ".join(names)
+def hint(name: str, names: Sequence[str], section: str = "") -> str:
+    """The nearest of the names, or all of them. section: of the recipe, if the names are keys in it."""
+    near = spelling.nearest(name, names)
+    below = f"{section}." if section else ""
+    return f"did you mean {below}{near}?" if near else "choose one of " + ", ".join(below + each for each in names)
 
 
 def explained(
@@ -72,7 +74,7 @@ def _path(loc: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
 def _unknown(path: list[str], chosen: tuple[str, str], models: Mapping[tuple[str, str], type[BaseModel]]) -> str:
     """Why a key is not part of the recipe: it belongs to another method or modality, or is misspelled."""
     key = ".".join(path)
-    users = [names for names, model in models.items() if key in _keys(model)]
+    users = [names for names, model in models.items() if key in keys_of(model)]
     if users:
         method, modality = chosen
         fitting = sorted(name for name, other in users if other == modality)
@@ -80,23 +82,24 @@ def _unknown(path: list[str], chosen: tuple[str, str], models: Mapping[tuple[str
         return f"{key} is not used by method={method} on {modality}: {remedy}"
     if len(path) == 1 and (full := keys_named(key, models[chosen])):
         return f"{key} is not a key of the recipe: did you mean {' or '.join(full)}?"
-    below = f"{path[0]}." if len(path) > 1 else ""
-    names = [name for name in _keys(models[chosen]) if name.startswith(below) and name.count(".") == len(path) - 1]
+    section = ".".join(path[:-1])
+    parts = (name.rpartition(".") for name in keys_of(models[chosen]))
+    names = [name for parent, _, name in parts if parent == section]
     if not names:
         return f"{key} is not a key of the recipe: {path[0]} has no keys for method={chosen[0]}"
-    return f"{key} is not a key of the recipe: {hint(key, names)}"
+    return f"{key} is not a key of the recipe: {hint(path[-1], names, section)}"
 
 
 def keys_named(name: str, model: type[BaseModel]) -> list[str]:
     """The keys of all sections that have this name, such as ``trainer.epochs`` for ``epochs``."""
-    found = [key for key in _keys(model) if key.partition(".")[2] == name]
+    found = [key for key in keys_of(model) if key.partition(".")[2] == name]
     for section, field in model.model_fields.items():  # a section that is no model has its keys in a JSON schema
         schemas = (each.json_schema or {} for each in field.metadata if isinstance(each, WithJsonSchema))
         found += [f"{section}.{name}" for schema in schemas if name in schema.get("properties", {})]
     return found
 
 
-def _keys(model: type[BaseModel]) -> list[str]:
+def keys_of(model: type[BaseModel]) -> list[str]:
     """All keys of a recipe model: sections, and the keys in each."""
     found = []
     for name, field in model.model_fields.items():

@@ -34,7 +34,7 @@ def flat(tree: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
         path = f"{parent}{key}"
         if path in _IGNORED:
             continue
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             leaves.update(flat(value, f"{path}."))
         else:
             leaves[path] = value
@@ -57,7 +57,8 @@ def row_names(rows: Sequence[Settings], otherwise: Sequence[str]) -> list[str]:
     short = [_short(row, _titles(keys)) for row in chosen]
     readable = bool(keys) and max(map(len, chosen), default=0) <= _MAX_SETTINGS
     spelled = [", ".join(f"{key}={json.dumps(row[key], default=str)}" for key in row) or "default" for row in chosen]
-    for names in (short if readable else otherwise, otherwise, short):
+    by_method = [str(row.get("method", "default")) for row in rows] if "method" in keys else otherwise
+    for names in (short if readable else by_method, otherwise, short):
         if len({*names}) == len(rows):
             return [*names]
     return spelled
@@ -81,10 +82,19 @@ def heading(rows: Sequence[Settings]) -> str:
 
 
 def _differing(rows: Sequence[Settings]) -> list[str]:
-    """The keys in which the rows differ, in the order of the recipes."""
+    """The keys in which the rows differ, in the order of the recipes; without options that follow from the encoder."""
     keys = dict.fromkeys(key for row in rows for key in row)
     missing = object()
-    return [key for key in keys if any(row.get(key, missing) != rows[0].get(key, missing) for row in rows)]
+    encoders = [row.get("encoder.name") for row in rows]
+    found = []
+    for key in keys:
+        # An option is compared with those of the first row of the same encoder, other settings with the first row's.
+        options = key.startswith("encoder.options.")
+        values = [row.get(key, missing) for row in rows]
+        references = [values[encoders.index(name) if options else 0] for name in encoders]
+        if any(value != reference for value, reference in zip(values, references, strict=True)):
+            found.append(key)
+    return found
 
 
 def _titles(keys: Sequence[str]) -> dict[str, str]:

@@ -26,11 +26,15 @@ from hardneg.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its folder, its trained encoder and the last line of its metrics."""
+    """A finished run: its folder, its trained encoder and the last line of its metrics.
+
+    already_finished: whether it was resumed with no step left to train
+    """
 
     folder: Path
     encoder: nn.Module
     metrics: dict[str, Any]
+    already_finished: bool = False
 
 
 def train(
@@ -68,8 +72,9 @@ def train(
     given = build.Given(data, views, encoder)
     folder = Path(folder)
     if resume and not run_folder.is_run(folder):
-        missing = run_folder.ENVIRONMENT if (folder / run_folder.RECIPE).exists() else run_folder.RECIPE
-        raise ValueError(f"{folder} holds no run to resume: {missing} is missing")
+        begun = (folder / run_folder.RECIPE).exists()
+        reason = f"{run_folder.ENVIRONMENT} is missing" if begun else run_folder.run_near(folder)
+        raise ValueError(f"{folder} holds no run to resume: {reason}")
     point = run_state.ResumePoint()
     if resume:
         run_folder.check_regular(folder)
@@ -94,6 +99,8 @@ def train(
     pairs = build.not_negatives(settings, whole)
     taken = validation_split.held_out_rows(settings, whole)
     train_set, held_out = validation_split.divide(whole, taken)
+    if not resume and trainer.is_global_zero:
+        build.warn_if_few(settings, len(train_set))
     settings = settings.with_batch_size(build.auto_batch_size(len(train_set), trainer.world_size))
     shape = settings.kind.shape(train_set)
     try:
@@ -144,7 +151,7 @@ def train(
                     run_folder.discard(folder)
                 engine.explain(error, settings, folder, callbacks_of_run.losses)
             raise
-    return Result(folder, module.encoder, callbacks_of_run.metrics.last)
+    return Result(folder, module.encoder, callbacks_of_run.metrics.last, point.finished)
 
 
 def _check_memory(settings: Recipe, module: Method, shape: tuple[int, ...], trainer: L.Trainer) -> None:

@@ -57,6 +57,18 @@ def is_run(folder: Path) -> bool:
     return (folder / RECIPE).exists() and (folder / ENVIRONMENT).exists()
 
 
+def run_near(folder: Path) -> str:
+    """What to give instead of a folder that is not a run: a run above it or below it, if there is one."""
+    if (folder.parent / RECIPE).exists() and not folder.is_dir():
+        return f"give the folder {folder.parent}"
+    if not folder.exists():
+        return "the folder does not exist"
+    below = [*folder.glob(f"*/{RECIPE}"), *folder.glob(f"*/*/{RECIPE}")]
+    if below:
+        return f"give one of the {len(below)} runs in it, such as {min(below).parent}"
+    return f"{RECIPE} is missing"
+
+
 def check_links(folder: Path) -> None:
     """Raise if a file that a run writes is a link, which could point outside the folder."""
     logs = folder / LOGS

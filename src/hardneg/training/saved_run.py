@@ -61,7 +61,7 @@ def load_run(
     """
     folder = Path(folder)
     if not (folder / run_folder.RECIPE).exists():
-        raise ValueError(f"{folder} is not a run: {_run_near(folder)}")
+        raise ValueError(f"{folder} is not a run: {run_folder.run_near(folder)}")
     run_folder.check_regular(folder)
     settings = recipe.load(folder / run_folder.RECIPE)
     origin = folder / (run_folder.ENCODER if (folder / run_folder.ENCODER).exists() else run_folder.CHECKPOINT)
@@ -117,16 +117,6 @@ def load_run(
         recorded=_recorded(folder),
         finished=finished,
     )
-
-
-def _run_near(folder: Path) -> str:
-    """What to give instead of a folder that is not a run: a run above it or below it, if there is one."""
-    if (folder.parent / run_folder.RECIPE).exists() and not folder.is_dir():
-        return f"give the folder {folder.parent}"
-    below = [*folder.glob(f"*/{run_folder.RECIPE}"), *folder.glob(f"*/*/{run_folder.RECIPE}")]
-    if below:
-        return f"give one of the {len(below)} runs in it, such as {min(below).parent}"
-    return f"{run_folder.RECIPE} is missing"
 
 
 def _recorded(folder: Path) -> dict[str, Any]:

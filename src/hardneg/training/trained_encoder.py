@@ -56,7 +56,7 @@ class TrainedEncoder:
         try:
             return self.transform(samples[number])
         except ValueError as error:
-            raise ValueError(f"samples[{number}]: {error}" if len(samples) > 1 else str(error)) from error
+            raise ValueError(f"samples[{number}]: {error}" if len(samples) > 1 else str(error)) from None
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.module.parameters())

@@ -44,10 +44,12 @@ def _shares(summaries: dict[str, EmbeddingSummary], heading: str, unit: str) -> 
 
 def _anchor(number: int, rows: list[tuple[str, Neighbors]]) -> str:
     anchor = rows[0][1].anchor
-    label = _label(anchor)
-    shown = f'<img src="{anchor.uri}" alt="Anchor, {visible(label)}"><span>anchor: {isolated(label)}</span>'
+    name = "" if anchor.label is None else f": {isolated(anchor.label)}"
+    described = "Anchor" if anchor.label is None else f"Anchor, {visible(anchor.label)}"
+    shown = f'<img src="{anchor.uri}" alt="{described}"><span>anchor{name}</span>'
     if anchor.text:
-        shown = f"<span>anchor: {isolated(anchor.text)} · {isolated(label)}</span>"
+        label = "" if anchor.label is None else f" · {isolated(anchor.label)}"
+        shown = f"<span>anchor: {isolated(anchor.text)}{label}</span>"
     lines = "".join(_line(name, neighbors) for name, neighbors in rows)
     return f'<details class="anchor"{" open" * (number == 0)}><summary>{shown}</summary>{lines}</details>'
 
@@ -67,14 +69,10 @@ def _side(title: str, attributes: str, shown: list[Thumbnail]) -> str:
 
 
 def _thumbnail(shown: Thumbnail) -> str:
-    label = _label(shown)
     if shown.text:
-        return f"<p>{shown.cosine:.3f} · {isolated(shown.text)} <small>{isolated(label)}</small></p>"
-    return (
-        f'<figure><img src="{shown.uri}" alt="{visible(label)}, cosine {shown.cosine:.3f}">'
-        f"<figcaption>{shown.cosine:.3f} · {isolated(label)}</figcaption></figure>"
-    )
-
-
-def _label(shown: Thumbnail) -> str:
-    return "no label" if shown.label is None else shown.label
+        label = "" if shown.label is None else f" <small>{isolated(shown.label)}</small>"
+        return f"<p>{shown.cosine:.3f} · {isolated(shown.text)}{label}</p>"
+    described, caption = f"cosine {shown.cosine:.3f}", f"{shown.cosine:.3f}"
+    if shown.label is not None:
+        described, caption = f"{visible(shown.label)}, {described}", f"{caption} · {isolated(shown.label)}"
+    return f'<figure><img src="{shown.uri}" alt="{described}"><figcaption>{caption}</figcaption></figure>'

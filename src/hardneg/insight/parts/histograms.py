@@ -29,6 +29,9 @@ def histograms(contents: Contents) -> Part:
         for name in summaries
         if name not in drawable
     )
+    if contents.has_no_labels:
+        hint = f"Not shown: these histograms compare classes, and the {contents.unit} have no labels."
+        return Part(_KEY, _TITLE, hint, unavailable(contents))
     if not drawable:
         return Part(_KEY, _TITLE, hint, notes)
     first = _first_bin(drawable.values())

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from hardneg.evaluation.metrics import MetricFormat, columns
+from hardneg.evaluation.results import is_minor
 from hardneg.insight import svg
 from hardneg.insight.contents import Contents, Part, breakable, isolated, scrollable, visible
 from hardneg.insight.significance import difference, significant_best
@@ -24,8 +25,11 @@ def metric_table(contents: Contents) -> Part:
     metrics = columns(rows, contents.formats)
     title = "Comparison" if contents.is_comparison else "Evaluation"
     if not metrics:
+        hint = "There are no metrics yet."
         body = '<p class="note">No run has an evaluation: run <code>hardneg evaluate</code>.</p>'
-        return Part(_KEY, title, "There are no metrics yet.", _unfinished(contents) + body)
+        if contents.has_no_labels:
+            hint, body = "Not evaluated: the data have no labels.", ""
+        return Part(_KEY, title, hint, _failed(contents) + _unfinished(contents) + body)
     best = {
         metric: significant_best({name: row.get(metric, ()) for name, row in rows.items()}, shown.better)
         for metric, shown in metrics.items()
@@ -94,14 +98,18 @@ def _notes(contents: Contents) -> Notes:
 
 
 def _note_lines(notes: Notes, metrics: Mapping[str, MetricFormat]) -> str:
-    """The text of each note, below the table."""
-    return "".join(
-        f'<p class="note">{_MARK} {isolated(metrics[metric].title)} of <em>{isolated(name)}</em>: '
-        f"{isolated('; '.join(texts))}.</p>"
-        for name, row in notes.items()
-        for metric, texts in row.items()
-        if texts and metric in metrics
-    )
+    """The text of each note, below the table; those that change no result are folded."""
+    lines: dict[bool, list[str]] = {False: [], True: []}
+    for name, row in notes.items():
+        for metric, texts in row.items():
+            for minor, found in lines.items():
+                kept = [text for text in texts if is_minor(text) == minor]
+                if kept and metric in metrics:
+                    start = '<p class="small">' if minor else f'<p class="note">{_MARK} '
+                    text = f"of <em>{isolated(name)}</em>: {isolated('; '.join(kept))}.</p>"
+                    found.append(f"{start}{isolated(metrics[metric].title)} {text}")
+    folded = f"<details><summary>Notes on fits</summary>{''.join(lines[True])}</details>" if lines[True] else ""
+    return "".join(lines[False]) + folded
 
 
 def _cell(
@@ -114,8 +122,8 @@ def _cell(
     text = shown.number(mean)
     if is_best:
         text = f"<strong>{text}</strong>"
-    if notes:
-        text += f'<abbr title="{visible("; ".join(notes))}">{_MARK}</abbr>'
+    if serious := [note for note in notes if not is_minor(note)]:
+        text += f'<abbr title="{visible("; ".join(serious))}">{_MARK}</abbr>'
     if len(values) > 1:
         text += f' <span class="spread">± {shown.number(statistics.stdev(values))}</span>'
     if baseline:

@@ -13,6 +13,11 @@ def projection(contents: Contents) -> Part:
         f"Each point is one of the {contents.unit}, colored by class: well-separated colors mean that the encoder "
         "separates the classes. Two dimensions show only part of the variance, which the axes state."
     )
+    if contents.has_no_labels:
+        hint = (
+            f"Each point is one of the {contents.unit}: near points are {contents.unit} that the encoder takes for "
+            "similar. Two dimensions show only part of the variance, which the axes state."
+        )
     summaries = contents.available_summaries
     if not summaries:
         return Part(_KEY, _TITLE, hint, '<p class="note">No run has embeddings to show.</p>')
@@ -20,7 +25,7 @@ def projection(contents: Contents) -> Part:
     legend = "".join(f"<li>{svg.mark_sign(number)}{isolated(name)}</li>" for number, name in enumerate(names))
     figures = "".join(_figure(name, summary.projection, summary.unit) for name, summary in summaries.items())
     body = (
-        f'<ul class="legend">{legend}</ul><div class="charts">{figures}</div>'
+        (f'<ul class="legend">{legend}</ul>' if legend else "") + f'<div class="charts">{figures}</div>'
         '<p class="small">First two principal components of the normalized features, of one seed of each row. '
         + "The axes of different charts are not comparable." * (len(summaries) > 1)
         + "</p>"

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from hardneg.insight.contents import Contents, Part, isolated, visible
 from hardneg.insight.runs import Group, Run
@@ -49,8 +50,24 @@ def _commands(runs: Sequence[Run]) -> dict[str, list[int]]:
 def _command(run: Run) -> str:
     command = run.environment.get("command")
     if isinstance(command, list) and command:
-        return shlex.join(map(str, command))
+        return shlex.join([*_program(str(command[0])), *map(str, command[1:])]) + _extension(run)
     return str(command) if command else f"not recorded; run folder: {run.folder}"
+
+
+def _program(path: str) -> list[str]:
+    """How a script is called: by its name, wherever it was installed."""
+    script = PurePath(path.replace("\\", "/"))
+    if script.name == "__main__.py":
+        return ["python", "-m", script.parent.name]
+    return [script.name.removesuffix(".exe")]
+
+
+def _extension(run: Run) -> str:
+    """The number of epochs that a run was extended to after it was started, if it was."""
+    resumed = run.environment.get("resumed")
+    parts = resumed if isinstance(resumed, list) else []
+    epochs = [part["epochs"] for part in parts if isinstance(part, dict) and "epochs" in part]
+    return f", extended to trainer.epochs={epochs[-1]}" if epochs else ""
 
 
 def _environment(group: Group) -> str:

@@ -12,7 +12,7 @@ from hardneg.training.callbacks.sampler_refresh import Refresh
 
 
 class Diagnostics(L.Callback):
-    """Describes the objective's negatives in the last batch of an epoch, and the batches of the whole epoch.
+    """Describes the objective's negatives in the last full batch of an epoch, and the batches of the whole epoch.
 
     Args:
         batches: the batches of the run
@@ -27,29 +27,41 @@ class Diagnostics(L.Callback):
         self.epoch_metrics: dict[str, Any] = {}
         self.batches_done = 0  # of this epoch, by this process
         self.earlier = {"batches": 0, "false_negatives": 0.0}  # of this epoch, before a resume
+        self.described: dict[str, Any] | None = None  # the last full batch of this epoch
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Method)
         self.batches_done += 1
+        if self.earlier["batches"] + self.batches_done == self._last_full:
+            self.described = {"objective": pl_module.diagnostics(), "batches": _cosines(pl_module)}
         if trainer.is_last_batch:
-            self.epoch_metrics = {"objective": pl_module.diagnostics(), "batches": self._batch_metrics(pl_module)}
+            found = self.described or {"objective": pl_module.diagnostics(), "batches": _cosines(pl_module)}
+            self.epoch_metrics = {**found, "batches": self._batch_metrics() | found["batches"]}
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.batches_done, self.earlier = 0, {"batches": 0, "false_negatives": 0.0}
+        self.batches_done, self.earlier, self.described = 0, {"batches": 0, "false_negatives": 0.0}, None
+
+    @property
+    def _last_full(self) -> int:
+        """The number of the last batch that is not smaller than others: a smaller one has fewer negatives."""
+        sampler, number = self.batches.sampler, len(self.batches)
+        short = not sampler.drop_last and sampler.size % sampler.batch_size != 0
+        return number - 1 if short and number > 1 else number
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "batches": self.earlier["batches"] + self.batches_done,
             "false_negatives": self._false_negatives(),
+            "described": self.described,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.earlier = {name: state_dict[name] for name in ("batches", "false_negatives")}
-        self.batches_done = 0
+        self.batches_done, self.described = 0, state_dict.get("described")
 
-    def _batch_metrics(self, module: Method) -> dict[str, Any]:
+    def _batch_metrics(self) -> dict[str, Any]:
         found: dict[str, Any] = {"sampling_seconds": round(self.batches.seconds, 6)}
         self.batches.seconds = 0.0
         if self.refresh is not None:
@@ -57,10 +69,6 @@ class Diagnostics(L.Callback):
             found["encoding_seconds"], self.refresh.encoding_seconds = round(self.refresh.encoding_seconds, 6), 0.0
         if self.train_set.labels is not None:
             found["false_negatives"] = self._false_negatives() / (self.earlier["batches"] + self.batches_done)
-        if module.noted is not None and len(module.noted[1]) > 1:
-            embeddings = module.noted[1].float()
-            found["mean_cosine"] = mean_cosine(embeddings)
-            found["cosines"] = cosine_histogram(embeddings, bins=20)[0].tolist()
         return found
 
     def _false_negatives(self) -> float:
@@ -71,3 +79,11 @@ class Diagnostics(L.Callback):
         used = self.batches.drawn[: self.batches_done]  # the rest was drawn ahead
         shares = [false_negative_share(labels[batch]) for batch in used]
         return self.earlier["false_negatives"] + sum(share for share in shares if not math.isnan(share))
+
+
+def _cosines(module: Method) -> dict[str, Any]:
+    """Mean and histogram of the cosines of a batch."""
+    if module.noted is None or len(module.noted[1]) < 2:
+        return {}
+    embeddings = module.noted[1].float()
+    return {"mean_cosine": mean_cosine(embeddings), "cosines": cosine_histogram(embeddings, bins=20)[0].tolist()}
