@@ -37,10 +37,10 @@ def write_report(
 ) -> Path:
     """Write one self-contained HTML page that compares runs; returns its path.
 
-    runs: run folders; those that differ only in seed form a group · to: the file, in a folder that exists; replaced if
-    it exists · names: of the groups, one per run or one per group (default: the settings in which they differ) ·
-    baseline: the row that others are compared with (default: the first group) · extra_rows: values by metric of methods
-    without a run folder, as ``{"raw pixels": {"knn": [0.98]}}`` · extra_notes: notes on them by row and metric, as
+    runs: run folders; those that differ only in seed form a group · to: the file, replaced if it exists · names: of
+    the groups, one per run or one per group (default: the settings in which they differ) · baseline: the row that
+    others are compared with (default: the first group) · extra_rows: values by metric of methods without a run folder,
+    as ``{"raw pixels": {"knn": [0.98]}}`` · extra_notes: notes on them by row and metric, as
     ``{"raw pixels": {"linear": ["not converged after 500 iterations"]}}`` · load_samples: returns the images and
     features of a run folder (default: its encoder on its test set); a run whose data or weights are missing is compared
     without them · trust: allow encoders that the folders name as ``module:callable``; without it such a run is compared
@@ -60,9 +60,9 @@ def write_report(
     to = Path(to)
     if to.is_dir():
         raise ValueError(f"to={str(to)!r} is a folder: name a file in it, such as {to / 'report.html'}")
-    checks.has_folder(to)
     if load_samples is not None and trust:
         raise ValueError("trust=True is for the encoders of the runs, which load_samples= replaces: leave one out")
+    checks.has_folder(to)
     extra = _checked(extra_rows or {})
     groups = group_runs([read_run(run) for run in runs], names)
     duplicates = [name for name in extra if name in {group.name for group in groups}]
