@@ -104,6 +104,10 @@ def test_my_images_trains_on_a_folder_and_says_its_steps_before_training(
     assert "after epoch 2" in out
     encoder = package.load_encoder("runs/my-images-1")
     assert encoder([*photos.glob("cat/*.png")]).shape == (20, 512)
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"samples\[1\]: broken\.png cannot be read as an image") as error:
+        encoder([next(photos.glob("cat/*.png")), Path("broken.png")])
+    assert error.value.__suppress_context__
 
 
 def test_few_images_give_a_note(capsys: pytest.CaptureFixture[str], photos: Path) -> None:
@@ -114,6 +118,19 @@ def test_few_images_give_a_note(capsys: pytest.CaptureFixture[str], photos: Path
     assert code == 0, err
     assert "note: 3 images are too few to train an encoder" in err
     assert "note: encoder.name=tiny: encoder.options.stem=imagenet of the recipe is left out" in err
+
+
+def test_an_unreadable_image_is_noted_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(120):
+        folder = tmp_path / "many" / ("cat" if number % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    (tmp_path / "many" / "cat" / "broken.png").write_bytes(b"no image")
+    quick = ["data.source=many", "trainer.epochs=1", "trainer.batch_size=32", "evaluation.metrics=[knn]"]
+    code, _, err = hardneg(capsys, "train", "digits-simclr", *quick)  # reads the images to train and to evaluate
+    assert code == 0, err
+    assert err.count("skipped 1 of 121 images") == 1
 
 
 def test_my_images_needs_a_source_and_no_labels(capsys: pytest.CaptureFixture[str], photos: Path) -> None:

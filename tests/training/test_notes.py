@@ -10,7 +10,9 @@ import torch
 from insight.folders import digits_samples, make_run
 
 from hardneg import cli, demo
-from hardneg.evaluation import evaluate_features, linear_probe, svm
+from hardneg.evaluation import EvaluationResult, evaluate_features, linear_probe, svm
+from hardneg.evaluation.linear import convergence_note
+from hardneg.evaluation.results import is_minor
 from hardneg.evaluation.svm import svm_accuracy
 from hardneg.insight.report import write_report
 
@@ -108,6 +110,17 @@ def test_the_note_of_a_probe_separates_the_final_fit_from_candidate_penalties() 
         "not converged after 30 iterations for 1 of 2 candidate penalties; the final fit has converged"
     )
     assert linear_probe(*sets, penalties=[1.0, 10.0]).note == ""
+
+
+def test_result_lines_leave_out_notes_on_penalties_that_were_not_chosen() -> None:
+    minor = "not converged after 30 iterations for 1 of 2 candidate penalties; the final fit has converged"
+    result = EvaluationResult({"linear": 0.5, "svm": 0.5}, {"linear": minor, "svm": NOTE})
+    assert result.main_notes == {"svm": NOTE}
+    assert result.to_json()["notes"] == {"linear": minor, "svm": NOTE}
+    converged = torch.tensor([True, False])
+    assert is_minor(convergence_note(True, converged, 0, torch.tensor([30])))
+    assert not is_minor(convergence_note(True, converged, 1, torch.tensor([30])))
+    assert not is_minor(convergence_note(False, converged, 0, torch.tensor([30])))
 
 
 def test_the_note_of_an_svm_separates_the_final_fits_from_candidate_penalties(monkeypatch: pytest.MonkeyPatch) -> None:

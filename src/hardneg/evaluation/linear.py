@@ -118,7 +118,7 @@ def linear_probe(
         penalty=grid[best],
         validation_accuracies=dict(zip(grid, accuracies, strict=False)),
         converged=bool(converged.all() and candidates_converged.all()),
-        note=_note(bool(converged.all()), candidates_converged, best, iterations),
+        note=convergence_note(bool(converged.all()), candidates_converged, best, iterations),
         weight=solutions[0, :, :-1].contiguous(),
         bias=solutions[0, :, -1].contiguous(),
         mean=mean,
@@ -127,7 +127,7 @@ def linear_probe(
     )
 
 
-def _note(final: bool, candidates: Tensor, chosen: int, iterations: Tensor) -> str:
+def convergence_note(final: bool, candidates: Tensor, chosen: int, iterations: Tensor) -> str:
     """Describe which fits have not converged; empty if all have.
 
     final: whether the final fit has converged · candidates: (P,) whether the fit of each candidate penalty has ·
