@@ -65,7 +65,9 @@ def load_encoder(
     Args:
         run: the folder
         trust: allow code that the folder names as ``module:callable``
-        data, views, encoder: what was given to `hardneg.training.run.train` as an object
+        data: what was given to `hardneg.training.run.train` as an object
+        views: likewise
+        encoder: likewise
 
     Returns:
         A callable: ``encoder(sample)`` returns features (d,), ``encoder([sample, …])`` (N, d). A sample is a path, a

@@ -25,8 +25,11 @@ class ProximityBatches:
     `RefreshCallback` has encoded the training set; those of evaluation sets stay uniform.
 
     Args:
-        candidates, neighbors, restart, walk, weighted: as in `hardneg.ProximityBatchSampler`; of a small data set all
-            other rows are candidates
+        candidates: of each row's neighbors, as in `hardneg.ProximityBatchSampler`; of a small data set all other rows
+        neighbors: of each row, as there
+        restart: probability of a step back to the first row of the batch, as there
+        walk: kind of walk on the graph, as there
+        weighted: whether steps are weighted by similarity, as there
         coverage: ``"once"``: each row is drawn once in an epoch; ``"walk"``: as published, some several times and some
             not at all
 

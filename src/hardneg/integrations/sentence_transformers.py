@@ -203,7 +203,12 @@ class CachedHardNegativeLoss(_CachedLossMixin, HardNegativeLoss):  # type: ignor
     itself takes memory linear in the batch.
 
     Args:
-        model, loss, symmetric, mask_duplicates, guide, gather_across_devices: as in `HardNegativeLoss`
+        model: as in `HardNegativeLoss`
+        loss: as there
+        symmetric: as there
+        mask_duplicates: as there
+        guide: as there
+        gather_across_devices: as there
         mini_batch_size: texts that are encoded at once
         mini_batch_num_tokens: if given, tokens that are encoded at once instead
         show_progress_bar: of the mini-batches

@@ -101,7 +101,8 @@ class TransformerEncoder(nn.Module):
 
     Args:
         width: number of features
-        layers, heads: of the transformer
+        layers: of the transformer
+        heads: of each layer
         words: rows of the table of word vectors; see `HashEmbedding`
         dropout: in all layers
         max_length: words of a text that are used
@@ -145,7 +146,8 @@ class TwoEncoders(nn.Module):
     """Two encoders with the same tokenizer, whose features are concatenated, as quick-thoughts uses them.
 
     Args:
-        first, second: `Tokens` → (B, features)
+        first: `Tokens` → (B, features)
+        second: the same, of other weights
     """
 
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
