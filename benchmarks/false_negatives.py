@@ -189,7 +189,8 @@ def main() -> None:
     torch.set_num_threads(1)
     file = RESULTS / "false_negatives.json"
     results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, encoding="utf-8", check=False)
+    commit = found.stdout.strip()
     for task in chosen.tasks:
         began = time.process_time()
         with tempfile.TemporaryDirectory() as folder:

@@ -21,6 +21,7 @@ from hardneg import cli, load_encoder
 from hardneg.export import export, export_run, read_info
 from hardneg.images import encoders
 from hardneg.insight.report import write_report
+from hardneg.insight.samples import HUBS
 from hardneg.training import recipe, run, saved_run
 from hardneg.training.compare import carry_out, grid, plan
 from hardneg.training.evaluate import evaluate
@@ -180,7 +181,7 @@ def test_the_encoder_of_a_trusted_folder_is_loaded(capsys: pytest.CaptureFixture
         assert code == 0, err
     code, _, err = hardneg(capsys, "report", "mine", "--trust")
     assert (code, err) == (0, "")
-    assert (tmp_path / "mine" / "report.html").read_text(encoding="utf-8").count("<img") == 6 * (1 + 6 + 3)
+    assert (tmp_path / "mine" / "report.html").read_text(encoding="utf-8").count("<img") == 6 * (1 + 6 + 3) + HUBS
 
 
 def test_the_encoder_of_a_run_is_used_without_importing_its_data_and_metrics(

@@ -153,7 +153,7 @@ REFUSED = {
         "method=simclr",
         "holds graphs, and method=simclr trains on images",
     ),
-    "a loss of another method": ("infograph", "method=graphcl", "use it with method=infograph"),
+    "a typed setting of another loss": ("infograph", "method=graphcl", "objective.beta is not an argument of graphcl"),
     "images": (
         "infograph",
         "data.source=digits",
