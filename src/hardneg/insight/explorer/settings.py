@@ -16,6 +16,13 @@ from hardneg.losses.schedules import value
 from hardneg.losses.temperature import Learnable
 
 
+# Arguments of a loss that the page has no slider for: an anchor has one positive, and is compared with every sample.
+_UNMODELED = (
+    "in_batch", "symmetric", "combine_positives", "negative_count", "positive_in_denominator",
+    "num_negatives", "weight_range", "grad_through_weights", "normalize_weights", "normalize",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Shown:
     """The setting of a loss on the page, by the names of `UNIFORM` in negatives.js, and what it cannot show."""
@@ -25,7 +32,9 @@ class Shown:
 
 
 def shown_setting(loss: InfoNCE) -> Shown:
-    """The sliders of a loss; schedules at their end.
+    """The sliders of a loss; schedules at their end, a learnable temperature at the loss's own value.
+
+    What changes the numbers of an anchor and has no slider is named in ``left_out``.
 
     Examples:
         >>> import hardneg as hn
@@ -47,8 +56,10 @@ def shown_setting(loss: InfoNCE) -> Shown:
             left_out.append(type(part).__name__)
     if loss.debias != "hcl" and setting["prior"] > 0:
         left_out.append(f"debias={loss.debias!r}")
-    if not loss.normalize:
-        left_out.append("normalize=False")
+    if loss.supervision in ("positives", "full"):
+        left_out.append(f"the positives by label of supervision={loss.supervision!r}")
+    plain = InfoNCE()
+    left_out += [f"{name}={given!r}" for name in _UNMODELED if (given := getattr(loss, name)) != getattr(plain, name)]
     setting["labels"] = loss.supervision in ("negatives", "full")
     return Shown(setting, left_out)
 
