@@ -41,7 +41,9 @@ def explore(
     guide: Annotated[Path | None, typer.Option(help="Embeddings by a stronger model, for the suspects.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of setting A [default: the run's, or 0.5].")] = None,
     beta: Annotated[float | None, typer.Option(help="Tilt of setting A [default: the run's, or 0].")] = None,
-    class_prior: Annotated[float | None, typer.Option(help="Class prior of setting A [default: the run's, or 0].")] = None,
+    class_prior: Annotated[
+        float | None, typer.Option(help="Class prior of setting A [default: the run's, or 0].")
+    ] = None,
     ring: Annotated[tuple[float, float] | None, typer.Option(help="Percentiles of setting A, as 0.9 0.99.")] = None,
     samples: Annotated[int, typer.Option(help="Most samples on the page; more are drawn at random.")] = 5000,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
@@ -97,6 +99,8 @@ def _changed(loss: "InfoNCE | None", changes: Mapping[str, float]) -> "InfoNCE":
         return loss
     if "temperature" in changes:
         checks.number("--temperature", changes["temperature"], above=0, below=float("inf"))
+    if "beta" in changes:
+        checks.number("--beta", changes["beta"], at_least=0, below=float("inf"))
     return loss_of({**shown_setting(loss).setting, **changes})
 
 

@@ -92,7 +92,9 @@ def test_options_change_the_setting_of_the_run_and_keep_the_rest(
              "objective.temperature=0.2", "objective.num_negatives=40", "objective.tau_plus=0.03"]  # fmt: skip
     run.train(recipe.load({"data": {"source": "digits"}}, brief), folder)
     for options, name in (([], "setting A"), (["--beta", "3"], "the run")):
-        code, out, err = hardneg(capsys, "explore", str(folder), "--to", str(page), "--samples", "9", "--json", *options)
+        code, out, err = hardneg(
+            capsys, "explore", str(folder), "--to", str(page), "--samples", "9", "--json", *options
+        )
         assert (code, err) == (0, "")
         expected = {"temperature": 0.2, "beta": 3.0 if options else 1.0, "prior": 0.03, "labels": False}
         assert page_data(page)["setting"] == pytest.approx(expected)
