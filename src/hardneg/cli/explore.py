@@ -41,9 +41,7 @@ def explore(
     guide: Annotated[Path | None, typer.Option(help="Embeddings by a stronger model, for the suspects.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of setting A [default: the run's, or 0.5].")] = None,
     beta: Annotated[float | None, typer.Option(help="Tilt of setting A [default: the run's, or 0].")] = None,
-    class_prior: Annotated[
-        float | None, typer.Option(help="Class prior of setting A [default: the run's, or 0].")
-    ] = None,
+    class_prior: Annotated[float | None, typer.Option(help="Class prior of setting A [default: as --beta].")] = None,
     ring: Annotated[tuple[float, float] | None, typer.Option(help="Percentiles of setting A, as 0.9 0.99.")] = None,
     samples: Annotated[int, typer.Option(help="Most samples on the page; more are drawn at random.")] = 5000,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,

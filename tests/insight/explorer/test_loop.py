@@ -83,10 +83,12 @@ def test_marked_images_of_a_folder_are_those_that_training_leaves_out(
         const image = new Image();
         image.src = hardneg.explorers[0].data.thumbnails[row];
         await image.decode();
-        const canvas = new OffscreenCanvas(image.width, image.height), context = canvas.getContext("2d", {willReadFrequently: true});
+        const canvas = new OffscreenCanvas(image.width, image.height);
+        const context = canvas.getContext("2d", {willReadFrequently: true});
         context.drawImage(image, 0, 0);
         const block = image.width / 8;
-        return [0, 1].map((x) => context.getImageData(Math.floor((x + 0.5) * block), Math.floor(0.5 * block), 1, 1).data[0]);
+        const middle = (x) => Math.floor((x + 0.5) * block);
+        return [0, 1].map((x) => context.getImageData(middle(x), middle(0), 1, 1).data[0]);
     }"""
     seen = set()
     for pair in mark_two(page, pairs_file):

@@ -15,7 +15,6 @@ from hardneg.losses.kernels.interface import Rule
 from hardneg.losses.schedules import value
 from hardneg.losses.temperature import Learnable
 
-
 # Arguments of a loss that the page has no slider for: an anchor has one positive, and is compared with every sample.
 _UNMODELED = (
     "in_batch", "symmetric", "combine_positives", "negative_count", "positive_in_denominator",
