@@ -94,10 +94,15 @@ def test_marked_images_of_a_folder_are_those_that_training_leaves_out(
     for pair in mark_two(page, pairs_file):
         values = [page.evaluate(pixels, row) for row in pair]
         seen.add(frozenset(256 * high + low for high, low in values))
-    found = build.not_negatives(
-        recipe.load(recipe.find("digits-simclr"), [*SHORT, f"data.source={tmp_path / 'images'}",
-                                                   f"data.not_negatives={pairs_file}"]), whole)  # fmt: skip
+    changes = [*SHORT, f"data.source={tmp_path / 'images'}", f"data.not_negatives={pairs_file}"]
+    settings = recipe.load(recipe.find("digits-simclr"), changes)
+    found = build.not_negatives(settings, whole)
     assert found is not None
     used = {frozenset(number_of(whole[row][1]) for row in pair) for pair in found.tolist()}
     assert used == seen
     assert len(used) == 2
+
+    # Another image shifts the row numbers: the pairs would name other images.
+    Image.fromarray(np.full((8, 8), 255, np.uint8)).save(tmp_path / "images" / "class 0" / "0.png")
+    with pytest.raises(ValueError, match=r"line 1: the pair is of other samples"):
+        build.not_negatives(settings, build.data(settings))

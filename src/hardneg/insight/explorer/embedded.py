@@ -42,6 +42,7 @@ class Embedded:
         unit: what a sample is.
         total: number of samples before a random subset was taken.
         usable: what the marked pairs can be used for, a sentence.
+        fingerprint: of the data whose row numbers the ids are; training on other data then refuses the marked pairs.
         notes: further sentences for the top of the page.
     """
 
@@ -60,6 +61,7 @@ class Embedded:
     unit: str = "samples"
     total: int = 0
     usable: str = ""
+    fingerprint: str = ""
     notes: Sequence[str] = ()
 
     def __len__(self) -> int:

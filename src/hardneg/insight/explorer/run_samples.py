@@ -69,6 +69,8 @@ def load_training_samples(folder: Path, count: int, seed: int = 0, trust: bool =
         unit=kind.unit,
         total=len(train),
         usable=USABLE,
+        # Ids of a column name the same samples in any data; row numbers do so only in these.
+        fingerprint="" if train.division is None or kind.sample_ids(train) is not None else train.division.fingerprint,
         notes=[NOTE, *([] if positives is None else [RANDOM_VIEW]), *_loss_notes(loss)],
     )
     return RunSamples(samples, loss if isinstance(loss, InfoNCE) else None, str(train.name))

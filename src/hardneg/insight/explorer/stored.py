@@ -167,6 +167,7 @@ def page_data(
         "setting": settings[0],
         "settingB": settings[1],
         "usable": samples.usable,
+        "fingerprint": samples.fingerprint,
         "notes": [printable(note) for note in notes],
     }
 
