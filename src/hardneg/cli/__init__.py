@@ -101,10 +101,9 @@ def _setting_meant(error: Exception) -> str:
 def _stop() -> None:
     folder = os.environ.get("HARDNEG_RUN")
     command = sys.argv[1] if sys.argv[1:] else ""
-    resumes = command in ("compare", "mine")
-    again = (
-        "nothing was written" if command == "train" else f"the same command {'resumes' if resumes else 'repeats'} it"
-    )
+    again = f"the same command {'resumes' if command in ('compare', 'mine') else 'repeats'} it"
+    if command == "train":
+        again = "nothing was written"
     if folder is not None:
         begun = (Path(folder) / "recipe.yaml").exists()
         again = f"resume with: hardneg train --resume {named(Path(folder))}" if begun else "nothing was written"
