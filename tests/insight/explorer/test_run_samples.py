@@ -12,7 +12,9 @@ from commands import hardneg
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import hardneg as hn
 from hardneg.images import load_images
+from hardneg.insight.explorer import run_samples
 from hardneg.insight.explorer.run_samples import load_training_samples
 from hardneg.insight.report import write_report
 from hardneg.training import build, recipe, run, saved_run
@@ -105,6 +107,23 @@ def test_options_change_the_setting_of_the_run_and_keep_the_rest(
     assert (code, out) == (2, "")
     assert "temperature" in err
     assert not (tmp_path / "no.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("loss", "method", "by_pairs", "expected"),
+    [
+        (hn.simclr(), "simclr", True, []),
+        (hn.simclr(temperature=hn.Learnable(0.1)), "simclr", True, ["learned its temperature"]),
+        (hn.JSD(), "infograph", False, ["the run's loss, JSD", "method, infograph, does not compare"]),
+        (hn.instance_discrimination(), "local_aggregation", False, ["method, local_aggregation, does not compare"]),
+    ],
+)
+def test_what_no_setting_can_tell_of_a_run_is_a_note(
+    loss: Any, method: str, by_pairs: bool, expected: list[str]
+) -> None:
+    notes = run_samples._loss_notes(loss, method, by_pairs)
+    assert len(notes) == len(expected)
+    assert all(part in note for part, note in zip(expected, notes, strict=True))
 
 
 def test_a_diverged_run_is_an_error_in_one_line(

@@ -43,7 +43,7 @@ def test_a_loss_is_shown_by_its_sliders(loss: hn.InfoNCE, expected: dict[str, ob
         (hn.InfoNCE(negative_count=100.0), "negative_count=100.0"),
         (hn.InfoNCE(num_negatives=5), "num_negatives=5"),
         (hn.InfoNCE(in_batch="other", symmetric=True), "in_batch='other' symmetric=True"),
-        (hn.moco(), "in_batch=None"),
+        (hn.moco(), "in_batch=None (negatives of a queue or a bank)"),
         (hn.scl(), "positives by label of supervision='full'"),
         (hn.supcon(), "combine_positives='in_denominator'"),
         (hn.decoupled(), "positive_in_denominator=False"),

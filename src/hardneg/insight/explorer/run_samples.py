@@ -57,6 +57,7 @@ def load_training_samples(folder: Path, count: int, seed: int = 0, trust: bool =
     labels = part.labels if part.labels is not None and bool((part.labels >= 0).any()) else None
     positives = _views(run, kind, part, features)
     loss = build.loss(run.settings)
+    by_pairs = import_module("hardneg.methods").get(run.settings.method).takes_not_negatives
     samples = Embedded(
         features,
         _ids(train, rows),
@@ -71,18 +72,24 @@ def load_training_samples(folder: Path, count: int, seed: int = 0, trust: bool =
         usable=USABLE,
         # Ids of a column name the same samples in any data; row numbers do so only in these.
         fingerprint="" if train.division is None or kind.sample_ids(train) is not None else train.division.fingerprint,
-        notes=[NOTE, *([] if positives is None else [RANDOM_VIEW]), *_loss_notes(loss)],
+        notes=[NOTE, *([] if positives is None else [RANDOM_VIEW]), *_loss_notes(loss, run.settings.method, by_pairs)],
     )
     return RunSamples(samples, loss if isinstance(loss, InfoNCE) else None, str(train.name))
 
 
-def _loss_notes(loss: Any) -> list[str]:
-    """What the settings of the page cannot tell of the loss of a run."""
+def _loss_notes(loss: Any, method: str, by_pairs: bool) -> list[str]:
+    """What the settings of the page cannot tell of the loss of a run. by_pairs: whether it compares single samples"""
+    notes = []
     if not isinstance(loss, InfoNCE):
-        return [f"The page does not show the run's loss, {type(loss).__name__}: setting A is not the run's."]
-    if isinstance(loss.temperature, Learnable):
-        return ["The run learned its temperature: setting A has the value at its start."]
-    return []
+        notes.append(f"The page does not show the run's loss, {type(loss).__name__}: setting A is not the run's.")
+    elif isinstance(loss.temperature, Learnable):
+        notes.append("The run learned its temperature: setting A has the value at its start.")
+    if not by_pairs:
+        notes.append(
+            f"The run's method, {method}, does not compare samples one by one: its weights are others, and only other "
+            "methods can leave out the marked pairs."
+        )
+    return notes
 
 
 def _ids(train: Any, rows: Tensor) -> Sequence[Id]:

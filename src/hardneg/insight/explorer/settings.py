@@ -58,7 +58,8 @@ def shown_setting(loss: InfoNCE) -> Shown:
     if loss.supervision in ("positives", "full"):
         left_out.append(f"the positives by label of supervision={loss.supervision!r}")
     plain = InfoNCE()
-    left_out += [f"{name}={given!r}" for name in _UNMODELED if (given := getattr(loss, name)) != getattr(plain, name)]
+    changed = [f"{name}={given!r}" for name in _UNMODELED if (given := getattr(loss, name)) != getattr(plain, name)]
+    left_out += [f"{each} (negatives of a queue or a bank)" if each == "in_batch=None" else each for each in changed]
     setting["labels"] = loss.supervision in ("negatives", "full")
     return Shown(setting, left_out)
 
