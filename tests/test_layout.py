@@ -76,6 +76,7 @@ CROSS_CUTTING = {
     ".": {"children", "class_prior", "cli", "evidence", "fused_benchmark", "layout", "locale", "package", "torchrun",
           "translations", "trust", "tutorials", "unpack_data", "without_float64"},
     "insight": {"page", "parts"},
+    "insight/explorer": {"loop"},
     "losses": {"accelerator_values", "degenerate", "directions", "errors", "imports", "limits", "numbers",
                "padded_positives", "second_derivatives"},
     "losses/kernels": {"compiling", "fused", "fused_gpu", "kernels"},

@@ -179,3 +179,17 @@ def test_any_bytes_are_pairs_or_one_error(tmp_path: Path, noise: bytes, place: i
     except ValueError as error:
         message = str(error)
     assert found.shape[1] == 2 if not message else str(file) in message and "\n" not in message
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_pairs_of_other_data_are_refused_where_the_file_names_its_data(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"pairs.{ending}"
+    rows = [{"a": 0, "b": 1, "data": None}, {"a": 1, "b": 2, "data": "of these"}]
+    if ending == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    for data in ("", "of these"):
+        assert hn.read_not_negatives(file, range(3), data).tolist() == [[0, 1], [1, 2]]
+    with pytest.raises(ValueError, match=r"(line|row) 2: the pair is of other samples.*'of these', not 'of others'"):
+        hn.read_not_negatives(file, range(3), "of others")

@@ -14,6 +14,7 @@ from hardneg import checks
 from hardneg.extras import required
 
 COLUMNS = ("a", "b")
+DATA = "data"  # a further column: the fingerprint of the data whose row numbers a and b are
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 MOST_LINE = 1 << 20  # bytes of a line
 MOST_PAIRS = 100_000_000  # 1.6 GB of numbers
@@ -21,18 +22,21 @@ _LARGEST = 1 << 63  # ids are int64
 _SHOWN = 60  # characters of a value in a message
 
 Resolve = Callable[[Any], int]
+Row = tuple[str, tuple[Any, Any], Any]  # the place of a pair, its values, and the fingerprint of their data, if any
 
 
-def read_not_negatives(path: str | Path, ids: Sequence[Any] | Tensor | None = None) -> Tensor:
+def read_not_negatives(path: str | Path, ids: Sequence[Any] | Tensor | None = None, data: str = "") -> Tensor:
     r"""The pairs of a file whose two samples are not negatives of each other, as losses take them.
 
     Reading runs no code of the file. The two of a pair may be in any order; pairs that occur twice count once.
 
     Args:
         path: a file of JSON lines ``{"a": …, "b": …}`` (``.jsonl``), or a ``.parquet`` file with these columns; others
-            are ignored. A value is a whole number or a text.
+            are ignored, except ``data``. A value is a whole number or a text.
         ids: (N,) of your samples, in their order: the pairs are then row numbers of these. By default the values of
             the file are returned, which must be whole numbers ≥ 0.
+        data: the fingerprint of your samples; pairs with another one in the column ``data``, which the explorer writes
+            if it names samples by their row numbers, are an error.
 
     Returns:
         (P, 2) int64, each pair once, the smaller number first.
@@ -51,7 +55,7 @@ def read_not_negatives(path: str | Path, ids: Sequence[Any] | Tensor | None = No
     path = Path(path).expanduser()
     numbers = array("q")
     resolve = _resolver(ids)
-    for place, values in read_pairs(path):
+    for place, values in read_pairs(path, data):
         try:
             a, b = (resolve(value) for value in values)
         except ValueError as error:
@@ -65,15 +69,23 @@ def read_not_negatives(path: str | Path, ids: Sequence[Any] | Tensor | None = No
     return torch.from_numpy(pairs[first])
 
 
-def read_pairs(path: Path) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Where each pair of a file is, and its values ``a`` and ``b``; a file without pairs is an error."""
+def read_pairs(path: Path, data: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Where each pair of a file is, and its values ``a`` and ``b``; a file without pairs is an error.
+
+    data: a fingerprint; pairs of other data are an error
+    """
     if not path.exists():
         raise FileNotFoundError(f"not_negatives={str(path)!r} does not exist: give a .jsonl or .parquet file")
     if path.is_dir() or path.suffix.lower() not in (*JSON_LINES, ".parquet"):
         raise ValueError(f"not_negatives={str(path)!r} must be a .jsonl or .parquet file with the columns a and b")
     checks.regular_file(path)
     number = 0
-    for place, values in (_parquet_rows if path.suffix.lower() == ".parquet" else _json_lines)(path):
+    for place, values, of in (_parquet_rows if path.suffix.lower() == ".parquet" else _json_lines)(path):
+        if data and of is not None and of != data:
+            raise ValueError(
+                f"{path}, {place}: the pair is of other samples, or of these in another order ({DATA} {shown(of)}, not "
+                f"{data!r}): mark the pairs in the explorer of a run on these data"
+            )
         number += 1
         if number > MOST_PAIRS:
             raise ValueError(f"{path} has more than {MOST_PAIRS:,} pairs: keep those that were decided by hand")
@@ -88,7 +100,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, tuple[Any, Any]]]:
+def _json_lines(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
         number = 0
         while line := file.readline(MOST_LINE + 1):
@@ -112,10 +124,10 @@ def _json_lines(path: Path) -> Iterator[tuple[str, tuple[Any, Any]]]:
                 raise ValueError(f'{path}, {place} is not a JSON object: write {{"a": …, "b": …}}')
             if missing:
                 raise ValueError(f"{path}, {place} has no {missing[0]!r}: write the ids of both samples")
-            yield place, (row["a"], row["b"])
+            yield place, (row["a"], row["b"]), row.get(DATA)
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, tuple[Any, Any]]]:
+def _parquet_rows(path: Path) -> Iterator[Row]:
     parquet, failures = required("pyarrow.parquet", "data"), required("pyarrow", "data").ArrowException
     try:
         with parquet.ParquetFile(path) as file:
@@ -126,10 +138,11 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, tuple[Any, Any]]]:
                         f"{path} has no column {name!r}, only {shown(names)}: name the ids of a pair a and b"
                     )
             first = 1
-            for batch in file.iter_batches(batch_size=1 << 16, columns=list(COLUMNS)):
-                rows = zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
-                for number, values in enumerate(rows, first):
-                    yield f"row {number}", values
+            read = [*COLUMNS, *([DATA] if names.count(DATA) == 1 else [])]
+            for batch in file.iter_batches(batch_size=1 << 16, columns=read):
+                rows = zip(*(batch.column(name).to_pylist() for name in read), strict=True)
+                for number, (a, b, *of) in enumerate(rows, first):
+                    yield f"row {number}", (a, b), of[0] if of else None
                 first += len(batch)
     except _NoColumnError:
         raise

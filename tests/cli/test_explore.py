@@ -79,6 +79,27 @@ def test_more_samples_than_asked_for_are_drawn_by_the_seed(capsys: pytest.Captur
     assert ids[0] == ids[1] != ids[2]
 
 
+def test_texts_and_ids_of_an_archive_are_shown_and_exported(capsys: pytest.CaptureFixture[str]) -> None:
+    ids, texts = np.arange(60, dtype=np.uint64) + (1 << 63), np.array([f"text {row}" for row in range(60)])
+    np.savez("all.npz", embeddings=FEATURES, ids=ids, texts=texts)
+    code, _, err = hardneg(capsys, "explore", "all.npz", "--export", "out.parquet", "--json")
+    assert (code, err) == (0, "")
+    found, table = data("explore.html"), pq.read_table("out.parquet").to_pydict()
+    assert found["texts"] == table["text"] == texts.tolist()
+    assert [json.loads(each) for each in found["ids"]] == ids.tolist()
+    assert table["id"] == [str(each) for each in ids.tolist()]  # beyond int64
+
+
+def test_lone_surrogates_are_escaped_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lone.jsonl").write_text("\n".join(json.dumps({"text": f"\ud800 {row}"}) for row in range(60)))
+    Path("labels.jsonl").write_text("\n".join(json.dumps({"label": f"\udfff{row % 3}"}) for row in range(60)))
+    given = ["--texts", "lone.jsonl", "--labels", "labels.jsonl"]
+    code, _, err = hardneg(capsys, "explore", "features.npy", *given, "--export", "out.parquet", "--json")
+    assert (code, err) == (0, "")
+    table = pq.read_table("out.parquet").to_pydict()
+    assert (table["text"][5], table["label"][5]) == (r"\ud800 5", r"\udfff2")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -91,6 +112,8 @@ def test_more_samples_than_asked_for_are_drawn_by_the_seed(capsys: pytest.Captur
         (["features.npy", "--export", "x.csv"], "--export 'x.csv' must end in .parquet"),
         (["features.npy", "--ring", "0.9", "0.1"], "lower must be < upper"),
         (["features.npy", "--temperature", "0"], "temperature"),
+        (["features.npy", "--beta", "-1"], "--beta must be ≥ 0"),
+        (["features.npy", "--class-prior", "1"], "class_prior must be"),
         (["features.npy", "--images", "features.npy"], "images must be uint8"),
         (["features.npy", "--to", "."], "is a folder"),
     ],

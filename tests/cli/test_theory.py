@@ -79,3 +79,15 @@ def test_a_file_is_not_replaced_by_the_folder(capsys: pytest.CaptureFixture[str]
     assert code == 2
     assert "is not a folder" in error
     assert file.read_text() == "kept"
+
+
+def test_an_interruption_does_not_promise_to_resume(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(FAMILIES["hcl"]), "run_check", interrupted)
+    code, _, err = hardneg(capsys, "theory", "hcl", "--quick")
+    assert code == 130
+    assert err.strip() == "stopped; the same command repeats it"

@@ -59,6 +59,9 @@ def test_the_plane_of_alignment_and_uniformity_has_a_mark_for_each_measurement(t
     found = sections(tmp_path, runs)["alignment"]
     plot = found[found.index('<svg class="plot"') : found.index("</svg>", found.index('<svg class="plot"'))]
     assert plot.count('class="mark') == 2 * 2 * 3
+    # The direction of time: the last epoch of each run is larger, and each mark has its epoch.
+    assert plot.count("scale(5)") == 2 * 2
+    assert plot.count("epoch 20</title>") == 2 * 2
     assert f"{0.4 + 0.5 * math.exp(-20 / 15):.3f}" in found
 
 

@@ -459,3 +459,14 @@ def test_processes_share_the_mean_of_their_estimates(tmp_path: Path) -> None:
     # Each process estimates from its anchors and the candidates of both.
     expected = (ranks[0]["own"] + ranks[1]["own"]) / 2
     assert float(ranks[0]["state"][0, 0]) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("batch", [64, 128, 511])
+def test_uniform_weights_have_a_share_of_1_and_never_more(batch: int) -> None:
+    # By rounding, (Σq)²/Σq² in float32 exceeds the number of negatives.
+    loss = hn.simclr()
+    loss(torch.randn(batch, 16), torch.randn(batch, 16))
+    found = loss.diagnostics()
+    assert found["effective_share"] <= 1
+    assert found["effective_negatives"] <= found["support"]
+    assert found["effective_share"] == pytest.approx(1)

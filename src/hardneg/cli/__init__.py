@@ -100,7 +100,10 @@ def _setting_meant(error: Exception) -> str:
 
 def _stop() -> None:
     folder = os.environ.get("HARDNEG_RUN")
-    again = "nothing was written" if sys.argv[1:2] == ["train"] else "the same command resumes it"
+    command = sys.argv[1] if sys.argv[1:] else ""
+    again = f"the same command {'resumes' if command in ('compare', 'mine') else 'repeats'} it"
+    if command == "train":
+        again = "nothing was written"
     if folder is not None:
         begun = (Path(folder) / "recipe.yaml").exists()
         again = f"resume with: hardneg train --resume {named(Path(folder))}" if begun else "nothing was written"

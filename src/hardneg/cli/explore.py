@@ -1,5 +1,6 @@
 """``hardneg explore``: the explorer of embeddings from a file or a run."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,6 @@ from hardneg.terminal import note, print_json, say
 
 if TYPE_CHECKING:
     from hardneg.insight.explorer.embedded import Embedded
-    from hardneg.losses.hardening import Hardening
     from hardneg.losses.infonce import InfoNCE
 
 # Modules that take seconds to import (torch) are imported in the command, so that --help is fast.
@@ -40,8 +40,8 @@ def explore(
     ] = None,
     guide: Annotated[Path | None, typer.Option(help="Embeddings by a stronger model, for the suspects.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of setting A [default: the run's, or 0.5].")] = None,
-    beta: Annotated[float | None, typer.Option(help="Tilt of setting A.")] = None,
-    class_prior: Annotated[float | None, typer.Option(help="Class prior of setting A.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Tilt of setting A [default: the run's, or 0].")] = None,
+    class_prior: Annotated[float | None, typer.Option(help="Class prior of setting A [default: as --beta].")] = None,
     ring: Annotated[tuple[float, float] | None, typer.Option(help="Percentiles of setting A, as 0.9 0.99.")] = None,
     samples: Annotated[int, typer.Option(help="Most samples on the page; more are drawn at random.")] = 5000,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
@@ -60,20 +60,22 @@ def explore(
         raise ValueError(f"--export {str(export)!r} must end in .parquet")
     if not 2 <= samples <= MAX_SAMPLES:
         raise ValueError(f"--samples must be from 2 to {MAX_SAMPLES:,}, got {samples}")
-    chosen = _setting(temperature, beta, class_prior, ring)
+    options = {"temperature": temperature, "beta": beta, "prior": class_prior}
+    if ring is not None:
+        options |= {"lower": ring[0], "upper": ring[1]}
+    changes = {key: value for key, value in options.items() if value is not None}
+    chosen = _changed(None, changes)  # bad numbers raise before anything is read
     if (embeddings / "recipe.yaml").exists():
         given = {"--images": images, "--texts": texts, "--labels": labels, "--positives": positives}
         for name, value in {**given, "--checkpoints": checkpoints, "--guide": guide}.items():
             if value:
                 raise ValueError(f"{name} is for files of embeddings: a run has its own data, leave it out")
-        found, loss = _of_run(embeddings, samples, seed, trust)
+        found, chosen = _of_run(embeddings, samples, seed, trust, changes)
     else:
         found = _of_files(embeddings, images, texts, labels, positives, checkpoints or [], guide)
-        loss = None
-    written = write_embedded(found, to, chosen or loss, name=embeddings.name, max_samples=samples, seed=seed)
+    written = write_embedded(found, to, chosen, name=embeddings.name, max_samples=samples, seed=seed)
     if export is not None:
-        setting = shown_setting(chosen or loss or _uniform()).setting
-        export_table(written.samples, setting, POSITIVE, export)
+        export_table(written.samples, shown_setting(chosen).setting, POSITIVE, export)
     if as_json:
         shown = {"page": str(written.path), "samples": len(written.samples), "of": written.samples.total}
         print_json({**shown, "notes": written.notes, "export": None if export is None else str(export)})
@@ -85,31 +87,31 @@ def explore(
         say(str(export))
 
 
-def _uniform() -> "InfoNCE":
-    import hardneg as hn
+def _changed(loss: "InfoNCE | None", changes: Mapping[str, float]) -> "InfoNCE":
+    """Setting A: a loss (None: uniform) with the numbers that the options give, by their names on the page."""
+    from hardneg import InfoNCE, checks
+    from hardneg.insight.explorer.settings import loss_of, shown_setting
 
-    return hn.InfoNCE()
-
-
-def _setting(
-    temperature: float | None, beta: float | None, class_prior: float | None, ring: tuple[float, float] | None
-) -> "InfoNCE | None":
-    """The loss that the options describe; None if there are none."""
-    if temperature is None and beta is None and class_prior is None and ring is None:
-        return None
-    import hardneg as hn
-
-    parts: list[Hardening] = [hn.Ring(*ring)] if ring is not None else []
-    parts += [hn.Exponential(beta)] if beta else []
-    hardening: Any = tuple(parts) or hn.Uniform()
-    return hn.InfoNCE(0.5 if temperature is None else temperature, hardening, class_prior=class_prior or 0.0)
+    loss = loss or InfoNCE()
+    if not changes:
+        return loss
+    if "temperature" in changes:
+        checks.number("--temperature", changes["temperature"], above=0, below=float("inf"))
+    if "beta" in changes:
+        checks.number("--beta", changes["beta"], at_least=0, below=float("inf"))
+    return loss_of({**shown_setting(loss).setting, **changes})
 
 
-def _of_run(folder: Path, samples: int, seed: int, trust: bool) -> "tuple[Embedded, InfoNCE | None]":
+def _of_run(
+    folder: Path, samples: int, seed: int, trust: bool, changes: Mapping[str, float]
+) -> "tuple[Embedded, InfoNCE]":
+    from hardneg.insight.explorer.page import not_shown
     from hardneg.insight.explorer.run_samples import load_training_samples
 
     found = load_training_samples(folder, samples, seed, trust)
-    return found.samples, found.loss
+    # A loss that options have changed holds only what the page shows: name here what the run's has besides.
+    notes = not_shown("the loss of the run", found.loss) if changes and found.loss is not None else []
+    return replace(found.samples, notes=[*found.samples.notes, *notes]), _changed(found.loss, changes)
 
 
 def _of_files(
@@ -142,7 +144,7 @@ def _of_files(
     return replace(
         found,
         first=embeddings.stem,
-        usable="The ids are row numbers, or those of the file: use the marks with a training set of the same order."
+        usable="The ids are row numbers: use the marked pairs with a training set of the same order."
         if "ids" not in known
         else "The marked pairs name the ids of the file.",
     )

@@ -192,15 +192,28 @@ def histogram_chart(
 
 
 def scatter_chart(
-    points: Sequence[tuple[float, float]], styles: Sequence[int], x_label: str, y_label: str, description: str
+    points: Sequence[tuple[float, float]],
+    styles: Sequence[int],
+    x_label: str,
+    y_label: str,
+    description: str,
+    titles: Sequence[str] = (),
+    large: Sequence[bool] = (),
 ) -> str:
-    """A mark at each point in its style, −1 for an unknown class."""
+    """A mark at each point in its style, −1 for an unknown class. titles: tooltips · large: which marks are larger"""
     columns = [[point[axis] for point in points] for axis in (0, 1)]
     x_ticks, y_ticks = (ticks(min(column), max(column)) for column in columns)
     axes = Axes(_margin(y_ticks), (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
     marks = [
-        mark(style if style >= 0 else "unknown", axes.user_x(x), axes.user_y(y), 2.4, "mark")
-        for (x, y), style in zip(points, styles, strict=True)
+        mark(
+            style if style >= 0 else "unknown",
+            axes.user_x(x),
+            axes.user_y(y),
+            5.0 if large and large[number] else 2.4,
+            "mark",
+            titles[number] if titles else "",
+        )
+        for number, ((x, y), style) in enumerate(zip(points, styles, strict=True))
     ]
     return _svg(_frame(axes, x_ticks, y_ticks, x_label, y_label) + "".join(marks), HEIGHT, description)
 

@@ -76,6 +76,7 @@ class Diagnostics:
         )
         support = torch.cat([record.support for record in self._records])
         positives = torch.cat([record.positive_count for record in self._records])
+        effective = effective.minimum(support.to(effective))  # rounding may exceed it, and a share is at most 1
         return {
             "anchors": len(support),
             "without_candidates": int((support == 0).sum()),

@@ -122,7 +122,9 @@ def not_negatives(settings: Recipe, whole: Any) -> Tensor | None:
         return None
     ids = settings.kind.sample_ids(whole)
     with naming("data", ["not_negatives"]):
-        return read_not_negatives(file, range(len(whole)) if ids is None else ids)
+        if ids is not None:
+            return read_not_negatives(file, ids)
+        return read_not_negatives(file, range(len(whole)), "" if whole.division is None else whole.division.fingerprint)
 
 
 def stated_pairs(pairs: Tensor | None) -> dict[str, Any]:

@@ -16,6 +16,10 @@ from hardneg.insight.explorer.embedded import class_numbers, embedded, image_ten
         (np.array([2.0, np.nan, 5.0]), [0, -1, 1], ["2", "5"]),
         (["b", None, "", "a"], [1, -1, -1, 0], ["a", "b"]),
         (["10", "9", "-1"], [1, 0, -1], ["9", "10"]),  # texts of numbers, as a file of lines has them
+        (["007", "7", "-1"], [1, 2, 0], ["-1", "007", "7"]),  # as numbers, two of them would be one class
+        (["--5", "5"], [0, 1], ["--5", "5"]),
+        (["9" * 5000, "1"], [1, 0], ["1", "9" * 5000]),
+        ([2**80, 1], [1, 0], ["1", str(2**80)]),
         (torch.tensor([-1, -1]), [-1, -1], []),
     ],
 )
@@ -77,9 +81,11 @@ def test_images_of_any_layout_become_channels_first(shape: tuple[int, ...]) -> N
         ({"labels": [0, 1, 0.5]}, r"labels\[2\] must be a whole number or a text, got 0.5"),
         ({"labels": [0, "a", 1]}, "mixes numbers and texts"),
         ({"labels": [True, False, True]}, "must be a whole number"),
+        ({"labels": [0.0, 1.0, float("inf")]}, r"labels\[2\] must be a whole number or a text, got inf"),
         ({"texts": ["a", "b"]}, "texts has 2 entries"),
         ({"texts": ["a", "b", 3]}, r"texts\[2\] must be a text, got int"),
         ({"ids": [1, 1, 2]}, "ids holds 1 twice"),
+        ({"ids": [1, "1", 2]}, "ids holds 1 twice"),  # the same id in a file of pairs
         ({"ids": [1.5, 1, 2]}, "ids must hold whole numbers or texts, got 1.5"),
         ({"positives": torch.ones(3, 2)}, r"positives must have the shape \(3, 4\)"),
         ({"positives": torch.ones(2, 4)}, "positives has 2 rows"),

@@ -20,10 +20,10 @@ from hardneg.insight.suspects import nearest_neighbors
         (hn.InfoNCE(0.5, hn.Threshold(score=0.5)), {"threshold": 0.25}),
         (hn.InfoNCE(0.5, hn.BelowPositive(margin=0.5)), {"limit": "margin", "margin": 0.25}),
         (hn.InfoNCE(0.5, hn.BelowPositive(relative=0.95)), {"limit": "relative", "relative": 0.95}),
-        (hn.scl(), {"labels": True}),
+        (hn.InfoNCE(supervision="negatives"), {"labels": True}),
         (hn.InfoNCE(hn.Learnable(0.07)), {"temperature": pytest.approx(0.07, rel=1e-6)}),
         (hn.InfoNCE(hn.Linear(0.5, 0.1)), {"temperature": pytest.approx(0.1)}),
-        (hn.ring_nce(), {"lower": pytest.approx(0.9), "upper": pytest.approx(0.99)}),
+        (hn.ring_nce(in_batch="both"), {"lower": pytest.approx(0.9), "upper": pytest.approx(0.99)}),
     ],
 )
 def test_a_loss_is_shown_by_its_sliders(loss: hn.InfoNCE, expected: dict[str, object]) -> None:
@@ -38,7 +38,17 @@ def test_a_loss_is_shown_by_its_sliders(loss: hn.InfoNCE, expected: dict[str, ob
         (hn.InfoNCE(hardening=hn.Guided()), "Guided"),
         (hn.InfoNCE(hardening={"batch": hn.Exponential(1.0)}), "by source"),
         (hn.InfoNCE(class_prior=0.1, debias="exact"), "exact"),
-        (hn.InfoNCE(normalize=False), "normalize"),
+        (hn.InfoNCE(normalize=False), "normalize=False"),
+        (hn.InfoNCE(negative_count="batch"), "negative_count='batch'"),
+        (hn.InfoNCE(negative_count=100.0), "negative_count=100.0"),
+        (hn.InfoNCE(num_negatives=5), "num_negatives=5"),
+        (hn.InfoNCE(in_batch="other", symmetric=True), "in_batch='other' symmetric=True"),
+        (hn.moco(), "in_batch=None (negatives of a queue or a bank)"),
+        (hn.scl(), "positives by label of supervision='full'"),
+        (hn.supcon(), "combine_positives='in_denominator'"),
+        (hn.decoupled(), "positive_in_denominator=False"),
+        (hn.InfoNCE(weight_range=2.0), "weight_range=2.0"),
+        (hn.llave(), "grad_through_weights=False normalize_weights=False"),
     ],
 )
 def test_what_the_page_cannot_show_is_named(loss: hn.InfoNCE, left_out: str) -> None:

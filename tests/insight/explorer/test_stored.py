@@ -101,3 +101,16 @@ def test_suspects_hold_pairs_of_one_label_and_of_two() -> None:
     assert same.count(True) >= 10
     scores = [score for _, _, score, _ in pairs]
     assert scores == sorted(scores, reverse=True)
+
+
+def test_long_names_of_classes_leave_room_for_the_samples() -> None:
+    samples = embedded(torch.randn(50, 4), labels=[f"{row} {'x' * 10**5}" for row in range(50)])
+    found = page_data(samples, SETTINGS, 0.9, 10, 10**6)
+    assert len(json.dumps(found)) < 10**6
+    assert len(set(found["classes"])) == 50
+
+
+def test_images_of_another_type_are_an_error_that_names_it() -> None:
+    samples = embedded(torch.randn(3, 4), images=[torch.rand(3, 8, 8)] * 3)
+    with pytest.raises(ValueError, match=r"images must hold uint8 of shape \(C, H, W\), got torch.float32"):
+        page_data(samples, SETTINGS, 0.9, 10, 10**6)

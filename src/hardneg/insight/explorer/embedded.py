@@ -1,5 +1,6 @@
 """Samples with their embeddings, as the explorer shows them."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,11 @@ from hardneg import checks
 from hardneg.checks import TensorLike
 from hardneg.evaluation.alignment import checked_embeddings
 from hardneg.insight.samples import Images
+from hardneg.printable import printable
 from hardneg.randomness import generator
 
 Id = int | str
+_WHOLE = re.compile("0|-?[1-9][0-9]{0,99}")  # a whole number as a label file states it
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Embedded:
         unit: what a sample is.
         total: number of samples before a random subset was taken.
         usable: what the marked pairs can be used for, a sentence.
+        fingerprint: of the data whose row numbers the ids are; training on other data then refuses the marked pairs.
         notes: further sentences for the top of the page.
     """
 
@@ -57,6 +61,7 @@ class Embedded:
     unit: str = "samples"
     total: int = 0
     usable: str = ""
+    fingerprint: str = ""
     notes: Sequence[str] = ()
 
     def __len__(self) -> int:
@@ -132,9 +137,9 @@ def embedded(
     for name, given in (("labels", numbers), ("texts", texts), ("images", shown), ("ids", named)):
         if given is not None and len(given) != count:
             raise ValueError(f"{name} has {len(given)} entries, but features {count} rows: give one for each sample")
-    if len(set(named)) < count:
-        twice = next(each for each, number in Counter(named).items() if number > 1)
-        raise ValueError(f"ids holds {twice!r} twice: give each sample an id of its own")
+    if len(set(map(str, named))) < count:  # files of pairs do not tell 7 from "7"
+        twice = next(each for each, number in Counter(map(str, named)).items() if number > 1)
+        raise ValueError(f"ids holds {printable(twice)} twice: give each sample an id of its own")
     for number, text in enumerate(texts or ()):
         if not isinstance(text, str):
             raise ValueError(f"texts[{number}] must be a text, got {type(text).__name__}")
@@ -177,13 +182,13 @@ def class_numbers(labels: TensorLike | Sequence[Any], classes: Sequence[str] = (
             found.append(None)
         elif isinstance(value, str):
             found.append(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool) and value == int(value):
+        elif isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0:  # not ±inf
             found.append(int(value) if value >= 0 else None)
         else:
             raise ValueError(f"labels[{position}] must be a whole number or a text, got {value!r}")
-    if found and all(isinstance(value, str) and value.lstrip("-").isdecimal() for value in found if value is not None):
-        whole = [None if value is None else int(value) for value in found]
-        found = [None if value is None or value < 0 else value for value in whole]
+    # Texts such as "007" stay texts: as numbers, they would be one class with "7".
+    if all(isinstance(value, str) and _WHOLE.fullmatch(value) for value in found if value is not None):
+        found = [None if value is None or str(value).startswith("-") else int(value) for value in found]
     kinds = {type(value) for value in found if value is not None}
     if len(kinds) > 1:
         raise ValueError("labels mixes numbers and texts: give one kind")

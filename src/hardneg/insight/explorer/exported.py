@@ -33,12 +33,13 @@ def export_table(samples: Embedded, setting: dict[str, Any], positive: float, to
     weights = neighbor_weights(unit, near, best, samples.labels, setting)
     points, _ = principal_map(samples.features)
     numbers = [-1] * len(samples) if samples.labels is None else samples.labels.tolist()
+    names = [_encodable(str(name)) for name in samples.classes]
     ids: list[Any] = list(samples.ids)
-    if len({type(each) for each in ids}) > 1:  # a column has one type
-        ids = [str(each) for each in ids]
+    if not all(isinstance(each, int) and abs(each) < 1 << 63 for each in ids):  # a column has one type
+        ids = [_encodable(str(each)) for each in ids]
     columns: dict[str, Any] = {
         "id": ids,
-        "label": [None if n < 0 else str(samples.classes[n]) if n < len(samples.classes) else str(n) for n in numbers],
+        "label": [None if n < 0 else names[n] if n < len(names) else str(n) for n in numbers],
         "x": points[:, 0].tolist(),
         "y": points[:, 1].tolist(),
         "neighbors": [[ids[other] for other in row] for row in near.tolist()],
@@ -47,8 +48,13 @@ def export_table(samples: Embedded, setting: dict[str, Any], positive: float, to
     }
     types = {"label": arrow.string()}
     if samples.texts is not None:
-        columns["text"] = list(samples.texts)
+        columns["text"] = list(map(_encodable, samples.texts))
     table = arrow.table({name: arrow.array(values, types.get(name)) for name, values in columns.items()})
     to.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(table, to)
     return to
+
+
+def _encodable(text: str) -> str:
+    """The text, with lone surrogates as escape sequences: parquet holds UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -55,6 +55,8 @@ def read_embeddings(path: Path) -> FileContents:
         found = next((named[name] for name in names if name in named and name != chosen), None)
         if found is not None:
             rest[argument] = _floats(path, argument, found) if argument == "positives" else found
+            if argument in ("texts", "ids") and not isinstance(found, list):
+                rest[argument] = found.tolist()
     return FileContents(_floats(path, f"{chosen!r}", named[chosen]), rest)
 
 

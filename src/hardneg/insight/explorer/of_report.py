@@ -86,7 +86,8 @@ def _of_encoded(given: EncodedSamples) -> Embedded:
 
 
 def _same_samples(one: Embedded, other: Embedded) -> bool:
-    if list(one.ids) != list(other.ids) or one.unit != other.unit:
+    known = (list(one.ids), one.unit, one.fingerprint)
+    if known != (list(other.ids), other.unit, other.fingerprint):
         return False
     if one.labels is None or other.labels is None:
         return one.labels is other.labels

@@ -112,13 +112,16 @@ def write_embedded(
 def page_settings(loss: InfoNCE | None, other: InfoNCE | None = None) -> tuple[list[dict[str, Any]], list[str]]:
     """The settings A and B of the page, and notes on what it cannot show."""
     first = shown_setting(loss or InfoNCE())
-    notes = [f"Not shown of the loss of setting A: {', '.join(first.left_out)}."] if first.left_out else []
+    notes = not_shown("the loss of setting A", loss)
     if other is not None:
-        second = shown_setting(other)
-        if second.left_out:
-            notes.append(f"Not shown of the loss of setting B: {', '.join(second.left_out)}.")
-        return [first.setting, second.setting], notes
+        return [first.setting, shown_setting(other).setting], notes + not_shown("the loss of setting B", other)
     # B shows what the hardening of A does, or, if it has none, what a tilt would do.
     plain = {"temperature": first.setting["temperature"], "labels": first.setting["labels"]}
     hardened = len(first.setting) > 4 or first.setting["beta"] > 0 or first.setting["prior"] > 0
     return [first.setting, plain if hardened else plain | {"beta": 1.0}], notes
+
+
+def not_shown(name: str, loss: InfoNCE | None) -> list[str]:
+    """A note on what the page does not show of a loss, if there is anything."""
+    left_out = [] if loss is None else shown_setting(loss).left_out
+    return [f"Not shown of {name}: {', '.join(left_out)}."] if left_out else []

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hardneg.insight.explorer.embedded import Embedded, Id, checked_id
 from hardneg.insight.samples import Thumbnails
 from hardneg.losses.infonce import InfoNCE
+from hardneg.losses.temperature import Learnable
 from hardneg.randomness import generator
 
 _BATCH = 256
@@ -20,6 +21,8 @@ NOTE = (
     "The features are the outputs of the encoder. In training most losses compare the outputs of a projection head, "
     "which is not kept: weights and losses there differ."
 )
+
+RANDOM_VIEW = "The positive of an anchor is a random view of it."
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ def load_training_samples(folder: Path, count: int, seed: int = 0, trust: bool =
     texts = [str(shown[row]) for row in range(len(shown))] if isinstance(shown[0], str) else None
     labels = part.labels if part.labels is not None and bool((part.labels >= 0).any()) else None
     positives = _views(run, kind, part, features)
+    loss = build.loss(run.settings)
+    by_pairs = import_module("hardneg.methods").get(run.settings.method).takes_not_negatives
     samples = Embedded(
         features,
         _ids(train, rows),
@@ -65,10 +70,26 @@ def load_training_samples(folder: Path, count: int, seed: int = 0, trust: bool =
         unit=kind.unit,
         total=len(train),
         usable=USABLE,
-        notes=[NOTE] if positives is None else [NOTE, "The positive of an anchor is a random view of it."],
+        # Ids of a column name the same samples in any data; row numbers do so only in these.
+        fingerprint="" if train.division is None or kind.sample_ids(train) is not None else train.division.fingerprint,
+        notes=[NOTE, *([] if positives is None else [RANDOM_VIEW]), *_loss_notes(loss, run.settings.method, by_pairs)],
     )
-    loss = build.loss(run.settings)
     return RunSamples(samples, loss if isinstance(loss, InfoNCE) else None, str(train.name))
+
+
+def _loss_notes(loss: Any, method: str, by_pairs: bool) -> list[str]:
+    """What the settings of the page cannot tell of the loss of a run. by_pairs: whether it compares single samples"""
+    notes = []
+    if not isinstance(loss, InfoNCE):
+        notes.append(f"The page does not show the run's loss, {type(loss).__name__}: setting A is not the run's.")
+    elif isinstance(loss.temperature, Learnable):
+        notes.append("The run learned its temperature: setting A has the value at its start.")
+    if not by_pairs:
+        notes.append(
+            f"The run's method, {method}, does not compare samples one by one: its weights are others, and only other "
+            "methods can leave out the marked pairs."
+        )
+    return notes
 
 
 def _ids(train: Any, rows: Tensor) -> Sequence[Id]:

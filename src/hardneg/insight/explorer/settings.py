@@ -15,6 +15,12 @@ from hardneg.losses.kernels.interface import Rule
 from hardneg.losses.schedules import value
 from hardneg.losses.temperature import Learnable
 
+# Arguments of a loss that the page has no slider for: an anchor has one positive, and is compared with every sample.
+_UNMODELED = (
+    "in_batch", "symmetric", "combine_positives", "negative_count", "positive_in_denominator",
+    "num_negatives", "weight_range", "grad_through_weights", "normalize_weights", "normalize",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -25,7 +31,9 @@ class Shown:
 
 
 def shown_setting(loss: InfoNCE) -> Shown:
-    """The sliders of a loss; schedules at their end.
+    """The sliders of a loss; schedules at their end, a learnable temperature at the loss's own value.
+
+    What changes the numbers of an anchor and has no slider is named in ``left_out``.
 
     Examples:
         >>> import hardneg as hn
@@ -47,8 +55,11 @@ def shown_setting(loss: InfoNCE) -> Shown:
             left_out.append(type(part).__name__)
     if loss.debias != "hcl" and setting["prior"] > 0:
         left_out.append(f"debias={loss.debias!r}")
-    if not loss.normalize:
-        left_out.append("normalize=False")
+    if loss.supervision in ("positives", "full"):
+        left_out.append(f"the positives by label of supervision={loss.supervision!r}")
+    plain = InfoNCE()
+    changed = [f"{name}={given!r}" for name in _UNMODELED if (given := getattr(loss, name)) != getattr(plain, name)]
+    left_out += [f"{each} (negatives of a queue or a bank)" if each == "in_batch=None" else each for each in changed]
     setting["labels"] = loss.supervision in ("negatives", "full")
     return Shown(setting, left_out)
 

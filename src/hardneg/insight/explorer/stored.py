@@ -18,6 +18,7 @@ from hardneg.randomness import generator
 
 _SIDES = (None, 40, 28, 20)  # pixels of a thumbnail: as `data_uri` makes it, or smaller
 _LENGTHS = (300, 150, 80, 40)  # characters of a text
+_NAME = 100  # characters of the name of a class
 _FEW = 16  # directions that are found more exactly, because they are shown
 _PILOT = 40  # thumbnails from which the size of all is estimated
 _SMALL = 1024  # samples or dimensions up to which principal components are exact
@@ -152,7 +153,7 @@ def page_data(
         "checkpointWord": samples.checkpoint_word,
         "positive": positive,
         "labels": None if samples.labels is None else samples.labels.tolist(),
-        "classes": [printable(str(name)) for name in samples.classes],
+        "classes": [_cut(printable(str(name)), _NAME) for name in samples.classes],
         "ids": [id_json(each) for each in samples.ids],
         "thumbnails": None if samples.images is None else _thumbnails(samples.images, int(0.45 * bytes_allowed)),
         "texts": None if samples.texts is None else _short_texts(samples.texts, int(0.3 * bytes_allowed)),
@@ -166,6 +167,7 @@ def page_data(
         "setting": settings[0],
         "settingB": settings[1],
         "usable": samples.usable,
+        "fingerprint": samples.fingerprint,
         "notes": [printable(note) for note in notes],
     }
 
@@ -194,9 +196,13 @@ def _suspects(samples: Embedded, count: int) -> list[list[Any]]:
     return sorted(rows.values(), key=lambda row: (-row[2], row[0], row[1]))
 
 
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}…"
+
+
 def _short_texts(texts: Sequence[str], bytes_allowed: int) -> list[str]:
     for length in _LENGTHS:
-        cut = [text if len(text) <= length else f"{text[:length]}…" for text in map(printable, texts)]
+        cut = [_cut(text, length) for text in map(printable, texts)]
         if sum(len(json.dumps(text)) for text in cut) <= bytes_allowed:
             break
     return cut
@@ -214,6 +220,11 @@ def _thumbnails(images: Images, bytes_allowed: int) -> list[str]:
 def _thumbnail(image: Tensor | str, side: int | None) -> str:
     if isinstance(image, str):
         raise ValueError("images must hold images (C, H, W): pass texts as texts")
+    if image.dtype != torch.uint8 or image.dim() != 3:
+        raise ValueError(
+            f"images must hold uint8 of shape (C, H, W), got {image.dtype} of shape {tuple(image.shape)}: convert them "
+            "to 0…255"
+        )
     if side is not None and max(image.shape[1:]) > side:
         factor = side / max(image.shape[1:])
         height, width = (max(1, round(length * factor)) for length in image.shape[1:])

@@ -521,7 +521,8 @@ function makeExplorer(root, data) {
   part("next").addEventListener("click", actions.ArrowRight);
   const markedLines = () => [...decisions].filter(([, decision]) => decision === "drop").map(([key]) => {
     const [one, other] = key.split(",").map(Number);
-    return `{"a": ${data.ids[one]}, "b": ${data.ids[other]}}\n`;  // JSON already: ids may exceed the range of numbers here
+    const of = data.fingerprint ? `, "data": ${JSON.stringify(data.fingerprint)}` : "";
+    return `{"a": ${data.ids[one]}, "b": ${data.ids[other]}${of}}\n`;  // JSON already: ids may exceed the range of numbers here
   }).join("");
   part("download").addEventListener("click", () => {
     const link = make("a", { download: "not_negatives.jsonl" });

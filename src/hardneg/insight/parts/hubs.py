@@ -39,7 +39,8 @@ def _samples(summary: HubSummary) -> str:
 
 def _sample(hub: HubSample) -> str:
     shown, label = hub.thumbnail, hub.thumbnail.label or "no label"
-    wrong = "" if hub.different is None else f", {100 * hub.different / max(hub.anchors, 1):.0f} % of other classes"
+    different = None if hub.different is None else 100 * hub.different / max(hub.anchors, 1)
+    wrong = "" if different is None else f", {different:.0f}\u00a0% of other classes"
     if shown.text:
         return f"<p>{hub.anchors} anchors{wrong} · {isolated(shown.text)} <small>{isolated(label)}</small></p>"
     return (
