@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
-from hardneg.losses import tilt_state
+from hardneg.losses import effective_share, tilt_state
 from hardneg.losses.effective_share import LARGEST_EXPONENT, Supports
 from hardneg.losses.tilt_state import RATE
 
@@ -70,9 +70,12 @@ SCORES: dict[str, Callable[[torch.Generator], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", "accelerator"])
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("name", SCORES)
-def test_beta_is_the_root_of_the_share(name: str, share: float) -> None:
+def test_beta_is_the_root_of_the_share(name: str, share: float, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "accelerator":
+        monkeypatch.setattr(effective_share, "READ_AT_ONCE", ())
     generator = torch.Generator().manual_seed(len(name))
     scores = SCORES[name](generator)
     kept = torch.rand(scores.shape, generator=generator) < 0.9
@@ -83,6 +86,30 @@ def test_beta_is_the_root_of_the_share(name: str, share: float) -> None:
     assert found == pytest.approx(root(rows, share, largest), rel=2e-4)
     if found < (1 - 1e-6) * largest:
         assert share_by_loop(rows, found) == pytest.approx(share, rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.3])
+def test_few_evaluations_find_beta_on_a_cpu(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    mean_share = Supports.mean_share
+
+    def counted(self: Supports, beta: Tensor) -> Tensor:
+        asked.append(float(beta))
+        return mean_share(self, beta)
+
+    monkeypatch.setattr(Supports, "mean_share", counted)
+    scores = 2.0 * torch.randn(64, 500, generator=torch.Generator().manual_seed(2))
+    Supports([(scores, torch.ones_like(scores, dtype=torch.bool))]).solve(share, torch.tensor(50.0))
+    assert len(asked) <= 7
+
+
+def test_weights_too_small_for_normal_numbers_count_for_nothing() -> None:
+    scores = torch.cat([torch.zeros(3, 2), -torch.logspace(0, 4, 60).expand(3, -1)], dim=1)
+    kept = torch.ones_like(scores, dtype=torch.bool)
+    kept[:, ::3], kept[2] = False, False
+    found = Supports([(scores, kept)]).mean_share(torch.tensor(1.0))
+    rows = [row[mask].double().numpy() for row, mask in zip(scores[:2], kept[:2], strict=True)]
+    assert float(found) == pytest.approx(share_by_loop(rows, 1.0), rel=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.3])
@@ -398,6 +425,7 @@ def test_an_estimate_does_not_wait_for_the_device(name: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tilt_state, "moved", watched)
+        patch.setattr(effective_share, "READ_AT_ONCE", ())
         loss(z1, z2, **arguments)
     assert len(seen) == 1
     assert float(seen[0][0, 0]) > 0
