@@ -199,6 +199,17 @@ def test_every_setting_reaches_the_share_and_has_the_loss_of_that_beta(name: str
     assert float(z1.grad.abs().max()) > 1e-4
 
 
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("options", [{}, {"normalize_weights": False}, {"normalize": False}])
+def test_float64_embeddings_have_the_loss_of_beta_in_float64(backend: str, options: dict[str, Any]) -> None:
+    z1, z2 = (z.detach().double().requires_grad_() for z in views())
+    loss = hn.InfoNCE(0.1, hn.Exponential(hn.EffectiveShare(0.3)), backend=backend, **options)
+    found = torch.autograd.grad(loss(z1, z2), (z1, z2))
+    fixed = hn.InfoNCE(0.1, hn.Exponential(loss.diagnostics()["beta"]), backend=backend, **options)
+    for one, other in zip(found, torch.autograd.grad(fixed(z1, z2), (z1, z2)), strict=True):
+        assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
 def test_each_source_has_its_own_beta() -> None:
     hardening = {"batch": tilt(0.8), "queue": (hn.Ring(0.0, 0.9), tilt(0.3)), "mined": hn.Uniform()}
     loss = hn.InfoNCE(0.3, hardening)

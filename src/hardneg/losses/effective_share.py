@@ -17,8 +17,8 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.losses.schedules import Schedule
 
-STEPS = 10  # evaluations of the share; the error of β is then below 1e-4, also for scores that are far from Gaussian
-LINES = 5  # of these, along the line through the last two points
+STEPS = 11  # evaluations of the share; the error of β is then below 1e-4, also for scores that are far from Gaussian
+LINES = 3  # of these, along the line through the last two points
 READ_AT_ONCE = ("cpu",)  # devices whose numbers the host reads without waiting
 CLOSE = 1e-5  # the relative distance of √(−ln share) from its target at which steps end on these devices
 # Of a weight e^x: smaller ones and their squares would be denormal numbers, which take CPUs twenty times as long.

@@ -407,8 +407,10 @@ class InfoNCE(Adjustable):
                 self.tilt_calls += 1
                 self.__dict__["_calls"] = calls + 1
         # Copies, because the next call changes the state, maybe before this call's backward pass.
-        device = next(x.device for x in inputs if isinstance(x, Tensor))
-        values = self.tilt_state.detach()[:, 0].to(device, torch.float32, copy=True)
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        # β + 1 in the precision of the scores; float64 only where they are, since some accelerators have none.
+        precision = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+        values = self.tilt_state.detach()[:, 0].to(tensors[0].device, precision, copy=True)
         betas = dict(zip(self._shares, values.unbind(), strict=True))
         return tilt_state.with_tilts(settings, betas), betas
 
