@@ -283,6 +283,19 @@ def test_a_resumed_run_has_the_same_beta_bit_for_bit() -> None:
     assert int(resumed.tilt_calls) == 5
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_beta_keeps_its_precision_if_the_model_changes_its_own(dtype: torch.dtype) -> None:
+    z1, z2 = views()
+    plain, model = hn.auto(temperature=0.1), torch.nn.ModuleList([hn.auto(temperature=0.1)]).to(dtype)
+    for _ in range(5):
+        plain(z1, z2)
+        model[0](z1, z2)
+    assert torch.equal(model.to(dtype)[0].tilt_state, plain.tilt_state)
+    limit = hn.auto(temperature=1000.0).to(dtype)  # of equal scores β is 256·t, above the largest number of float16
+    assert bool(limit(torch.ones(4, 3, requires_grad=True), torch.ones(4, 3)).isfinite())
+    assert float(limit.tilt_state[0, 0]) == pytest.approx(256_000)
+
+
 def test_an_estimate_from_some_anchors_and_candidates_is_close_to_that_of_all() -> None:
     z1, z2 = views(400, 6, dtype=torch.float32)
     queue = torch.randn(20_000, 6, generator=torch.Generator().manual_seed(1))

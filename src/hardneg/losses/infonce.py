@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Never
+from typing import Any, Never, Self
 
 import torch
 from torch import Tensor
@@ -417,6 +417,14 @@ class InfoNCE(Adjustable):
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
         self.__dict__["_calls"] = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        state = self._buffers.get("tilt_state")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if state is not None and self.tilt_state.dtype != state.dtype:
+            # β moves by steps that half precision would round away, and may be above its largest number.
+            self.tilt_state = state.to(self.tilt_state.device)
+        return self
 
     def _pair_plan(self, settings: Settings, device: torch.device, call: Call) -> paired.Plan | None:
         """The plan of the short path, None if this call takes the general one; raises if arguments do not fit."""
