@@ -463,6 +463,17 @@ def test_nan_scores_give_no_estimate() -> None:
     assert not Supports([(scores, kept)]).is_defined()
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_scores_that_overflow_leave_beta_as_it_is(sign: float) -> None:
+    z1, z2 = views(dtype=torch.float32)
+    loss = hn.InfoNCE(0.1, hn.Exponential(hn.EffectiveShare(0.6)), normalize=False)
+    loss(z1, z2)
+    before = loss.tilt_state.clone()
+    with pytest.raises(ValueError, match="scores overflow"):
+        loss(z1 * 1e20, sign * z2 * 1e20)
+    assert torch.equal(loss.tilt_state, before)
+
+
 def test_an_empty_source_is_estimated_when_it_has_negatives() -> None:
     loss, (z1, z2) = hn.InfoNCE(0.3, {"queue": tilt()}), views()
     loss(z1, z2, negatives={"queue": QUEUE[:0]})
