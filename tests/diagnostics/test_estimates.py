@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from largest_tensor import LargestTensor
 from scipy import stats
 from torch import Tensor
 
@@ -114,3 +115,13 @@ def test_estimates_have_the_values_of_alignment_and_uniformity() -> None:
 def test_bad_arguments_raise_an_error_that_names_the_fix(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]
+
+
+def test_uniformity_of_a_large_batch_takes_memory_for_a_tile_of_its_pairs() -> None:
+    z = torch.randn(3000, 4, generator=torch.Generator().manual_seed(0))
+    with LargestTensor() as watched:
+        found = uniformity_estimate(z)
+    assert 3000 * 4 < watched.elements <= 1 << 20  # of 9,000,000 pairs
+    unit = torch.nn.functional.normalize(z.double(), dim=1)
+    pairs = (-2 * torch.pdist(unit).square()).exp()
+    assert found.value == pytest.approx(math.log(float(pairs.mean())), rel=1e-5)

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
-from hardneg.losses import tilt_state
+from hardneg.losses import effective_share, tilt_state
 from hardneg.losses.effective_share import LARGEST_EXPONENT, Supports
 from hardneg.losses.tilt_state import RATE
 
@@ -70,9 +70,12 @@ SCORES: dict[str, Callable[[torch.Generator], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", "accelerator"])
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("name", SCORES)
-def test_beta_is_the_root_of_the_share(name: str, share: float) -> None:
+def test_beta_is_the_root_of_the_share(name: str, share: float, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "accelerator":
+        monkeypatch.setattr(effective_share, "READ_AT_ONCE", ())
     generator = torch.Generator().manual_seed(len(name))
     scores = SCORES[name](generator)
     kept = torch.rand(scores.shape, generator=generator) < 0.9
@@ -83,6 +86,30 @@ def test_beta_is_the_root_of_the_share(name: str, share: float) -> None:
     assert found == pytest.approx(root(rows, share, largest), rel=2e-4)
     if found < (1 - 1e-6) * largest:
         assert share_by_loop(rows, found) == pytest.approx(share, rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.3])
+def test_few_evaluations_find_beta_on_a_cpu(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    mean_share = Supports.mean_share
+
+    def counted(self: Supports, beta: Tensor) -> Tensor:
+        asked.append(float(beta))
+        return mean_share(self, beta)
+
+    monkeypatch.setattr(Supports, "mean_share", counted)
+    scores = 2.0 * torch.randn(64, 500, generator=torch.Generator().manual_seed(2))
+    Supports([(scores, torch.ones_like(scores, dtype=torch.bool))]).solve(share, torch.tensor(50.0))
+    assert len(asked) <= 7
+
+
+def test_weights_too_small_for_normal_numbers_count_for_nothing() -> None:
+    scores = torch.cat([torch.zeros(3, 2), -torch.logspace(0, 4, 60).expand(3, -1)], dim=1)
+    kept = torch.ones_like(scores, dtype=torch.bool)
+    kept[:, ::3], kept[2] = False, False
+    found = Supports([(scores, kept)]).mean_share(torch.tensor(1.0))
+    rows = [row[mask].double().numpy() for row, mask in zip(scores[:2], kept[:2], strict=True)]
+    assert float(found) == pytest.approx(share_by_loop(rows, 1.0), rel=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.3])
@@ -172,6 +199,17 @@ def test_every_setting_reaches_the_share_and_has_the_loss_of_that_beta(name: str
     assert float(z1.grad.abs().max()) > 1e-4
 
 
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("options", [{}, {"normalize_weights": False}, {"normalize": False}])
+def test_float64_embeddings_have_the_loss_of_beta_in_float64(backend: str, options: dict[str, Any]) -> None:
+    z1, z2 = (z.detach().double().requires_grad_() for z in views())
+    loss = hn.InfoNCE(0.1, hn.Exponential(hn.EffectiveShare(0.3)), backend=backend, **options)
+    found = torch.autograd.grad(loss(z1, z2), (z1, z2))
+    fixed = hn.InfoNCE(0.1, hn.Exponential(loss.diagnostics()["beta"]), backend=backend, **options)
+    for one, other in zip(found, torch.autograd.grad(fixed(z1, z2), (z1, z2)), strict=True):
+        assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
 def test_each_source_has_its_own_beta() -> None:
     hardening = {"batch": tilt(0.8), "queue": (hn.Ring(0.0, 0.9), tilt(0.3)), "mined": hn.Uniform()}
     loss = hn.InfoNCE(0.3, hardening)
@@ -243,6 +281,19 @@ def test_a_resumed_run_has_the_same_beta_bit_for_bit() -> None:
     assert all(torch.equal(*pair) for pair in zip(steps(resumed, 3, 5), expected[3:], strict=True))
     assert torch.equal(resumed.tilt_state, whole.tilt_state)
     assert int(resumed.tilt_calls) == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_beta_keeps_its_precision_if_the_model_changes_its_own(dtype: torch.dtype) -> None:
+    z1, z2 = views()
+    plain, model = hn.auto(temperature=0.1), torch.nn.ModuleList([hn.auto(temperature=0.1)]).to(dtype)
+    for _ in range(5):
+        plain(z1, z2)
+        model[0](z1, z2)
+    assert torch.equal(model.to(dtype)[0].tilt_state, plain.tilt_state)
+    limit = hn.auto(temperature=1000.0).to(dtype)  # of equal scores β is 256·t, above the largest number of float16
+    assert bool(limit(torch.ones(4, 3, requires_grad=True), torch.ones(4, 3)).isfinite())
+    assert float(limit.tilt_state[0, 0]) == pytest.approx(256_000)
 
 
 def test_an_estimate_from_some_anchors_and_candidates_is_close_to_that_of_all() -> None:
@@ -398,6 +449,7 @@ def test_an_estimate_does_not_wait_for_the_device(name: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tilt_state, "moved", watched)
+        patch.setattr(effective_share, "READ_AT_ONCE", ())
         loss(z1, z2, **arguments)
     assert len(seen) == 1
     assert float(seen[0][0, 0]) > 0
@@ -409,6 +461,17 @@ def test_nan_scores_give_no_estimate() -> None:
     assert Supports([(scores, kept)]).is_defined()
     scores[1, 2] = torch.nan
     assert not Supports([(scores, kept)]).is_defined()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_scores_that_overflow_leave_beta_as_it_is(sign: float) -> None:
+    z1, z2 = views(dtype=torch.float32)
+    loss = hn.InfoNCE(0.1, hn.Exponential(hn.EffectiveShare(0.6)), normalize=False)
+    loss(z1, z2)
+    before = loss.tilt_state.clone()
+    with pytest.raises(ValueError, match="scores overflow"):
+        loss(z1 * 1e20, sign * z2 * 1e20)
+    assert torch.equal(loss.tilt_state, before)
 
 
 def test_an_empty_source_is_estimated_when_it_has_negatives() -> None:

@@ -204,3 +204,12 @@ def test_automatic_settings_are_written_and_read_as_auto() -> None:
     for wrong in ("0", "automatic", "1.5"):
         with pytest.raises(ValueError, match=r"trainer\.batch_size must be"):
             recipe.load({}, [f"trainer.batch_size={wrong}"])
+
+
+def test_processes_that_do_not_gather_are_refused_and_not_ignored() -> None:
+    settings = recipe.load({"objective": {"preset": "simclr", "gather": False}})
+    assert build.loss(settings).gather is False
+    with pytest.raises(ValueError, match=r"objective\.gather=false is not used by recipes: the 2 processes"):
+        build.loss(settings, processes=2)
+    for gather in ({}, {"gather": True}):
+        assert build.loss(recipe.load({"objective": {"preset": "simclr", **gather}}), processes=2).gather is True

@@ -150,6 +150,14 @@ def test_other_methods_have_what_their_loss_defines(
     assert not absent & found
 
 
+def test_a_queue_as_large_as_the_batch_is_not_taken_for_the_second_view(tmp_path: Path) -> None:
+    overrides = ["objective.in_batch=other", "memory.queue=64", "trainer.batch_size=64", "trainer.epochs=1"]
+    run.train(recipe.load(recipe.find("digits-moco"), [*overrides, "trainer.knn_every=0"]), tmp_path / "run")
+    found = insight(tmp_path / "run")[1]
+    assert "gradient_largest" in found
+    assert "gradient_false" not in found
+
+
 def test_data_without_labels_have_what_needs_none(tmp_path: Path) -> None:
     images = torch.randint(0, 255, (64, 1, 8, 8), dtype=torch.uint8)
     made = recipe.load(recipe.find("digits-simclr"), ["trainer.epochs=1", "trainer.batch_size=16"])

@@ -44,7 +44,7 @@ def test_what_the_user_typed_is_never_dropped() -> None:
 
 
 def test_a_method_with_another_kind_of_loss_brings_its_preset() -> None:
-    with pytest.warns(UserWarning, match=r"method=infograph: objective\.temperature=0\.2 of the recipe is left out"):
+    with pytest.warns(UserWarning, match=r"infograph: objective\.preset=graphcl, objective\.temperature=0\.2 of the "):
         settings = load("my-graphs", "method=infograph")
     assert settings.objective == {"preset": "infograph"}
     assert isinstance(settings.make_loss(), JSD)

@@ -1,5 +1,6 @@
 """The losses UCL, H-UCL, SCL and H-SCL of one model, and the assumption that orders two of them (H-SCL, Lemma 1)."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -106,7 +107,7 @@ def anchor_losses(
         classes = known[labeled].repeat(2)  # (N,)
         candidates = torch.cat([view[labeled] for view in views])  # (N, d)
         number = float(max(len(candidates) - 2, 1)) if negative_count is None else negative_count
-        log_q = torch.tensor(checks.number("negative_count", number, above=0, below=float("inf")), device=device).log()
+        log_q = math.log(checks.number("negative_count", number, above=0, below=float("inf")))
         tables: list[Tensor] = []
         for view, other in (views, views[::-1]):
             for part in row_blocks(len(rows), 1, max(1, _ELEMENTS // max(len(candidates), 1))):
@@ -177,7 +178,7 @@ def loss_ordering(
 
 
 def _losses(
-    scores: Tensor, allowed: Tensor, same: Tensor, positive: Tensor, hardening: Hardening, log_q: Tensor
+    scores: Tensor, allowed: Tensor, same: Tensor, positive: Tensor, hardening: Hardening, log_q: float
 ) -> Tensor:
     """The fields of `AnchorLosses` without the last for a block of anchors, (8, R)."""
     lower, upper = hardening.bounds(None)

@@ -10,6 +10,8 @@ from hardneg.checks import TensorLike
 from hardneg.losses.inputs import normalized
 from hardneg.matmul import exact_products, row_blocks, where_precise
 
+_ELEMENTS = 1 << 20  # of a tile of pairs: 8 MiB in float64, of which a few exist at a time
+
 
 def alignment(z1: TensorLike, z2: TensorLike) -> float:
     """Mean squared distance ‖z − z⁺‖² of normalized positive pairs, from 0 (equal) to 4 (opposite); lower is better.
@@ -56,7 +58,7 @@ def mean_potentials(z: TensorLike) -> Tensor:
     with exact_products(z.device):
         unit = normalized(z.to(dtype))
         squares = unit.square().sum(dim=1)  # (B,): 1, or 0 for a zero vector
-        for block in row_blocks(len(z), len(z)):
+        for block in row_blocks(len(z), len(z), max(1, _ELEMENTS // len(z))):
             distances = (squares[block, None] + squares - 2 * (unit[block] @ unit.T)).clamp(min=0)  # (R, B)
             potentials = (-2 * distances.double()).exp()
             potentials.diagonal(block.start).zero_()  # not a pair: a sample with itself

@@ -17,7 +17,12 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.losses.schedules import Schedule
 
-STEPS = 10  # evaluations of the share; the error of β is then below 1e-4, also for scores that are far from Gaussian
+STEPS = 11  # evaluations of the share; the error of β is then below 1e-4, also for scores that are far from Gaussian
+LINES = 3  # of these, along the line through the last two points
+READ_AT_ONCE = ("cpu",)  # devices whose numbers the host reads without waiting
+CLOSE = 1e-5  # the relative distance of √(−ln share) from its target at which steps end on these devices
+# Of a weight e^x: smaller ones and their squares would be denormal numbers, which take CPUs twenty times as long.
+LEAST_EXPONENT = -40.0
 # The largest β times the largest |score|. All scores may be equal: then no β reaches a share below 1.
 LARGEST_EXPONENT = 256.0
 
@@ -56,11 +61,12 @@ class Supports:
     """
 
     def __init__(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self._scores, self._counts = [], []
+        self._scores, self._highest, self._counts = [], [], []
         for scores, kept in parts:
             shifted = scores.masked_fill(~kept, -torch.inf)
             highest = shifted.amax(dim=1, keepdim=True)
             self._scores.append(shifted - highest.masked_fill(highest == -torch.inf, 0.0))  # (R, N), at most 0
+            self._highest.append(highest)  # (R, 1), NaN if a score in the support is
             self._counts.append(kept.sum(dim=1, dtype=scores.dtype))  # (R,)
         self._nonempty = torch.stack([(count > 0).sum() for count in self._counts]).sum()  # ()
 
@@ -68,30 +74,23 @@ class Supports:
         """ESS/|S| for β > 0, the mean over anchors with negatives, ()."""
         found = []
         for scores, count in zip(self._scores, self._counts, strict=True):
-            weight = (scores * beta).exp_()  # (R, N), the largest of a row is 1
+            # (R, N), the largest of a row is 1. Of masked candidates it is e^{−40}, which adds nothing to a sum.
+            weight = (scores * beta).clamp_(min=LEAST_EXPONENT).exp_()
             total, squares = weight.sum(dim=1), torch.linalg.vecdot(weight, weight)
-            found.append((total.square() / squares.clamp(min=1e-30) / count.clamp(min=1)).sum())
+            found.append((total.square() / squares / count.clamp(min=1)).masked_fill_(count == 0, 0.0).sum())
         return torch.stack(found).sum() / self._nonempty.clamp(min=1)
-
-    def deviation(self) -> Tensor:
-        """The standard deviation of an anchor's scores, the root of the mean square over anchors, ()."""
-        found = []
-        for scores, count in zip(self._scores, self._counts, strict=True):
-            number, below = count.clamp(min=1), scores.masked_fill(scores == -torch.inf, 0.0)
-            mean = below.sum(dim=1) / number
-            found.append((torch.linalg.vecdot(below, below) / number - mean.square()).clamp(min=0).sum())
-        return (torch.stack(found).sum() / self._nonempty.clamp(min=1)).sqrt()
 
     def is_defined(self) -> Tensor:
         """Whether the share depends on β: some anchor has two negatives, and no score is NaN, () bool."""
         several = torch.stack([(count > 1).any() for count in self._counts]).any()
-        return several & ~torch.stack([scores.isnan().any() for scores in self._scores]).any()
+        return several & ~torch.stack([highest.isnan().any() for highest in self._highest]).any()
 
     def solve(self, share: float, largest: Tensor) -> Tensor:
         """The β in [0, largest] at which the mean share is ``share``, (); ``largest`` if all shares are above.
 
-        All steps run on the device, without waiting for it. The root of √(−ln share(β)) − √(−ln share) is bracketed;
-        each step interpolates (the Illinois method: the value at an end that stays is halved).
+        All steps run on the device, without waiting for an accelerator. The root of √(−ln share(β)) − √(−ln share) is
+        bracketed. The first steps go along the line through the last two points, while it stays in the bracket; the
+        others interpolate between its ends (the Illinois method: the value at an end that stays is halved).
         """
         zero = torch.zeros_like(largest)
         if share == 1:
@@ -100,19 +99,27 @@ class Supports:
         low, high = zero, largest
         at_low, at_high = zero - target, self._distance(largest, target)
         reachable = at_high > 0
-        # Exact for Gaussian scores; the chord of a bracket that ends at the largest β would be far from the curve.
-        guess = target / self.deviation().clamp(min=1e-30)
-        was_below = zero.bool()
+        last, at_last, was_below = low, at_low, zero.bool()
+        # The curve begins as σβ, with the scores' standard deviation σ; the chord of a bracket that ends at the largest
+        # β would be far from it.
+        small = largest / LARGEST_EXPONENT
+        line = small * target / self._distance(small, 0.0)
         for step in range(STEPS):
-            beta = guess if step == 0 else low - at_low * (high - low) / (at_high - at_low).clamp(min=1e-30)
+            chord = low - at_low * (high - low) / (at_high - at_low).clamp(min=1e-30)
+            beta = chord
+            if step < LINES:
+                beta = torch.where((line > low) & (line < high), line, chord)
             beta = torch.where((beta > low) & (beta < high), beta, (low + high) / 2)
             value = self._distance(beta, target)
+            if largest.device.type in READ_AT_ONCE and abs(float(value)) <= CLOSE * target:
+                return beta
             below = value < 0
             # An end that stays twice would stay forever.
             halved = 1 - 0.5 * (below == was_below) if step else torch.ones_like(zero)
             low, high = torch.where(below, beta, low), torch.where(below, high, beta)
             at_low, at_high = torch.where(below, value, at_low * halved), torch.where(below, at_high * halved, value)
-            was_below = below
+            line = beta - value * (beta - last) / (value - at_last)  # not finite where both values are the same
+            last, at_last, was_below = beta, value, below
         found = low - at_low * (high - low) / (at_high - at_low).clamp(min=1e-30)
         return torch.where(reachable, found.clamp(zero, largest), largest)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Never
+from typing import Any, Never, Self
 
 import torch
 from torch import Tensor
@@ -407,14 +407,24 @@ class InfoNCE(Adjustable):
                 self.tilt_calls += 1
                 self.__dict__["_calls"] = calls + 1
         # Copies, because the next call changes the state, maybe before this call's backward pass.
-        device = next(x.device for x in inputs if isinstance(x, Tensor))
-        values = self.tilt_state.detach()[:, 0].to(device, torch.float32, copy=True)
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        # β + 1 in the precision of the scores; float64 only where they are, since some accelerators have none.
+        precision = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+        values = self.tilt_state.detach()[:, 0].to(tensors[0].device, precision, copy=True)
         betas = dict(zip(self._shares, values.unbind(), strict=True))
         return tilt_state.with_tilts(settings, betas), betas
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
         self.__dict__["_calls"] = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        state = self._buffers.get("tilt_state")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if state is not None and self.tilt_state.dtype != state.dtype:
+            # β moves by steps that half precision would round away, and may be above its largest number.
+            self.tilt_state = state.to(self.tilt_state.device)
+        return self
 
     def _pair_plan(self, settings: Settings, device: torch.device, call: Call) -> paired.Plan | None:
         """The plan of the short path, None if this call takes the general one; raises if arguments do not fit."""

@@ -91,7 +91,8 @@ def _estimates(settings: Settings, directions: Sequence[Sequence[CandidateSet]],
             found.append(torch.stack([torch.zeros_like(scale)] * 2))
             continue
         known = Supports(parts)
-        beta, defined = known.solve(share, LARGEST_EXPONENT / _largest(settings, parts, scale)), known.is_defined()
+        largest = LARGEST_EXPONENT / _largest(settings, parts, scale)  # 0 if a score overflows, which the loss reports
+        beta, defined = known.solve(share, largest), known.is_defined() & (largest > 0)
         found.append(torch.stack([torch.where(defined, beta, 0.0), defined.to(beta.dtype)]))
     return torch.stack(found)
 

@@ -169,6 +169,11 @@ def loss(settings: Recipe, processes: int = 1) -> InfoNCE | JSD:
     """The loss of the recipe; arguments that it does not set have the defaults of its method."""
     defaults = methods.get(settings.method).loss_defaults(settings.memory)
     made = settings.make_loss(**{key: value for key, value in defaults.items() if key not in settings.objective})
+    if processes > 1 and settings.objective.get("gather", True) is not True:
+        raise ValueError(
+            f"objective.gather={str(settings.objective['gather']).lower()} is not used by recipes: the {processes} "
+            "processes of a run compare their batches with each other; leave it out"
+        )
     made.gather = processes > 1
     if isinstance(made, InfoNCE) and made.in_batch is not None and settings.trainer.batch_size < 2:
         raise ValueError("trainer.batch_size=1 leaves no negatives in the batch: use at least 2")

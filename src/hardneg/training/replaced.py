@@ -48,6 +48,8 @@ def without_replaced(
             preset = objective.get("preset", objectives.DEFAULT)
             if preset in objectives.names() and (objectives.makes(preset) is JSD) != (method == "infograph"):
                 own = method if method in objectives.names() else objectives.DEFAULT
+                if "preset" in objective:
+                    left_out.append(f"objective.preset={preset}")
                 changed["objective"] = {**objective, "preset": own}
     objective = changed.get("objective")
     if isinstance(objective, dict) and (preset := objective.get("preset")) in objectives.names():

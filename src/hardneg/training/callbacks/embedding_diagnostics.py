@@ -103,8 +103,9 @@ class EmbeddingDiagnostics(L.Callback):
         shares = shares_of_last_call(objective, rows)
         found |= _flat(gradient_largest=shares.of_largest(LARGEST))
         columns = shares.signed.shape[1]
-        # The candidates are those of the batch: both views, or the other one.
-        if labels is not None and objective.in_batch is not None and columns in (size, 2 * size):
+        # The candidates are those of the batch: both views, or the other one. A queue or other processes add more.
+        both = objective.in_batch == "both" and z2 is not None
+        if labels is not None and objective.in_batch is not None and columns == (2 * size if both else size):
             known = labels.cpu()
             same = (known[rows, None] == known) & (known[rows, None] >= 0)  # (n, B)
             found |= _flat(gradient_false=shares.of(same.repeat(1, columns // size)))
