@@ -15,6 +15,15 @@ def is_eager() -> bool:
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
+def check_forward(problem: str) -> None:
+    """Raise if the loss is computed again in a backward pass."""
+    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            f"the loss is recomputed in a backward pass, where {problem}: keep the loss outside of "
+            "torch.utils.checkpoint"
+        )
+
+
 def choose_kernel(backend: str, settings: Settings, device: torch.device) -> Kernel:
     """The kernel for tensors on this device; see the argument ``backend`` of `InfoNCE`."""
     if backend == "auto":

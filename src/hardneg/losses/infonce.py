@@ -1,21 +1,21 @@
 """The objective: InfoNCE with masked, banded and tilted negatives."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Never, Self
+from typing import Any, Never
 
 import torch
 from torch import Tensor
 
 from hardneg import checks, distributed
-from hardneg.losses import combine, hints, infonce_settings, kernels, paired, tilt_state
+from hardneg.losses import combine, hints, infonce_settings, kernels, paired
 from hardneg.losses import settings as options
 from hardneg.losses.call import Call
 from hardneg.losses.candidates import CandidateSet, candidate_sets
 from hardneg.losses.diagnostics import CallRecord, Diagnostics, pair_record
-from hardneg.losses.execution import choose_kernel, computing_on, is_eager
+from hardneg.losses.execution import check_forward, choose_kernel, computing_on, is_eager
 from hardneg.losses.given_scores import score_set
 from hardneg.losses.guide_inputs import Guide, check_guide
 from hardneg.losses.hardening import Hardening, Uniform
@@ -26,9 +26,10 @@ from hardneg.losses.schedules import Setting, value
 from hardneg.losses.settings import Adjustable, Settings
 from hardneg.losses.sources import BySource, Hardenings, Negatives, SourceTensors, unpacked
 from hardneg.losses.temperature import Learnable
+from hardneg.losses.tilt_state import TiltState
 
 
-class InfoNCE(Adjustable):
+class InfoNCE(TiltState, Adjustable):
     """InfoNCE over a negative distribution ``q ∝ mask · band · tilt``: every method of the field in one module.
 
     For an anchor with positives of score p and candidates of score s = cos/temperature it computes
@@ -104,16 +105,12 @@ class InfoNCE(Adjustable):
     reduction: options.Reduction
     generator: torch.Generator | None
     draw_state: Tensor  # (2,), the seed and the number of calls that have drawn; only if num_negatives is given
-    tilt_state: Tensor  # (K, 2), see `tilt_state.moved`; only if a β is an `EffectiveShare`, as the next one
-    tilt_calls: Tensor  # (), the number of calls that have moved it
 
     _settings: Settings  # with schedules at the current progress
     _key: tuple[str, Settings] | None = None  # of the settings, for compiled graphs
     _last: Callable[[], Diagnostics] | None = None  # diagnostics of the last call, computed on request
     _plan: paired.Plan | None = None  # of the last call that took the short path
     _seeded_by: torch.Generator | None = None
-    _shares: tuple[str, ...] = ()  # the keys of `Settings.effective_shares`
-    _calls: int | None = None  # `tilt_calls` as a number; None if it must be read
 
     def __init__(
         self,
@@ -309,22 +306,6 @@ class InfoNCE(Adjustable):
             self._seeded_by = self.generator
         self._configure_tilts(tuple(settings.effective_shares))
 
-    def _configure_tilts(self, names: tuple[str, ...]) -> None:
-        """Make the state of `EffectiveShare`; a name that it had before keeps its β."""
-        if names == self._shares:
-            return
-        before = dict(zip(self._shares, self.tilt_state, strict=True)) if self._shares else {}
-        self.__dict__["_shares"] = names
-        if not names:
-            del self.tilt_state, self.tilt_calls
-            return
-        with torch.inference_mode(False):  # training could not update an inference tensor
-            empty = torch.zeros(2) if not before else next(iter(before.values())).new_zeros(2)
-            self.register_buffer("tilt_state", torch.stack([before.get(name, empty) for name in names]))
-            if not before:
-                self.register_buffer("tilt_calls", torch.zeros((), dtype=torch.long))
-                self.__dict__["_calls"] = 0
-
     def _move_schedules(self, progress: float) -> None:
         if not self._scheduled:  # what was decided for these settings holds
             return
@@ -380,52 +361,6 @@ class InfoNCE(Adjustable):
         settings, inverse, _ = combine.with_scale(self._settings, call.scale, inputs.views)
         return candidate_sets(inputs, settings), inverse
 
-    def _tilted(
-        self,
-        settings: Settings,
-        inputs: Sequence[object],
-        found: Callable[[], tuple[list[list[CandidateSet]], Tensor]],
-    ) -> tuple[Settings, dict[str, Tensor]]:
-        """The settings of a call with each `EffectiveShare` replaced by its β, moved first if this call trains; and β.
-
-        inputs: the tensors of the call · found: returns its candidate sets and 1/temperature
-        """
-        if not self._shares:
-            return settings, {}
-        gradients = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-        if self.training and gradients and torch.is_grad_enabled() and is_eager():
-            _check_forward("EffectiveShare would move β once more")
-            with torch.no_grad():
-                calls = int(self.tilt_calls) if self._calls is None else self._calls
-                directions, scale = found()
-                if self.tilt_state.device != scale.device:  # the loss was not moved with the model
-                    self.tilt_state, self.tilt_calls = (
-                        self.tilt_state.to(scale.device),
-                        self.tilt_calls.to(scale.device),
-                    )
-                self.tilt_state.copy_(tilt_state.moved(self.tilt_state, settings, directions, scale, calls))
-                self.tilt_calls += 1
-                self.__dict__["_calls"] = calls + 1
-        # Copies, because the next call changes the state, maybe before this call's backward pass.
-        tensors = [x for x in inputs if isinstance(x, Tensor)]
-        # β + 1 in the precision of the scores; float64 only where they are, since some accelerators have none.
-        precision = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
-        values = self.tilt_state.detach()[:, 0].to(tensors[0].device, precision, copy=True)
-        betas = dict(zip(self._shares, values.unbind(), strict=True))
-        return tilt_state.with_tilts(settings, betas), betas
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        self.__dict__["_calls"] = None
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        state = self._buffers.get("tilt_state")
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if state is not None and self.tilt_state.dtype != state.dtype:
-            # β moves by steps that half precision would round away, and may be above its largest number.
-            self.tilt_state = state.to(self.tilt_state.device)
-        return self
-
     def _pair_plan(self, settings: Settings, device: torch.device, call: Call) -> paired.Plan | None:
         """The plan of the short path, None if this call takes the general one; raises if arguments do not fit."""
         short = call.has_short_form and is_eager()
@@ -476,7 +411,7 @@ class InfoNCE(Adjustable):
 
     def _next_key(self) -> Tensor:
         """The key of this call's draws, (2,)."""
-        _check_forward("num_negatives would draw different negatives")
+        check_forward("num_negatives would draw different negatives")
         # The transforms of torch.func allow no change of a buffer, but this one depends on none of their tensors.
         transformed = torch._C._are_functorch_transforms_active()
         with torch._C._DisableFuncTorch() if transformed else nullcontext():
@@ -511,12 +446,3 @@ class InfoNCE(Adjustable):
             "raise the temperature; diagnostics()['floored'] counts them."
         )
         self._warn_once("floored", message, stacklevel)  # the line that called the loss
-
-
-def _check_forward(problem: str) -> None:
-    """Raise if the loss is computed again in a backward pass."""
-    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-        raise RuntimeError(
-            f"the loss is recomputed in a backward pass, where {problem}: keep the loss outside of "
-            "torch.utils.checkpoint"
-        )

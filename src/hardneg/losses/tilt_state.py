@@ -1,16 +1,18 @@
 """The β of `EffectiveShare` in a loss: estimated from the scores of a call, averaged over calls and processes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardneg import distributed, randomness
 from hardneg.losses import combine
 from hardneg.losses.candidates import CandidateSet
 from hardneg.losses.effective_share import LARGEST_EXPONENT, Supports
+from hardneg.losses.execution import check_forward, is_eager
 from hardneg.losses.hardening import Hardening
 from hardneg.losses.kernels import TILED, HalfCopies, Rule
 from hardneg.losses.kernels.interface import wrapped
@@ -33,6 +35,77 @@ class ComputedTilt(Hardening):
 
     def tilt(self) -> Tensor:
         return self.beta.clamp(min=LEAST_TILT)
+
+
+class TiltState(nn.Module):
+    """The part of a loss that holds the β of each `EffectiveShare`, and moves it in calls that train."""
+
+    tilt_state: Tensor  # (K, 2), see `moved`; only if a β is an `EffectiveShare`, as the next one
+    tilt_calls: Tensor  # (), the number of calls that have moved it
+    _shares: tuple[str, ...] = ()  # the keys of `Settings.effective_shares`
+    _calls: int | None = None  # `tilt_calls` as a number; None if it must be read
+
+    def _configure_tilts(self, names: tuple[str, ...]) -> None:
+        """Make the state of `EffectiveShare`; a name that it had before keeps its β."""
+        if names == self._shares:
+            return
+        before = dict(zip(self._shares, self.tilt_state, strict=True)) if self._shares else {}
+        self.__dict__["_shares"] = names
+        if not names:
+            del self.tilt_state, self.tilt_calls
+            return
+        with torch.inference_mode(False):  # training could not update an inference tensor
+            empty = torch.zeros(2) if not before else next(iter(before.values())).new_zeros(2)
+            self.register_buffer("tilt_state", torch.stack([before.get(name, empty) for name in names]))
+            if not before:
+                self.register_buffer("tilt_calls", torch.zeros((), dtype=torch.long))
+                self.__dict__["_calls"] = 0
+
+    def _tilted(
+        self,
+        settings: Settings,
+        inputs: Sequence[object],
+        found: Callable[[], tuple[list[list[CandidateSet]], Tensor]],
+    ) -> tuple[Settings, dict[str, Tensor]]:
+        """The settings of a call with each `EffectiveShare` replaced by its β, moved first if this call trains; and β.
+
+        inputs: the tensors of the call · found: returns its candidate sets and 1/temperature
+        """
+        if not self._shares:
+            return settings, {}
+        gradients = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+        if self.training and gradients and torch.is_grad_enabled() and is_eager():
+            check_forward("EffectiveShare would move β once more")
+            with torch.no_grad():
+                calls = int(self.tilt_calls) if self._calls is None else self._calls
+                directions, scale = found()
+                if self.tilt_state.device != scale.device:  # the loss was not moved with the model
+                    self.tilt_state, self.tilt_calls = (
+                        self.tilt_state.to(scale.device),
+                        self.tilt_calls.to(scale.device),
+                    )
+                self.tilt_state.copy_(moved(self.tilt_state, settings, directions, scale, calls))
+                self.tilt_calls += 1
+                self.__dict__["_calls"] = calls + 1
+        # Copies, because the next call changes the state, maybe before this call's backward pass.
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        # β + 1 in the precision of the scores; float64 only where they are, since some accelerators have none.
+        precision = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+        values = self.tilt_state.detach()[:, 0].to(tensors[0].device, precision, copy=True)
+        betas = dict(zip(self._shares, values.unbind(), strict=True))
+        return with_tilts(settings, betas), betas
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.__dict__["_calls"] = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        state = self._buffers.get("tilt_state")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if state is not None and self.tilt_state.dtype != state.dtype:
+            # β moves by steps that half precision would round away, and may be above its largest number.
+            self.tilt_state = state.to(self.tilt_state.device)
+        return self
 
 
 def with_tilts(settings: Settings, betas: dict[str, Tensor]) -> Settings:
