@@ -99,13 +99,13 @@ def _setting_meant(error: Exception) -> str:
 
 
 def _stop() -> None:
-    folder = os.environ.get("HARDNEG_RUN")
     command = sys.argv[1] if sys.argv[1:] else ""
     again = f"the same command {'resumes' if command in ('compare', 'mine') else 'repeats'} it"
     if command == "train":
-        again = "nothing was written"
-    if folder is not None:
-        begun = (Path(folder) / "recipe.yaml").exists()
-        again = f"resume with: hardneg train --resume {named(Path(folder))}" if begun else "nothing was written"
+        folder = os.environ.get("HARDNEG_RUN")
+        begun = folder is not None and (Path(folder) / "recipe.yaml").exists()
+        again = (
+            f"resume with: hardneg train --resume {named(Path(folder))}" if folder and begun else "nothing was written"
+        )
     remark(f"\nstopped; {again}")
     sys.exit(INTERRUPTED)
