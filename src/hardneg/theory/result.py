@@ -35,7 +35,7 @@ class Finding:
     numbers · found: what was found, in a sentence or two · numbers: by name · columns, rows: a table · chart: or None
 
     Examples:
-        >>> Finding("Lemma 0", "1 ≤ 2", "nobody", "holds", "It does.", {"gap": 1.0}).verdict
+        >>> Finding("Lemma 0", "1 ≤ 2", "an example", "holds", "It does.", {"gap": 1.0}).verdict
         'holds'
     """
 
