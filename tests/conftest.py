@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import warnings
 import zlib
 from collections.abc import Generator
 from pathlib import Path
@@ -32,12 +31,19 @@ def _same_numbers(request: pytest.FixtureRequest) -> None:
         torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
+@pytest.fixture(autouse=True)
+def _same_environment() -> Generator[None]:
+    """Environment variables that a test or a library sets are gone after it, so that no later test depends on them."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A new working directory for commands; what they change of this process is undone after the test."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARDNEG_RUN", raising=False)
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     return tmp_path
 
 

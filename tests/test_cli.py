@@ -18,7 +18,6 @@ from commands import hardneg
 from insight.folders import make_run
 from PIL import Image
 
-from hardneg import cli
 from hardneg.training import compare, recipe
 
 QUICK = ["trainer.epochs=2", "trainer.knn_every=1"]
@@ -27,8 +26,6 @@ QUICK = ["trainer.epochs=2", "trainer.knn_every=1"]
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARDNEG_RUN", raising=False)
-    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
 
 
 def process(*arguments: str, **more: object) -> subprocess.Popen[str]:

@@ -5,15 +5,12 @@ from pathlib import Path
 import pytest
 from commands import hardneg
 
-from hardneg import cli
 from hardneg.training import recipe, run
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARDNEG_RUN", raising=False)
-    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
     short = ["trainer.epochs=1", "trainer.knn_every=0"]
     run.train(recipe.load(recipe.find("digits-simclr"), short), tmp_path / "run")
 

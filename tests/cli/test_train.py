@@ -1,6 +1,8 @@
 """`hardneg train`: errors in the words of the command line, the plan before training, and lines in a log."""
 
+import os
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,6 @@ from commands import hardneg
 from PIL import Image
 
 import hardneg as package
-from hardneg import cli
 from hardneg.training import recipe
 from hardneg.training.callbacks import progress_lines
 
@@ -17,8 +18,6 @@ from hardneg.training.callbacks import progress_lines
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HARDNEG_RUN", raising=False)
-    monkeypatch.setattr(cli.warnings, "showwarning", cli.warnings.showwarning)
 
 
 @pytest.fixture
@@ -73,6 +72,21 @@ def test_an_error_names_the_key_as_the_command_line_does(
     code, out, err = hardneg(capsys, "train", "digits-simclr", *arguments)
     assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
     assert message in err
+
+
+@pytest.mark.parametrize("exported", [None, "of-the-user"])
+def test_a_command_leaves_the_environment_as_it_was(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, exported: str | None
+) -> None:
+    # The processes of a later torchrun would take the folder of this run for theirs.
+    if exported is not None:
+        monkeypatch.setenv("HARDNEG_RUN", exported)
+    shown = warnings.showwarning
+    start = ["train", "digits-simclr", "trainer.epochs=1", "trainer.knn_every=0", "--no-evaluate", "--run", "run"]
+    assert hardneg(capsys, *start)[0] == 0
+    assert hardneg(capsys, *start)[0] == 2  # it holds a run already
+    assert os.environ.get("HARDNEG_RUN") == exported
+    assert warnings.showwarning is shown
 
 
 def test_fewer_epochs_than_done_are_refused_by_the_name_of_the_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,7 @@ def main() -> None:
             told.add(text)
             note(text)
 
+    shown, run = warnings.showwarning, os.environ.get("HARDNEG_RUN")
     warnings.showwarning = show_once
     try:
         code = typer.main.get_command(app)(args=sys.argv[1:] or ["--help"], standalone_mode=False)
@@ -55,6 +56,11 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         fail(f"{_in_plain_words(error.format_message()).rstrip('.')}.{_setting_meant(error)} Help: hardneg --help")
+    finally:  # for a program that calls this and goes on: its next torchrun must not find the folder of this run
+        warnings.showwarning = shown
+        os.environ.pop("HARDNEG_RUN", None)
+        if run is not None:
+            os.environ["HARDNEG_RUN"] = run
 
 
 def _in_plain_words(message: str) -> str:
