@@ -6,7 +6,8 @@ from hardneg import checks
 from hardneg.matmul import row_blocks
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_LARGEST_TILE = 1 << 26  # bytes of documents: larger tiles are not faster
+_LARGEST_TILE = 1 << 23  # bytes of documents: larger tiles are not faster
+_LARGEST_SCORES = 1 << 26  # bytes of their scores, likewise
 _GPU_TILE = 1 << 17  # documents: the more, the fewer of their scores enter the result
 _LARGEST_BLOCK = 1 << 14  # queries; a block is also what a resumed command does not repeat
 CANDIDATE = 40  # bytes of one candidate of one query: its key, what faiss returns for a tile, and its index
@@ -39,7 +40,7 @@ def tile_size(memory: int, dim: int) -> int:
 
 def score_rows(memory: int, tile: int) -> int:
     """Queries per tile of scores: their scores with temporaries take a quarter of the memory."""
-    return max(1, min(memory // 4, 4 * _LARGEST_TILE) // (16 * tile))
+    return max(1, min(memory // 4, _LARGEST_SCORES) // (8 * tile))
 
 
 def on_gpu(free: int, dim: int) -> tuple[int, int]:

@@ -18,8 +18,7 @@ from hardneg.mining.vectors import Vectors
 
 EMPTY = -(1 << 63)  # the key of no candidate
 _LOW = (1 << 32) - 1
-# Above, a heap in faiss is slower than topk.
-_FAISS_DEPTH = 1024
+_HEAP_DEPTH = 1024  # above, heaps are slower than topk
 
 
 def packed(scores: Tensor, indices: Tensor) -> Tensor:
@@ -58,6 +57,13 @@ class Hidden:
         """The pairs in the order of their documents."""
         order = documents.argsort()
         return Hidden(queries[order], documents[order])
+
+    def of_queries(self, rows: Tensor, queries: int) -> "Hidden":
+        """The pairs of some of the queries, which are numbered by their order in ``rows``."""
+        number = torch.full((queries,), -1)
+        number[rows] = torch.arange(len(rows))
+        kept = number[self.queries] >= 0
+        return Hidden(number[self.queries[kept]], self.documents[kept])
 
     def hide(self, scores: Tensor, first_query: int, first_document: int) -> None:
         """Set the scores (R, T) of the pairs to −inf."""
@@ -99,27 +105,87 @@ class Searcher:
         return self._search(queries, depth, hidden, limits)
 
     def _search(
-        self, queries: Tensor, depth: int, hidden: Hidden | None, limits: Tensor | None
+        self, queries: Tensor, depth: int, hidden: Hidden | None, limits: Tensor | None, *, in_heaps: bool = True
     ) -> tuple[Tensor, Tensor]:
         queries = queries.to(self.device)
         limits = limits if limits is None else limits.to(self.device)
-        faiss = _faiss() if self.device == "cpu" and hidden is None and depth <= _FAISS_DEPTH else None
-        best = torch.full((len(queries), depth), EMPTY, device=self.device)
+        faiss = _faiss() if in_heaps and self.device == "cpu" and depth <= _HEAP_DEPTH else None
+        best = _Heaps(faiss, len(queries), depth, len(self.corpus)) if faiss else _Keys(queries, depth)
         above = torch.zeros(len(queries), 0 if limits is None else limits.shape[1], dtype=torch.int64)
+        products = queries.new_empty(min(self.rows, len(queries)) * min(self.tile, len(self.corpus)))
         with exact_products(torch.device(self.device)):
             for start in range(0, len(self.corpus), self.tile):
                 documents = self.corpus.unit(start, start + self.tile, self.device)
-                if faiss:
-                    _merge_by_faiss(faiss, best, queries, documents, start)
-                    continue
                 for first in range(0, len(queries), self.rows):
                     block = slice(first, first + self.rows)
-                    scores = queries[block] @ documents.T  # (R, T)
+                    shape = len(queries[block]), len(documents)
+                    scores = products[: shape[0] * shape[1]].view(shape)  # (R, T)
+                    torch.mm(queries[block], documents.T, out=scores)
                     if hidden is not None and limits is not None:
                         hidden.hide(scores, first, start)
                         above[block] += _cut(scores, limits[block]).cpu()
-                    best[block] = _merged(best[block], _keys(scores, min(depth, len(documents)), start))
-        return best.cpu(), above
+                    best.add(scores, first, start)
+        keys, tied = best.found()
+        if len(tied):
+            theirs = None if hidden is None else hidden.of_queries(tied, len(queries))
+            at_most = None if limits is None else limits[tied]
+            keys[tied] = self._search(queries[tied], depth, theirs, at_most, in_heaps=False)[0]
+        return keys, above
+
+
+class _Keys:
+    """The best candidates of each query, from the largest scores of each tile. queries: (B, d)"""
+
+    def __init__(self, queries: Tensor, depth: int) -> None:
+        self.keys = torch.full((len(queries), depth), EMPTY, device=queries.device)
+
+    def add(self, scores: Tensor, first_query: int, first_document: int) -> None:
+        """Add the scores (R, T) of some queries with some documents."""
+        rows = slice(first_query, first_query + len(scores))
+        depth = self.keys.shape[1]
+        columns = largest_columns(scores, min(depth, scores.shape[1]))
+        values = scores.gather(1, columns)
+        more = packed(values, columns + first_document).masked_fill(values == -torch.inf, EMPTY)
+        self.keys[rows] = torch.cat([self.keys[rows], more], dim=1).topk(depth, dim=1).values
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        """Keys (B, depth), the best first, and the queries whose keys are not the right ones: none."""
+        return self.keys.cpu(), torch.empty(0, dtype=torch.int64)
+
+
+class _Heaps:
+    """The best candidates of each query, in heaps of faiss: a score below all of them costs one comparison.
+
+    ``faiss.knn`` does the same with a matrix product of its own, which took up to four times as long as PyTorch's.
+    """
+
+    def __init__(self, faiss: Any, queries: int, depth: int, documents: int) -> None:
+        self.faiss, self.depth = faiss, depth
+        # Of equal scores a heap keeps any. That matters if the last one wanted equals the next, so it is kept, too.
+        self.scores = torch.full((queries, min(depth + 1, documents)), -torch.inf)
+        self.documents = torch.full(self.scores.shape, -1)
+        self.heaps = faiss.float_minheap_array_t()
+        self.heaps.nh, self.heaps.k = self.scores.shape
+        self.heaps.val = faiss.swig_ptr(self.scores.numpy())
+        self.heaps.ids = faiss.swig_ptr(self.documents.numpy())
+
+    def add(self, scores: Tensor, first_query: int, first_document: int) -> None:
+        """Add the scores (R, T) of some queries with some documents."""
+        rows, columns = scores.shape
+        self.heaps.addn(columns, self.faiss.swig_ptr(scores.numpy()), first_document, first_query, rows)
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        """Keys (B, depth), the best first, and the queries whose last key may be a wrong one of equal scores."""
+        keys, tied = torch.full((len(self.scores), self.depth), EMPTY), []
+        for rows in pieces(*self.scores.shape):
+            scores = self.scores[rows]
+            found = packed(scores, self.documents[rows]).masked_fill(scores == -torch.inf, EMPTY)
+            found = found.sort(dim=1, descending=True).values
+            keys[rows, : found.shape[1]] = found[:, : self.depth]
+            if found.shape[1] > self.depth:
+                last, following = found[:, self.depth - 1], found[:, self.depth]
+                tied.append(((last >> 32 == following >> 32) & (following != EMPTY)).nonzero()[:, 0] + rows.start)
+        return keys, torch.cat(tied) if tied else torch.empty(0, dtype=torch.int64)
 
 
 def _cut(scores: Tensor, limits: Tensor) -> Tensor:
@@ -129,37 +195,6 @@ def _cut(scores: Tensor, limits: Tensor) -> Tensor:
     counts = torch.stack([(scores > limits[:, number, None]).sum(dim=1) for number in range(limits.shape[1])], dim=1)
     scores.masked_fill_(scores > limits[:, -1:], -torch.inf)
     return counts
-
-
-def _keys(scores: Tensor, depth: int, start: int) -> Tensor:
-    """Keys (R, depth) of the largest scores of each row, in any order. start: index of the first column"""
-    columns = largest_columns(scores, depth)
-    found = scores.gather(1, columns)
-    return packed(found, columns + start).masked_fill(found == -torch.inf, EMPTY)
-
-
-def _merged(best: Tensor, more: Tensor) -> Tensor:
-    """The largest keys of both, sorted."""
-    return torch.cat([best, more], dim=1).topk(best.shape[1], dim=1).values
-
-
-def _merge_by_faiss(faiss: Any, best: Tensor, queries: Tensor, documents: Tensor, start: int) -> None:
-    """Replace keys (B, depth) by the largest of them and of the documents' (T, d). start: index of the first"""
-    depth = min(best.shape[1], len(documents))
-    wanted = min(depth + 1, len(documents))
-    found, columns = map(
-        torch.from_numpy, faiss.knn(queries.numpy(), documents.numpy(), wanted, faiss.METRIC_INNER_PRODUCT)
-    )
-    tied = torch.empty(0, dtype=torch.int64)
-    if wanted > depth:
-        # faiss keeps any of equal scores. It matters if the last one kept equals the next.
-        tied = (found[:, depth - 1] == found[:, depth]).nonzero()[:, 0]
-        found[tied] = -torch.inf  # searched again below
-    for rows in pieces(len(queries), 2 * best.shape[1]):
-        keys = packed(found[rows, :depth], columns[rows, :depth] + start)
-        best[rows] = _merged(best[rows], keys.masked_fill(found[rows, :depth] == -torch.inf, EMPTY))
-    for some in torch.split(tied, 256):
-        best[some] = _merged(best[some], _keys(queries[some] @ documents.T, depth, start))
 
 
 def _faiss() -> Any:
