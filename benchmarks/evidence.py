@@ -18,7 +18,6 @@ import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -70,18 +69,6 @@ def source_hash() -> str:
     for file in [*sorted(root.rglob("*.py")), *sorted(root.rglob("*.yaml")), *sorted(HERE.glob("evidence*.py"))]:
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def commit(given: str) -> str:
-    """The commit that was given (for a copy of a checkout), else that of this checkout."""
-    if given:
-        return given
-    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        found = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
-    except FileNotFoundError:
-        return "unknown"
-    return found.stdout.strip() if found.returncode == 0 else "unknown"
 
 
 def data_source(table: Table, folder: Path | None) -> str:
@@ -222,7 +209,7 @@ def work(table: Table, options: argparse.Namespace) -> None:
     if options.data is not None:  # where the metrics of sentences find their files
         os.environ.setdefault("HARDNEG_DATA", str(options.data))
     options.out.mkdir(parents=True, exist_ok=True)
-    known = {"commit": commit(options.commit), "source": source_hash(), **machine()}
+    known = {"commit": options.commit or record.commit(), "source": source_hash(), **machine()}
     command = "python " + " ".join(["benchmarks/evidence.py", *sys.argv[1:]])
     done: list[dict[str, Any]] = []  # of this call, because another machine may be slower
     failures = 0

@@ -26,7 +26,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -189,8 +188,6 @@ def main() -> None:
     torch.set_num_threads(1)
     file = RESULTS / "false_negatives.json"
     results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, encoding="utf-8", check=False)
-    commit = found.stdout.strip()
     for task in chosen.tasks:
         began = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
@@ -204,7 +201,7 @@ def main() -> None:
         results[task] = {
             "command": f"python benchmarks/false_negatives.py --tasks '{task}' --seeds {chosen.seeds} "
             f"--steps {chosen.steps}",
-            "commit": commit,
+            "commit": record.commit(),
             "versions": {"hardneg": hn.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "processor": record.processor(),
             "cpu_seconds": round(time.process_time() - began),

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,16 @@ def processor() -> str:
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
     )
+
+
+def commit() -> str:
+    """The commit of this checkout, with "-dirty" if files differ from it."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    except FileNotFoundError:
+        return "unknown"
+    return found.stdout.strip() if found.returncode == 0 else "unknown"
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
