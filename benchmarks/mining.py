@@ -174,8 +174,8 @@ def settings(given: argparse.Namespace) -> dict[str, Any]:
     """The command, the machine and the versions."""
     return {
         "command": f"python benchmarks/mining.py --rounds {given.rounds}" + " --device cuda" * (given.device == "cuda"),
-        "commit": record.commit(), "processor": record.processor(), "threads": given.threads, "torch": torch.__version__,
-        "python": platform.python_version(), "hardneg": hn.__version__,
+        "commit": record.commit(), "processor": record.processor(), "threads": given.threads,
+        "torch": torch.__version__, "python": platform.python_version(), "hardneg": hn.__version__,
         "queries": given.queries, "documents": given.documents, "dim": given.dim,
     }  # fmt: skip
 

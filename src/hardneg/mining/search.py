@@ -156,7 +156,7 @@ class _Keys:
 class _Heaps:
     """The best candidates of each query, in heaps of faiss: a score below all of them costs one comparison.
 
-    ``faiss.knn`` does the same with a matrix product of its own, which took up to four times as long as PyTorch's.
+    ``faiss.knn`` does the same with a matrix product of its own, much slower than PyTorch's on some processors.
     """
 
     def __init__(self, faiss: Any, queries: int, depth: int, documents: int) -> None:
