@@ -180,6 +180,10 @@ class Modality(ABC):
         made = self.encoders.get(name)
         return set() if made is None else {*inspect.signature(made).parameters}
 
+    def unused_encoder_keys(self, name: str) -> set[str]:
+        """The keys of the section ``encoder`` that an encoder of this name does not use."""
+        return set()
+
     @abstractmethod
     def feature_size(self, encoder: nn.Module, shape: tuple[int, ...]) -> int:
         """Number of features that the encoder returns."""

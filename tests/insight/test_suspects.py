@@ -9,7 +9,7 @@ from cases import check_reached
 from torch import Tensor
 
 from hardneg.insight import suspects
-from hardneg.insight.suspects import nearest_neighbors, suspected_false_negatives
+from hardneg.insight.suspects import suspected_false_negatives
 
 
 def loop(features: Tensor, labels: list[int] | None, guide: Tensor | None, k: int) -> dict[tuple[int, int], float]:
@@ -104,11 +104,6 @@ def test_no_pair_is_left_if_all_have_one_label() -> None:
     found = suspected_false_negatives(torch.randn(5, 3), torch.zeros(5, dtype=torch.int64))
     assert found.pairs.shape == (0, 2)
     assert found.reasons == []
-
-
-def test_neighbors_are_in_the_order_of_cosines_with_ties_by_row() -> None:
-    features = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-    assert nearest_neighbors(features, 3).tolist() == [[1, 3, 2], [0, 3, 2], [0, 1, 3], [0, 1, 2]]
 
 
 @pytest.mark.parametrize(

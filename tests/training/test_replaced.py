@@ -26,6 +26,28 @@ def test_another_encoder_keeps_the_options_that_it_has() -> None:
         assert load("my-images").encoder.options == {"stem": "imagenet"}
 
 
+@pytest.mark.parametrize("name", ["transformer", "gru", "my_parts:encoder"])
+def test_an_encoder_that_is_not_pretrained_drops_the_pooling(name: str) -> None:
+    with pytest.warns(UserWarning, match=rf"^encoder\.name={name}: encoder\.pooling=cls of the recipe is left out$"):
+        settings = load("sentences-wiki-simcse-prosampler", f"encoder.name={name}")
+    assert recipe.tree_of(settings)["encoder"] == {"name": name, "options": {}, "pooling": None}
+
+
+def test_another_pretrained_model_keeps_the_pooling() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settings = load("sentences-wiki-simcse-prosampler", "encoder.name=roberta-base")
+        again = recipe.load(recipe.tree_of(load("sentences-simcse", "encoder.options={}")), ["encoder.name=gru"])
+    assert recipe.tree_of(settings)["encoder"]["pooling"] == "cls"
+    assert recipe.tree_of(again)["encoder"] == {"name": "gru", "options": {}, "pooling": None}  # nothing to drop
+
+
+def test_a_pooling_that_the_user_typed_stays_and_is_an_error_where_it_has_no_meaning() -> None:
+    settings = load("sentences-wiki-simcse-prosampler", "encoder.name=gru", "encoder.pooling=mean")
+    with pytest.raises(ValueError, match=r"encoder\.pooling=mean is for pretrained models: leave it out for gru"):
+        settings.kind.encoder(settings.encoder, (1,))
+
+
 def test_options_of_a_user_defined_encoder_are_those_typed() -> None:
     with pytest.warns(UserWarning, match="left out"):
         settings = load("my-images", "encoder.name=torch.nn:Flatten", "encoder.options.start_dim=1")

@@ -65,14 +65,14 @@ def explore(
         options |= {"lower": ring[0], "upper": ring[1]}
     changes = {key: value for key, value in options.items() if value is not None}
     chosen = _changed(None, changes)  # bad numbers raise before anything is read
+    named = {"images": images, "texts": texts, "labels": labels, "positives": positives, "guide": guide}
+    files = {name: file for name, file in named.items() if file is not None}
     if (embeddings / "recipe.yaml").exists():
-        given = {"--images": images, "--texts": texts, "--labels": labels, "--positives": positives}
-        for name, value in {**given, "--checkpoints": checkpoints, "--guide": guide}.items():
-            if value:
-                raise ValueError(f"{name} is for files of embeddings: a run has its own data, leave it out")
+        if given := [*files, *(["checkpoints"] if checkpoints else [])]:
+            raise ValueError(f"--{given[0]} is for files of embeddings: a run has its own data, leave it out")
         found, chosen = _of_run(embeddings, samples, seed, trust, changes)
     else:
-        found = _of_files(embeddings, images, texts, labels, positives, checkpoints or [], guide)
+        found = _of_files(embeddings, files, checkpoints or [])
     written = write_embedded(found, to, chosen, name=embeddings.name, max_samples=samples, seed=seed)
     if export is not None:
         export_table(written.samples, shown_setting(chosen).setting, POSITIVE, export)
@@ -114,33 +114,25 @@ def _of_run(
     return replace(found.samples, notes=[*found.samples.notes, *notes]), _changed(found.loss, changes)
 
 
-def _of_files(
-    embeddings: Path,
-    images: Path | None,
-    texts: Path | None,
-    labels: Path | None,
-    positives: Path | None,
-    checkpoints: list[Path],
-    guide: Path | None,
-) -> "Embedded":
-    from hardneg.insight.explorer.embedded import embedded
+def _of_files(embeddings: Path, files: Mapping[str, Path], checkpoints: list[Path]) -> "Embedded":
+    """The samples of files. files: by the names of the options, without those that are not given"""
+    from hardneg.insight.explorer.embedded import GivenSamples
     from hardneg.insight.explorer.files import read_array, read_embeddings, read_images
 
     features, known = read_embeddings(embeddings)
-    if images is not None:
-        known["images"] = read_images(images)
-    if texts is not None:
-        known["texts"] = [str(text) for text in _column(texts, _TEXT)]
-    if labels is not None:
-        known["labels"] = read_array(labels) if labels.suffix == ".npy" else _column(labels, _LABEL)
-    if positives is not None:
-        known["positives"] = read_embeddings(positives).features
-    if guide is not None:
-        known["guide"] = read_embeddings(guide).features
+    for name, file in files.items():
+        if name == "images":
+            known[name] = read_images(file)
+        elif name == "texts":
+            known[name] = [str(text) for text in _column(file, _TEXT)]
+        elif name == "labels":
+            known[name] = read_array(file) if file.suffix == ".npy" else _column(file, _LABEL)
+        else:
+            known[name] = read_embeddings(file).features
     further = {file.stem: read_embeddings(file).features for file in checkpoints}
     if len(further) < len(checkpoints) or embeddings.stem in further:
         raise ValueError("the files of --checkpoints and EMBEDDINGS must have different names, which the page shows")
-    found = embedded(features, checkpoints=further, **known)
+    found = GivenSamples(features, checkpoints=further, **known).checked()
     return replace(
         found,
         first=embeddings.stem,

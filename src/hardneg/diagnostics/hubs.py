@@ -2,14 +2,12 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from hardneg import checks
 from hardneg.checks import TensorLike
+from hardneg.diagnostics.neighbors import nearest_others
 from hardneg.evaluation.alignment import checked_embeddings
-from hardneg.losses.inputs import normalized
-from hardneg.matmul import exact_products, largest_columns, row_blocks
 
 
 class Hubs(NamedTuple):
@@ -35,32 +33,24 @@ def hubs(features: TensorLike, k: int = 10, labels: TensorLike | None = None) ->
     unknown, to count the anchors of another class separately; pairs with an unknown label are in neither
 
     Examples:
+        >>> import torch
         >>> angles = torch.tensor([0.0, 0.5, 1.0, -1.2])
         >>> found = hubs(torch.stack([angles.cos(), angles.sin()], dim=1), k=1)
         >>> found.counts.tolist(), found.unused
         ([2, 2, 0, 0], 0.5)
     """
-    features, dtype = checked_embeddings("features", features)
-    size, k = len(features), checks.whole("k", k)
-    if k > size - 1:
-        raise ValueError(f"k={k}, but an anchor has only {size - 1} other samples: lower k")
+    features, _ = checked_embeddings("features", features)
+    size = len(features)
     known = None
     if labels is not None:
         known = checks.integers("labels", checks.as_tensor("labels", labels), (size,), "one per row of features")
-        known = known.to(features.device)
-    counts = torch.zeros(size, dtype=torch.int64, device=features.device)
-    different = None if known is None else torch.zeros_like(counts)
-    with exact_products(features.device):
-        unit = normalized(features.to(dtype))
-        for rows in row_blocks(size, size):
-            cosines = (unit[rows] @ unit.T).clamp(-1, 1)  # (R, N)
-            cosines.diagonal(rows.start).fill_(-torch.inf)
-            nearest = largest_columns(cosines, k)  # (R, k)
-            counts += nearest.flatten().bincount(minlength=size)
-            if known is not None and different is not None:
-                own, other = known[rows, None], known[nearest]
-                chosen = nearest[(own != other) & (own >= 0) & (other >= 0)]
-                different += chosen.bincount(minlength=size)
+        known = known.to(features.device)[:, None]  # (N, 1)
+    nearest = nearest_others(features, k).indices  # (N, k)
+    counts = nearest.flatten().bincount(minlength=size)
+    different = None
+    if known is not None:
+        other = known[nearest, 0]
+        different = nearest[(known != other) & (known >= 0) & (other >= 0)].bincount(minlength=size)
     return Hubs(
         counts,
         different,

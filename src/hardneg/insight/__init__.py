@@ -11,10 +11,10 @@ from hardneg.diagnostics.estimates import (
 from hardneg.diagnostics.gradient_shares import GradientShares, gradient_shares
 from hardneg.diagnostics.hubs import Hubs, hubs
 from hardneg.diagnostics.loss_ordering import AnchorLosses, LossOrdering, anchor_losses, loss_ordering
+from hardneg.diagnostics.neighbors import Hardest
 from hardneg.diagnostics.step_cost import StepCost, step_cost
 from hardneg.evaluation.alignment import alignment, uniformity
 from hardneg.insight.diagnostics import (
-    Hardest,
     Histograms,
     cosine_histograms,
     hardest_false_share,

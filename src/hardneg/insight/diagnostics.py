@@ -1,4 +1,4 @@
-"""Diagnostics of embeddings : cosines of pairs and hardest negatives.
+"""Diagnostics of embeddings: cosines of pairs and hardest negatives.
 
 All are exact, computed in tiles, of normalized vectors; a zero vector stays zero.
 """
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.checks import TensorLike, whole
+from hardneg.diagnostics.neighbors import Hardest, nearest_others
 from hardneg.evaluation.alignment import checked_embeddings
 from hardneg.losses.inputs import normalized
 from hardneg.matmul import exact_products, row_blocks, where_precise
@@ -30,13 +31,6 @@ class Histograms(NamedTuple):
     different: Tensor
     same_mean: float
     different_mean: float
-
-
-class Hardest(NamedTuple):
-    """The hardest negatives of each anchor, hardest first: indices (A, k) and their cosines (A, k)."""
-
-    indices: Tensor
-    cosines: Tensor
 
 
 def cosine_histograms(features: TensorLike, labels: TensorLike, bins: int = 50, seed: int = 0) -> Histograms:
@@ -84,23 +78,13 @@ def hardest_negatives(features: TensorLike, anchors: TensorLike, k: int) -> Hard
         >>> hardest_negatives(features, torch.tensor([0]), k=2).indices
         tensor([[2, 1]])
     """
-    features, dtype = checked_embeddings("features", features)
+    features, _ = checked_embeddings("features", features)
     anchors = checks.as_tensor("anchors", anchors)
     if anchors.dim() != 1:
         raise ValueError(f"anchors must have shape (A,), got {tuple(anchors.shape)}: flatten them")
     anchors = checks.integers("anchors", anchors, (len(anchors),), "one index per anchor").to(features.device)
     checks.require_in_range("anchors", anchors, len(features))
-    k = _checked_k(k, len(features))
-    indices = torch.empty(len(anchors), k, dtype=torch.int64, device=features.device)
-    nearest = torch.empty(len(anchors), k, dtype=dtype, device=features.device)
-    with exact_products(features.device):
-        unit = normalized(features.to(dtype))
-        for block in row_blocks(len(anchors), len(unit)):
-            cosines = (unit[anchors[block]] @ unit.T).clamp(-1, 1)  # (R, N)
-            cosines.scatter_(1, anchors[block, None], -torch.inf)
-            ordered = cosines.sort(dim=1, descending=True, stable=True)
-            indices[block], nearest[block] = ordered.indices[:, :k], ordered.values[:, :k]
-    return Hardest(indices, nearest)
+    return nearest_others(features, k, anchors)
 
 
 def hardest_false_share(features: TensorLike, labels: TensorLike, k: int | None = None) -> float:
@@ -122,16 +106,8 @@ def hardest_false_share(features: TensorLike, labels: TensorLike, k: int | None 
     if k is None:
         counts = torch.unique(labels, return_counts=True)[1]
         return int((counts * (counts - 1)).sum()) / (len(labels) * (len(labels) - 1))
-    k = _checked_k(k, len(features))
-    found = hardest_negatives(features, torch.arange(len(features), device=features.device), k)
-    return int((labels[found.indices] == labels[:, None]).sum()) / found.indices.numel()
-
-
-def _checked_k(k: int, samples: int) -> int:
-    k = whole("k", k)
-    if k > samples - 1:
-        raise ValueError(f"k={k}, but an anchor has only {samples - 1} other samples: lower k")
-    return k
+    nearest = nearest_others(features, k).indices  # (N, k)
+    return int((labels[nearest] == labels[:, None]).sum()) / nearest.numel()
 
 
 def _labeled(features: Tensor, given: TensorLike) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.checks import TensorLike, whole
+from hardneg.diagnostics.neighbors import nearest_others
 from hardneg.evaluation.alignment import checked_embeddings
 from hardneg.losses.inputs import normalized
-from hardneg.matmul import exact_products, largest_columns, row_blocks, where_precise
+from hardneg.matmul import exact_products, row_blocks, where_precise
 
 _TILE = 1 << 23  # elements of the largest temporary: 32 MiB in float32
 
@@ -66,7 +67,7 @@ def suspected_false_negatives(
         stronger = where_precise(given).to(features.device, guide_dtype)
     with exact_products(features.device):
         unit = normalized(features.to(dtype))
-        neighbors = _neighbors(unit, k)  # (N, k)
+        neighbors = nearest_others(features, k).indices  # (N, k)
         pairs = _candidate_pairs(neighbors, known)  # (P, 2)
         cosines = _cosines(unit, pairs)  # (P,)
         evidence = [_above_chance(unit, cosines)]
@@ -96,35 +97,6 @@ def suspected_false_negatives(
         for row in best.tolist()
     ]
     return Suspects(pairs[best].cpu(), scores[best].cpu(), reasons)
-
-
-def nearest_neighbors(features: TensorLike, k: int) -> Tensor:
-    """Find the k other samples with the highest cosine to each sample, nearest first; of equal cosines, the first.
-
-    features: (N, d) · k: at most N − 1 · returns (N, k). Computed in tiles: memory is linear in N.
-
-    Examples:
-        >>> nearest_neighbors(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]), k=1).tolist()
-        [[1], [0], [1]]
-    """
-    features, dtype = checked_embeddings("features", features)
-    k = whole("k", k)
-    if k > len(features) - 1:
-        raise ValueError(f"k={k}, but a sample has only {len(features) - 1} others: lower k")
-    with exact_products(features.device):
-        return _neighbors(normalized(features.to(dtype)), k)
-
-
-def _neighbors(unit: Tensor, k: int) -> Tensor:
-    neighbors = torch.empty(len(unit), k, dtype=torch.int64, device=unit.device)
-    for block in row_blocks(len(unit), len(unit), max(1, _TILE // len(unit))):
-        cosines = unit[block] @ unit.T  # (R, N)
-        rows = torch.arange(len(unit), device=unit.device)[block]
-        cosines.scatter_(1, rows[:, None], -torch.inf)  # not itself
-        columns = largest_columns(cosines, k).sort(dim=1).values
-        ranks = cosines.gather(1, columns).sort(dim=1, descending=True, stable=True).indices
-        neighbors[block] = columns.gather(1, ranks)
-    return neighbors
 
 
 def _candidate_pairs(neighbors: Tensor, labels: Tensor | None) -> Tensor:

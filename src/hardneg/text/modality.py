@@ -108,6 +108,9 @@ class Text(Modality):
             return super().encoder_options(name)
         return {*inspect.signature(PretrainedEncoder).parameters} - {"name", "pooling"}
 
+    def unused_encoder_keys(self, name: str) -> set[str]:
+        return {"pooling"} if name in self.encoders or ":" in name else set()
+
     def feature_size(self, encoder: nn.Module, shape: tuple[int, ...]) -> int:
         width = getattr(encoder, "features", None)
         if not isinstance(width, int):

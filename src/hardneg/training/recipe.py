@@ -185,10 +185,14 @@ def json_schema() -> dict[str, Any]:
 def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
     """A recipe from a YAML file or a mapping, with ``key.subkey=value`` overrides.
 
+    A later override replaces an earlier one, so that a list of defaults can be extended; the command line refuses that.
+
     Examples:
         >>> recipe = load({"seed": 3}, ["trainer.epochs=5", "objective.preset=hcl", "objective.beta=0.5"])
         >>> recipe.trainer.epochs, recipe.make_loss().hardening
         (5, (Exponential(beta=0.5),))
+        >>> load({}, ["seed=1", "seed=2"]).seed
+        2
         >>> load({}, ["trainer.epoch=5"])
         Traceback (most recent call last):
         ValueError: trainer.epoch is not a key of the recipe: did you mean trainer.epochs?

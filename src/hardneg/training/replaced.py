@@ -59,13 +59,15 @@ def without_replaced(
                 reasons.append(f"objective.preset={preset}")
             leave_out("objective", objective, set(objective) - objectives.arguments(preset) - {"preset"})
     encoder, old = changed.get("encoder"), written.get("encoder")
-    if "encoder.name" in typed and isinstance(encoder, dict) and isinstance(options := encoder.get("options"), Mapping):
-        name = str(encoder["name"])
+    if "encoder.name" in typed and isinstance(encoder, dict) and "name" in encoder:
+        name, owner = str(encoder["name"]), modalities.get(kind)
         if not isinstance(old, Mapping) or old.get("name") != name:
             reasons.append(f"encoder.name={name}")
-            encoder["options"] = dict(options)
-            known = modalities.get(kind).encoder_options(name)
-            leave_out("encoder.options", encoder["options"], set(options) - known)
+            unused = owner.unused_encoder_keys(name)
+            leave_out("encoder", encoder, {key for key in unused if encoder.get(key) is not None})
+            if isinstance(options := encoder.get("options"), Mapping):
+                encoder["options"] = dict(options)
+                leave_out("encoder.options", encoder["options"], set(options) - owner.encoder_options(name))
     if left_out:
         verb = "is" if len(left_out) == 1 else "are"
         warnings.warn(

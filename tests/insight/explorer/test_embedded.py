@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardneg.insight.explorer.embedded import class_numbers, embedded, image_tensor
+from hardneg.insight.explorer.embedded import GivenSamples, class_numbers, image_tensor
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def test_equal_labels_and_only_these_have_one_number(labels: list[int | None], n
 
 def test_a_subset_keeps_everything_of_its_samples_together() -> None:
     rows = torch.arange(1, 51, dtype=torch.float32)
-    samples = embedded(
+    samples = GivenSamples(
         rows[:, None].repeat(1, 3), labels=rows.long(), texts=[f"text {row:.0f}" for row in rows],
         images=rows.to(torch.uint8)[:, None, None].repeat(1, 2, 2), ids=[f"id {row:.0f}" for row in rows],
         positives=rows[:, None].repeat(1, 3), checkpoints={"x": rows[:, None]}, guide=rows[:, None],
-    )  # fmt: skip
+    ).checked()  # fmt: skip
     part = samples.subset(20, seed=1)
     assert (len(part), part.total) == (20, 50)
     assert part.labels is not None
@@ -97,6 +97,6 @@ def test_images_of_any_layout_become_channels_first(shape: tuple[int, ...]) -> N
 )
 def test_a_mistake_is_an_error_that_names_the_argument(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        embedded(torch.ones(3, 4), **options)  # type: ignore[arg-type]
+        GivenSamples(torch.ones(3, 4), **options).checked()  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 2 samples"):
-        embedded(torch.ones(1, 4))
+        GivenSamples(torch.ones(1, 4)).checked()

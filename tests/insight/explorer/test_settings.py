@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hardneg as hn
+from hardneg.diagnostics.neighbors import nearest_others
 from hardneg.insight.explorer.settings import loss_of, neighbor_weights, shown_setting
-from hardneg.insight.suspects import nearest_neighbors
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_exported_weights_are_shares_of_the_gradient_with_detached_weights() -> 
     positives = features + 0.3 * torch.randn(40, 6, dtype=torch.float64, generator=generator)
     unit, second = (torch.nn.functional.normalize(each, dim=1) for each in (features, positives))
     labels = torch.arange(40) % 4 - 1
-    near = nearest_neighbors(features, 39)
+    near = nearest_others(features, 39).indices
     some_dropped = 0
     for _ in range(20):
         setting = {"temperature": draw.choice([0.2, 0.5]), "beta": draw.choice([0.0, 1.0, 3.0])}

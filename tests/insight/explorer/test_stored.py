@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hardneg.insight.explorer.embedded import embedded
+from hardneg.insight.explorer.embedded import GivenSamples
 from hardneg.insight.explorer.stored import pack, page_data, principal_map, unpack
 
 SETTINGS = [{"temperature": 0.5}, {"temperature": 0.5}]
@@ -46,7 +46,8 @@ def test_fewer_dimensions_keep_the_cosines_of_features_of_low_rank() -> None:
 def test_a_second_view_and_checkpoints_of_other_widths_are_stored_alike() -> None:
     generator = torch.Generator().manual_seed(0)
     features, second = torch.randn(2, 30, 8, generator=generator).unbind()
-    samples = embedded(features, positives=second, checkpoints={"given": torch.randn(30, 16, generator=generator)})
+    other = torch.randn(30, 16, generator=generator)
+    samples = GivenSamples(features, positives=second, checkpoints={"given": other}).checked()
     data = page_data(samples, SETTINGS, 0.9, 10, 10**6)
     stored = [unpack(each["features"], data["dtype"], data["dim"]) for each in data["checkpoints"]]
     assert data["dim"] == 16
@@ -54,7 +55,7 @@ def test_a_second_view_and_checkpoints_of_other_widths_are_stored_alike() -> Non
     expected = torch.nn.functional.cosine_similarity(features, second)
     np.testing.assert_allclose(data["checkpoints"][0]["positives"], expected, atol=1e-6)
     assert data["checkpoints"][1]["positives"] is None
-    torch.testing.assert_close(cosines(stored[1]), cosines(samples.checkpoints["given"]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(cosines(stored[1]), cosines(other), rtol=0, atol=1e-6)
 
 
 def test_the_map_is_that_of_a_singular_value_decomposition() -> None:
@@ -80,7 +81,7 @@ def test_thumbnails_and_texts_shrink_to_their_share() -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (60, 64, 64, 3), dtype=torch.uint8, generator=generator)  # noise: the largest files
     texts = ["\u00e4" * 400] * 60
-    samples = embedded(torch.randn(60, 4, generator=generator), images=images, texts=texts)
+    samples = GivenSamples(torch.randn(60, 4, generator=generator), images=images, texts=texts).checked()
     sizes = {}
     for allowed in (10**6, 200_000):
         data = page_data(samples, SETTINGS, 0.9, 10, allowed)
@@ -95,7 +96,7 @@ def test_suspects_hold_pairs_of_one_label_and_of_two() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(60) % 3
     features = torch.eye(5)[labels] + 0.5 * torch.randn(60, 5, generator=generator)
-    pairs = page_data(embedded(features, labels=labels), SETTINGS, 0.9, 40, 10**6)["suspects"]
+    pairs = page_data(GivenSamples(features, labels=labels).checked(), SETTINGS, 0.9, 40, 10**6)["suspects"]
     same = [bool(labels[one] == labels[other]) for one, other, _, _ in pairs]
     assert same.count(False) >= 20
     assert same.count(True) >= 10
@@ -104,13 +105,13 @@ def test_suspects_hold_pairs_of_one_label_and_of_two() -> None:
 
 
 def test_long_names_of_classes_leave_room_for_the_samples() -> None:
-    samples = embedded(torch.randn(50, 4), labels=[f"{row} {'x' * 10**5}" for row in range(50)])
+    samples = GivenSamples(torch.randn(50, 4), labels=[f"{row} {'x' * 10**5}" for row in range(50)]).checked()
     found = page_data(samples, SETTINGS, 0.9, 10, 10**6)
     assert len(json.dumps(found)) < 10**6
     assert len(set(found["classes"])) == 50
 
 
 def test_images_of_another_type_are_an_error_that_names_it() -> None:
-    samples = embedded(torch.randn(3, 4), images=[torch.rand(3, 8, 8)] * 3)
+    samples = GivenSamples(torch.randn(3, 4), images=[torch.rand(3, 8, 8)] * 3).checked()
     with pytest.raises(ValueError, match=r"images must hold uint8 of shape \(C, H, W\), got torch.float32"):
         page_data(samples, SETTINGS, 0.9, 10, 10**6)

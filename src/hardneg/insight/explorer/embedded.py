@@ -105,63 +105,67 @@ class _Selected:
         return len(self.rows)
 
 
-def embedded(
-    features: TensorLike,
-    *,
-    labels: TensorLike | Sequence[Any] | None = None,
-    classes: Sequence[str] = (),
-    texts: Sequence[str] | None = None,
-    images: Images | NDArray[Any] | None = None,
-    ids: Sequence[Id] | None = None,
-    positives: TensorLike | None = None,
-    checkpoints: Mapping[str, TensorLike] | None = None,
-    guide: TensorLike | None = None,
-    unit: str | None = None,
-) -> Embedded:
-    """Check everything that is known of the samples; arguments as of `write_explorer`.
+@dataclass(frozen=True)
+class GivenSamples:
+    """Samples as they are given, by the arguments of `write_explorer`.
 
     Examples:
-        >>> embedded(torch.eye(2), labels=["cat", "dog"]).classes
+        >>> GivenSamples(torch.eye(2), labels=["cat", "dog"]).checked().classes
         ['cat', 'dog']
     """
-    rows, _ = checked_embeddings("features", features)
-    count = len(rows)
-    if count < 2:
-        raise ValueError(f"features must hold at least 2 samples, got {count}")
-    numbers, names = (None, list(classes)) if labels is None else class_numbers(labels, classes)
-    named: list[Id] = list(range(count)) if ids is None else [checked_id(each) for each in ids]
-    if images is not None and not isinstance(images, Tensor | np.ndarray):
-        shown: Images | None = images
-    else:
-        shown = None if images is None else image_tensor(images)
-    for name, given in (("labels", numbers), ("texts", texts), ("images", shown), ("ids", named)):
-        if given is not None and len(given) != count:
-            raise ValueError(f"{name} has {len(given)} entries, but features {count} rows: give one for each sample")
-    if len(set(map(str, named))) < count:  # files of pairs do not tell 7 from "7"
-        twice = next(each for each, number in Counter(map(str, named)).items() if number > 1)
-        raise ValueError(f"ids holds {printable(twice)} twice: give each sample an id of its own")
-    for number, text in enumerate(texts or ()):
-        if not isinstance(text, str):
-            raise ValueError(f"texts[{number}] must be a text, got {type(text).__name__}")
-    further = {name: _same_rows(f"checkpoints[{name!r}]", given, count) for name, given in (checkpoints or {}).items()}
-    second = None if positives is None else _same_rows("positives", positives, count)
-    if second is not None and second.shape != rows.shape:
-        raise ValueError(
-            f"positives must have the shape {tuple(rows.shape)} of features, got {tuple(second.shape)}: "
-            "embed a second view of each sample with the same encoder"
+
+    features: TensorLike
+    labels: TensorLike | Sequence[Any] | None = None
+    classes: Sequence[str] = ()
+    texts: Sequence[str] | None = None
+    images: Images | NDArray[Any] | None = None
+    ids: Sequence[Id] | None = None
+    positives: TensorLike | None = None
+    checkpoints: Mapping[str, TensorLike] | None = None
+    guide: TensorLike | None = None
+
+    def checked(self) -> Embedded:
+        """The samples, after a check of everything that is known of them."""
+        rows, _ = checked_embeddings("features", self.features)
+        count, texts, shown = len(rows), self.texts, self.images
+        if count < 2:
+            raise ValueError(f"features must hold at least 2 samples, got {count}")
+        numbers, names = (None, list(self.classes)) if self.labels is None else class_numbers(self.labels, self.classes)
+        ids: list[Id] = list(range(count)) if self.ids is None else [checked_id(each) for each in self.ids]
+        if isinstance(shown, Tensor | np.ndarray):
+            shown = image_tensor(shown)
+        for name, given in (("labels", numbers), ("texts", texts), ("images", shown), ("ids", ids)):
+            if given is not None and len(given) != count:
+                raise ValueError(
+                    f"{name} has {len(given)} entries, but features {count} rows: give one for each sample"
+                )
+        if len(set(map(str, ids))) < count:  # files of pairs do not tell 7 from "7"
+            twice = next(each for each, number in Counter(map(str, ids)).items() if number > 1)
+            raise ValueError(f"ids holds {printable(twice)} twice: give each sample an id of its own")
+        for number, text in enumerate(texts or ()):
+            if not isinstance(text, str):
+                raise ValueError(f"texts[{number}] must be a text, got {type(text).__name__}")
+        further = {
+            name: _same_rows(f"checkpoints[{name!r}]", given, count) for name, given in (self.checkpoints or {}).items()
+        }
+        second = None if self.positives is None else _same_rows("positives", self.positives, count)
+        if second is not None and second.shape != rows.shape:
+            raise ValueError(
+                f"positives must have the shape {tuple(rows.shape)} of features, got {tuple(second.shape)}: "
+                "embed a second view of each sample with the same encoder"
+            )
+        return Embedded(
+            rows.detach().cpu(),
+            ids,
+            numbers,
+            names,
+            None if texts is None else list(texts),
+            shown,
+            second,
+            further,
+            guide=None if self.guide is None else _same_rows("guide", self.guide, count),
+            unit="images" if shown is not None else "texts" if texts is not None else "samples",
         )
-    return Embedded(
-        rows.detach().cpu(),
-        named,
-        numbers,
-        names,
-        None if texts is None else list(texts),
-        shown,
-        second,
-        further,
-        guide=None if guide is None else _same_rows("guide", guide, count),
-        unit=unit or ("images" if shown is not None else "texts" if texts is not None else "samples"),
-    )
 
 
 def class_numbers(labels: TensorLike | Sequence[Any], classes: Sequence[str] = ()) -> tuple[Tensor, list[str]]:

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
+from hardneg.diagnostics.neighbors import nearest_others
 from hardneg.extras import required
 from hardneg.insight.explorer.embedded import Embedded
 from hardneg.insight.explorer.settings import neighbor_weights
 from hardneg.insight.explorer.stored import principal_map
-from hardneg.insight.suspects import nearest_neighbors
 from hardneg.losses.inputs import normalized
 
 NEIGHBORS = 20
@@ -25,11 +25,10 @@ def export_table(samples: Embedded, setting: dict[str, Any], positive: float, to
     arrow, parquet = required("pyarrow", "data"), required("pyarrow.parquet", "data")
     k = min(k, len(samples) - 1)
     unit = normalized(samples.features.double())
-    near = nearest_neighbors(unit, k)  # (N, k)
+    near, cosines = nearest_others(unit, k)  # (N, k) each
     best = torch.full((len(unit),), positive, dtype=torch.float64)
     if samples.positives is not None:
         best = (unit * normalized(samples.positives.double())).sum(dim=1)
-    cosines = torch.stack([unit[row] @ unit[others].T for row, others in enumerate(near)])  # (N, k)
     weights = neighbor_weights(unit, near, best, samples.labels, setting)
     points, _ = principal_map(samples.features)
     numbers = [-1] * len(samples) if samples.labels is None else samples.labels.tolist()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hardneg import checks
 from hardneg.checks import TensorLike
 from hardneg.insight.contents import breakable
-from hardneg.insight.explorer.embedded import Embedded, Id, embedded
+from hardneg.insight.explorer.embedded import Embedded, GivenSamples, Id
 from hardneg.insight.explorer.section import section
 from hardneg.insight.explorer.settings import shown_setting
 from hardneg.insight.explorer.stored import page_data
@@ -67,18 +67,8 @@ def write_explorer(
         >>> write_explorer(torch.randn(30, 8), file, labels=torch.arange(30) % 3).path.name
         'explore.html'
     """
-    samples = embedded(
-        features,
-        labels=labels,
-        classes=classes,
-        texts=texts,
-        images=images,
-        ids=ids,
-        positives=positives,
-        checkpoints=checkpoints,
-        guide=guide,
-    )
-    return write_embedded(samples, to, loss, other, positive, name, max_samples, seed)
+    given = GivenSamples(features, labels, classes, texts, images, ids, positives, checkpoints, guide)
+    return write_embedded(given.checked(), to, loss, other, positive, name, max_samples, seed)
 
 
 def write_embedded(
