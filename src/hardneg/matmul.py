@@ -1,5 +1,6 @@
 """Matrix products in blocks of rows, and in full precision under any training settings."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,7 +42,7 @@ def largest_columns(scores: Tensor, k: int) -> Tensor:
     """
     if k == scores.shape[1]:
         return torch.arange(k, device=scores.device).expand(len(scores), k)
-    largest, columns = scores.topk(k + 1, dim=1)
+    largest, columns = _largest(scores, k + 1)
     columns = columns[:, :k].contiguous()
     # The order of topk among equal values is undefined. It matters only if the k-th and the next value are equal.
     tied_rows = (largest[:, k - 1] == largest[:, k]).nonzero()[:, 0]
@@ -52,6 +53,25 @@ def largest_columns(scores: Tensor, k: int) -> Tensor:
         inside |= tied & (tied.cumsum(dim=1, dtype=torch.int32) <= free)
         columns[tied_rows] = inside.nonzero()[:, 1].view(-1, k)
     return columns
+
+
+def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As ``topk`` along rows (R, N), in about half its time for N ≫ k.
+
+    The k largest scores are in the k groups of columns with the largest maxima, and maxima are faster than a selection.
+    """
+    size = math.isqrt(scores.shape[1] // k)  # of a group: the number of groups is about that of the columns left
+    if size < 4:
+        return scores.topk(k, dim=1)
+    count = scores.shape[1] // size
+    whole = count * size
+    maxima = scores[:, :whole].view(len(scores), size, count).amax(dim=1)  # (R, G); group g: columns g, g + G, …
+    groups = maxima.topk(k, dim=1, sorted=False).indices
+    every = torch.arange(scores.shape[1], device=scores.device)
+    columns = (groups[:, :, None] + every[:whole:count]).flatten(1)
+    columns = torch.cat([columns, every[whole:].expand(len(scores), -1)], dim=1)
+    largest, places = scores.gather(1, columns).topk(k, dim=1)
+    return largest, columns.gather(1, places)
 
 
 @contextmanager
