@@ -34,6 +34,7 @@ from evidence_tables import (
     HERE,
     RESULTS,
     TABLES,
+    TU,
     Cell,
     Table,
     append,
@@ -86,7 +87,7 @@ def commit(given: str) -> str:
 
 def data_source(table: Table, folder: Path | None) -> str:
     """What `data.source` names: a file in the folder, unpacked there if needed."""
-    if table.data in BUILT_IN:
+    if table.data in BUILT_IN or table.data.startswith(TU):
         return table.data
     if folder is None:
         raise SystemExit(f"--data is missing: name the folder that holds {table.data}, {table.data}.npz or its parts")
@@ -146,6 +147,7 @@ def run_cell(cell: Cell, source: str, folder: Path, deadline: float, data_folder
     def keep() -> float:
         spent: float = kept.get("spent", 0.0) + time.perf_counter() - began
         state = {"source": source_hash(), "knn": watch.knn, "epochs": watch.epochs, "spent": spent}
+        state |= {"orderings": watch.orderings}
         run_folder.write_json(stamp, state)
         return spent
 
@@ -199,6 +201,14 @@ def measured(cell: Cell, watch: Watch, metrics: list[dict[str, Any]]) -> dict[st
             "graph": mean("graph"),
         },
         "objective": metrics[-1]["objective"],
+        "insight": {
+            line["epoch"]: {
+                name: round(number, 5) for name, number in line["insight"].items() if isinstance(number, float)
+            }
+            for line in metrics
+            if line["epoch"] in shown and "insight" in line
+        },
+        **({"orderings": watch.orderings, "pairs": watch.pairs} if cell.details else {}),
     }
 
 
