@@ -1,13 +1,16 @@
 """The claims of the papers, what was measured of them here, and the verdict, as tables in Markdown.
 
-    python benchmarks/claims.py                # print them; docs/results.md holds the output
+    python benchmarks/claims.py                # print them
+    python benchmarks/claims.py --write        # into docs/results.md, and all tables of recorded runs into their pages
 
 `benchmarks/claims.yaml` lists the claims: where the paper makes them, and which recorded rows they compare.
 Differences, their significance (Welch's t-test over seeds) and verdicts are computed from `results/`; a row without
 runs gives "not run yet" and the name of the table that has it.
 """
 
+import argparse
 import json
+import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +18,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 import evidence_tables
-from evidence_tables import HERE, RESULTS, Reading, columns_of, compared, final_columns, rows_of, signed
+import yaml
+from evidence_tables import (
+    HERE,
+    RESULTS,
+    Reading,
+    accuracies,
+    batch_statistics,
+    columns_of,
+    compared,
+    final_columns,
+    rows_of,
+    signed,
+)
 
 from hardneg.insight.significance import Difference
 
@@ -50,6 +64,8 @@ NAMES = {  # of columns that are paths into a record
 }
 Runs = list[dict[str, Any]]
 load_table = cache(evidence_tables.load_table)
+PAGES = [HERE.parent / "docs" / name for name in ("results.md", "proximity-batches.md")]
+BATCHES = "batches-of-"
 
 
 @dataclass(frozen=True)
@@ -254,5 +270,34 @@ def markdown() -> str:
     return "\n\n".join(f"### {paper}\n\n{table(claims)}" for paper, claims in load().items())
 
 
+def filled(page: str) -> str:
+    """A page with the current text between ``<!-- NAME -->`` and ``<!-- end -->``.
+
+    NAME is ``claims``, the name of a table (its accuracies), or that with ``batches-of-`` before it (its batches).
+    """
+
+    def part(found: re.Match[str]) -> str:
+        name = found[1]
+        if name == "claims":
+            text = markdown()
+        elif name.startswith(BATCHES):
+            text = batch_statistics(load_table(name.removeprefix(BATCHES)), RESULTS)
+        else:
+            text = accuracies(load_table(name), RESULTS)
+        return f"<!-- {name} -->\n\n{text}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", part, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the tables into the pages instead of printing them")
+    if not parser.parse_args().write:
+        print(markdown())
+        return
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(markdown())
+    main()

@@ -99,7 +99,8 @@ def load_table(name: str) -> Table:
     ]
     data: str = content["data"]
     stand_in = data if data.startswith(TU) else "python-docs" if data.startswith("text/") else "digits"
-    for cell in cells:  # invalid settings raise before the first run
+    settings = {(cell.recipe, cell.overrides, cell.data, cell.variant): cell for cell in cells}  # without seeds
+    for cell in settings.values():  # invalid settings raise before the first run
         cell.settings(stand_in)
         if cell.variant not in ("", RAW):
             raise ValueError(f"variant={cell.variant!r} is not known: use {RAW!r}, or leave it out")
@@ -216,22 +217,24 @@ def accuracies(table: Table, out: Path) -> str:
     return _rows(groups, shown)
 
 
-def markdown(table: Table, out: Path) -> str:
-    """The recorded runs as tables: accuracies, then statistics of batches and times."""
-    found, groups = recorded(table, out), rows_of(table, out)
+def batch_statistics(table: Table, out: Path) -> str:
+    """The table of what batches held in the last epoch, and of seconds."""
+    groups = rows_of(table, out)
     costs: dict[str, Reading] = {
         "false negatives, %": partial(_last, "false_negatives"),
         "samples drawn in an epoch, %": partial(_last, "seen"),
     }
     seconds = {part: partial(_nested, "seconds_per_epoch", part) for part in ("all", "training", "encode", "graph")}
-    statistic = _rows(
-        groups,
-        {
-            **{name: partial(_summary_of, groups, read) for name, read in costs.items()},
-            "most draws of a sample": partial(_summary_of, groups, partial(_last, "most_visits"), digits=0, scale=1.0),
-            **{f"s per epoch, {part}": partial(_mean_of, groups, read) for part, read in seconds.items()},
-        },
-    )
+    shown: dict[str, Column] = {name: partial(_summary_of, groups, read) for name, read in costs.items()}
+    most = partial(_last, "most_visits")
+    shown["most draws of a sample"] = partial(_summary_of, groups, most, digits=0, scale=1.0)
+    shown |= {f"s per epoch, {part}": partial(_mean_of, groups, read) for part, read in seconds.items()}
+    return _rows(groups, shown)
+
+
+def markdown(table: Table, out: Path) -> str:
+    """The recorded runs as tables: accuracies, then statistics of batches and times."""
+    found = recorded(table, out)
     places = sorted({f"{line['machine']}, torch {line['versions']['torch']}" for line in found.values()})
     commits = sorted({line["commit"] for line in found.values()})
     notes = sorted({f"{name}: {note}" for line in found.values() for name, note in line.get("notes", {}).items()})
@@ -243,8 +246,8 @@ def markdown(table: Table, out: Path) -> str:
         about += ' Δ is the difference from the row under "against" with its standard error; \\* p < 0.05 (Welch).'
     cost = "Statistics of the batches of the last epoch. Seconds are means over epochs, without compilation."
     origin = f"{'; '.join(places)}. Commits: {', '.join(commits)}."
-    parts = [about, accuracies(table, out), *(f"Note: {note}." for note in notes), cost, statistic, origin]
-    return "\n\n".join(parts)
+    parts = [about, accuracies(table, out), *(f"Note: {note}." for note in notes), cost]
+    return "\n\n".join([*parts, batch_statistics(table, out), origin])
 
 
 Reading = Callable[[dict[str, Any]], float | None]  # a number of a recorded run, if it has it

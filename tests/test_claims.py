@@ -12,7 +12,6 @@ import pytest
 from hardneg.training import recipe
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "docs" / name for name in ("results.md", "proximity-batches.md")]
 VERDICT = re.compile(
     r"(partly )?not run yet \(.+\)|.*: not run yet \(.+\)|(.*: )?cannot be tested here \(.+\)"
     r"|(not )?confirmed(( for .+ only)? \(.+\)| with a correction)?(, .+)?|not contradicted \(.+\)|refuted"
@@ -26,20 +25,14 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("claims")
 
 
-def test_every_recorded_table_is_on_a_page_as_it_is_printed(claims: ModuleType) -> None:
-    tables = importlib.import_module("evidence_tables")
-    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    recorded = sorted(file.stem for file in tables.RESULTS.glob("*.jsonl"))
-    assert {"auto-digits", "digits", "proximity"} <= set(recorded)
-    for name in recorded:
-        table = tables.load_table(name)
-        assert tables.accuracies(table, tables.RESULTS) in text, f"paste `python benchmarks/evidence.py {name} --table`"
-
-
-def test_the_claims_on_the_page_are_those_that_the_records_support(claims: ModuleType) -> None:
-    page = PAGES[0].read_text(encoding="utf-8")
-    for paper, listed in claims.load().items():
-        assert f"### {paper}\n\n{claims.table(listed)}" in page, "paste `python benchmarks/claims.py`"
+def test_the_pages_hold_every_recorded_table_and_all_claims_as_they_are_computed(claims: ModuleType) -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in claims.PAGES}
+    named = {name for text in pages.values() for name in re.findall(r"<!-- ([\w-]+) -->", text)} - {"end"}
+    recorded = {file.stem for file in claims.RESULTS.glob("*.jsonl")}
+    assert {"auto-digits", "digits", "graphs", "proximity"} <= recorded
+    assert recorded | {"claims"} <= named
+    for page, text in pages.items():
+        assert claims.filled(text) == text, f"{page.name} is out of date: run `python benchmarks/claims.py --write`"
 
 
 def test_every_verdict_is_one_of_the_words_that_the_page_explains(claims: ModuleType) -> None:
