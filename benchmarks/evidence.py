@@ -35,6 +35,7 @@ from evidence_tables import (
     RESULTS,
     TABLES,
     TU,
+    UNTRAINED,
     Cell,
     Table,
     append,
@@ -51,7 +52,7 @@ from hardneg.evaluation.features import random_ranks
 from hardneg.images.features import extract_set
 from hardneg.images.published import save
 from hardneg.training import run, run_folder
-from hardneg.training.evaluate import evaluate
+from hardneg.training.evaluate import evaluate, untrained
 from hardneg.training.saved_run import load_run
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
@@ -169,6 +170,19 @@ def run_cell(cell: Cell, source: str, folder: Path, deadline: float, data_folder
     return {**found, "seconds": round(spent, 1), "resumed": resume}
 
 
+def untrained_cell(cell: Cell, source: str, data_folder: Path | None = None) -> dict[str, Any]:
+    """The measurements of the encoder before its first step, in the columns of the last epoch."""
+    began = time.perf_counter()
+    evaluated = untrained(cell.settings(source, data_folder))
+    found: dict[str, Any] = {"metrics": {name: evaluated[name] for name in cell.metrics}, "notes": evaluated.notes}
+    if cell.knn_at:
+        found["knn"] = {str(cell.epochs): evaluated["knn"]}
+    if cell.linear:
+        found |= {"linear": evaluated["linear"], "linear_converged": "linear" not in evaluated.notes}
+    nothing = dict.fromkeys(("all", "training", "encode", "graph"), 0.0)
+    return {**found, "seconds_per_epoch": nothing, "seconds": round(time.perf_counter() - began, 1), "resumed": False}
+
+
 def measured(cell: Cell, watch: Watch, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     """The record of a finished run."""
     steady = watch.epochs[2:] or watch.epochs  # the first epochs compile
@@ -246,7 +260,10 @@ def work(table: Table, options: argparse.Namespace) -> None:
             break
         print(f"{cell.name}, seed {cell.seed}: about {needed:.0f} s, {left:.0f} s are left", flush=True)
         try:
-            found = run_cell(cell, source, folder, deadline, options.data)
+            if cell.variant == UNTRAINED:
+                found = untrained_cell(cell, source, options.data)
+            else:
+                found = run_cell(cell, source, folder, deadline, options.data)
         except OutOfTimeError:
             print(f"  stopped at the end of an epoch; the next call resumes {folder}")
             break

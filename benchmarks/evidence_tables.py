@@ -16,7 +16,7 @@ from hardneg.training.recipe import Recipe
 
 HERE = Path(__file__).parent
 TABLES, RESULTS = HERE / "evidence", HERE.parent / "results" / "evidence"
-RAW = "raw inner products"
+RAW, UNTRAINED = "raw inner products", "untrained"
 TU = "tu:"  # of a set of graphs, which is found by its name
 
 
@@ -24,9 +24,10 @@ TU = "tu:"  # of a set of graphs, which is found by its name
 class Cell:
     """One run of a table.
 
-    variant: "" or "raw inner products", which no recipe can set · knn_at: epochs with kNN accuracy, of images only ·
-    linear: whether a linear probe is fitted at the end · metrics: computed at the end by `hardneg evaluate` · data: of
-    this run alone, "" for the table's · details: whether the cosines of pairs and the losses of H-SCL are recorded
+    variant: "", or what no recipe can set, "raw inner products" or "untrained" · knn_at: epochs with kNN accuracy, of
+    images only · linear: whether a linear probe is fitted at the end · metrics: computed at the end by `hardneg
+    evaluate` · data: of this run alone, "" for the table's · details: whether the cosines of pairs and the losses of
+    H-SCL are recorded
     """
 
     name: str
@@ -102,8 +103,8 @@ def load_table(name: str) -> Table:
     settings = {(cell.recipe, cell.overrides, cell.data, cell.variant): cell for cell in cells}  # without seeds
     for cell in settings.values():  # invalid settings raise before the first run
         cell.settings(stand_in)
-        if cell.variant not in ("", RAW):
-            raise ValueError(f"variant={cell.variant!r} is not known: use {RAW!r}, or leave it out")
+        if cell.variant not in ("", RAW, UNTRAINED):
+            raise ValueError(f"variant={cell.variant!r} is not known: use {RAW!r}, {UNTRAINED!r}, or leave it out")
     if len({cell.key for cell in cells}) < len(cells):
         raise ValueError(f"{file} has the same run twice: change a seed or an override")
     against = {row["name"]: row["against"] for row in content["cells"] if "against" in row}

@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
+
+from hardneg.evaluation import knn_accuracy
+from hardneg.images import load_split
+from hardneg.images.features import extract_set
+from hardneg.training import build
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -141,6 +147,18 @@ def test_a_row_with_details_records_cosines_of_pairs_and_the_losses_of_h_scl(
     hardenings = found["orderings"]["2"].values()
     assert len({each["h_ucl"] for each in hardenings}) == 4  # each hardening has its own
     assert len({each["ucl"] for each in hardenings}) == 1  # which a loss without hardening does not have
+
+
+def test_an_untrained_row_is_the_encoder_of_a_run_before_its_first_step(evidence: ModuleType) -> None:
+    cell = next(cell for cell in evidence.load_table("digits").cells if cell.variant == "untrained")
+    found, other = (evidence.untrained_cell(replace(cell, seed=seed), "digits") for seed in (0, 1))
+    settings = cell.settings("digits")
+    torch.manual_seed(5)  # of no influence: the weights are those of the recipe's seed
+    encoder = build.method(settings, build.data(settings)).encoder
+    train, test = (extract_set(encoder, load_split("digits", part, labels=True)) for part in ("train", "test"))
+    assert found["knn"] == {"30": pytest.approx(knn_accuracy(*train, *test))}
+    assert found["linear"] > 0.9
+    assert found["knn"] != other["knn"]
 
 
 def test_rows_of_a_table_may_have_graphs_of_their_own(
