@@ -50,8 +50,8 @@ TABLES = {
     "simcse": ("sentences", ""),
 }
 THEORY = {
-    "holds": "confirmed",
-    "holds with a correction": "confirmed with a correction",
+    "holds": "confirmed (theory)",
+    "holds with a correction": "confirmed with a correction (theory)",
     "does not hold as printed": "refuted",
     "not refuted": "not refuted (a conjecture)",
 }
@@ -238,11 +238,11 @@ def _verdicts(outcomes: list[tuple[str, Outcome]]) -> list[str]:
         done = [each for _, each in of_label if each.holds is not None]
         names = dict.fromkeys(each.column for each in done)
         kept = [name for name in names if all(each.holds for each in done if each.column == name)]
+        word = "not contradicted" if all(each.weak for each in done) else "confirmed"
         if done and len(kept) == len(names):
-            word = "not contradicted" if all(each.weak for each in done) else "confirmed"
             verdicts.append(f"{word} ({label})")
         elif kept:
-            verdicts.append(f"confirmed for {', '.join(kept)} only ({label})")
+            verdicts.append(f"{word} for {', '.join(kept)} only ({label})")
         elif done:
             verdicts.append(f"not confirmed ({label})")
         missing = dict.fromkeys(source for source, each in of_label if each.holds is None)

@@ -13,8 +13,8 @@ from hardneg.training import recipe
 
 ROOT = Path(__file__).parents[1]
 VERDICT = re.compile(
-    r"(partly )?not run yet \(.+\)|.*: not run yet \(.+\)|(.*: )?cannot be tested here \(.+\)"
-    r"|(not )?confirmed(( for .+ only)? \(.+\)| with a correction)?(, .+)?|not contradicted \(.+\)|refuted"
+    r"(partly )?not run yet \(.+\)|.*: not run yet \(.+\)|(.*: )?cannot be tested here \(.+\)|not confirmed \(.+\)"
+    r"|(confirmed|not contradicted)( for .+ only| with a correction)? \(.+\)(, .+)?|refuted"
     r"|not refuted \(a conjecture\)"
 )
 
@@ -84,6 +84,7 @@ def test_a_verdict_follows_from_the_sign_and_the_significance(judged: Callable[.
     assert judged(HIGH, WIDE)[1] == "not confirmed (digits)"
     assert judged(HIGH, LOW, expect="not below")[1] == "not contradicted (digits)"
     assert judged(HIGH, LOW, columns=["kNN"], expect="not above")[1] == "not confirmed (digits)"
+    assert judged(HIGH, LOW, expect="not above")[1] == "not contradicted for linear probe only (digits)"
 
 
 def test_one_seed_confirms_nothing_and_no_run_is_not_run_yet(judged: Callable[..., tuple[str, str]]) -> None:
