@@ -44,7 +44,7 @@ def test_every_verdict_is_one_of_the_words_that_the_page_explains(claims: Module
 
 def test_every_recipe_that_a_verdict_names_exists(claims: ModuleType) -> None:
     named = re.findall(r"recipe `([\w-]+)`", (ROOT / "benchmarks" / "claims.yaml").read_text(encoding="utf-8"))
-    assert len(named) > 5
+    assert named
     for name in named:
         recipe.load(recipe.find(name), [])
 
