@@ -73,7 +73,7 @@ LIGHTNING = {"methods", "training"}
 
 # Tests of more than one module, by folder.
 CROSS_CUTTING = {
-    ".": {"children", "class_prior", "cli", "evidence", "fused_benchmark", "layout", "locale", "package", "torchrun",
+    ".": {"children", "class_prior", "claims", "cli", "evidence", "fused_benchmark", "layout", "locale", "package", "torchrun",
           "translations", "trust", "tutorials", "unpack_data", "without_float64"},
     "insight": {"page", "parts"},
     "insight/explorer": {"loop"},
