@@ -33,6 +33,8 @@ from evidence_tables import (
     HERE,
     RESULTS,
     TABLES,
+    TU,
+    UNTRAINED,
     Cell,
     Table,
     append,
@@ -49,7 +51,7 @@ from hardneg.evaluation.features import random_ranks
 from hardneg.images.features import extract_set
 from hardneg.images.published import save
 from hardneg.training import run, run_folder
-from hardneg.training.evaluate import evaluate
+from hardneg.training.evaluate import evaluate, untrained
 from hardneg.training.saved_run import load_run
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
@@ -73,7 +75,7 @@ def source_hash() -> str:
 
 def data_source(table: Table, folder: Path | None) -> str:
     """What `data.source` names: a file in the folder, unpacked there if needed."""
-    if table.data in BUILT_IN:
+    if table.data in BUILT_IN or table.data.startswith(TU):
         return table.data
     if folder is None:
         raise SystemExit(f"--data is missing: name the folder that holds {table.data}, {table.data}.npz or its parts")
@@ -133,6 +135,7 @@ def run_cell(cell: Cell, source: str, folder: Path, deadline: float, data_folder
     def keep() -> float:
         spent: float = kept.get("spent", 0.0) + time.perf_counter() - began
         state = {"source": source_hash(), "knn": watch.knn, "epochs": watch.epochs, "spent": spent}
+        state |= {"orderings": watch.orderings}
         run_folder.write_json(stamp, state)
         return spent
 
@@ -152,6 +155,19 @@ def run_cell(cell: Cell, source: str, folder: Path, deadline: float, data_folder
         found |= {"metrics": dict(evaluated), "notes": evaluated.notes}
     shutil.rmtree(folder)
     return {**found, "seconds": round(spent, 1), "resumed": resume}
+
+
+def untrained_cell(cell: Cell, source: str, data_folder: Path | None = None) -> dict[str, Any]:
+    """The measurements of the encoder before its first step, in the columns of the last epoch."""
+    began = time.perf_counter()
+    evaluated = untrained(cell.settings(source, data_folder))
+    found: dict[str, Any] = {"metrics": {name: evaluated[name] for name in cell.metrics}, "notes": evaluated.notes}
+    if cell.knn_at:
+        found["knn"] = {str(cell.epochs): evaluated["knn"]}
+    if cell.linear:
+        found |= {"linear": evaluated["linear"], "linear_converged": "linear" not in evaluated.notes}
+    nothing = dict.fromkeys(("all", "training", "encode", "graph"), 0.0)
+    return {**found, "seconds_per_epoch": nothing, "seconds": round(time.perf_counter() - began, 1), "resumed": False}
 
 
 def measured(cell: Cell, watch: Watch, metrics: list[dict[str, Any]]) -> dict[str, Any]:
@@ -186,6 +202,14 @@ def measured(cell: Cell, watch: Watch, metrics: list[dict[str, Any]]) -> dict[st
             "graph": mean("graph"),
         },
         "objective": metrics[-1]["objective"],
+        "insight": {
+            line["epoch"]: {
+                name: round(number, 5) for name, number in line["insight"].items() if isinstance(number, float)
+            }
+            for line in metrics
+            if line["epoch"] in shown and "insight" in line
+        },
+        **({"orderings": watch.orderings, "pairs": watch.pairs} if cell.details else {}),
     }
 
 
@@ -223,7 +247,10 @@ def work(table: Table, options: argparse.Namespace) -> None:
             break
         print(f"{cell.name}, seed {cell.seed}: about {needed:.0f} s, {left:.0f} s are left", flush=True)
         try:
-            found = run_cell(cell, source, folder, deadline, options.data)
+            if cell.variant == UNTRAINED:
+                found = untrained_cell(cell, source, options.data)
+            else:
+                found = run_cell(cell, source, folder, deadline, options.data)
         except OutOfTimeError:
             print(f"  stopped at the end of an epoch; the next call resumes {folder}")
             break

@@ -10,14 +10,25 @@ from evidence_tables import RAW, Cell
 from torch import Tensor, nn
 
 from hardneg.checks import TensorLike
+from hardneg.diagnostics.loss_ordering import loss_ordering
 from hardneg.evaluation import knn_accuracy
 from hardneg.images import load_split
 from hardneg.images.features import extract_all, extract_set
+from hardneg.insight import cosine_histograms
+from hardneg.losses.hardening import Exponential, Hardening, Threshold
+from hardneg.losses.infonce import InfoNCE
 from hardneg.methods.method import Method
 from hardneg.training.callbacks.diagnostics import Diagnostics
 from hardneg.training.callbacks.sampler_refresh import Refresh
 
 SAFETY = 1.25  # an epoch may take this much longer than earlier ones
+# Those of H-SCL's figures 4 and 5; τ is a threshold on e^s.
+HARDENINGS: dict[str, Hardening] = {
+    "β = 1": Exponential(1.0),
+    "β = 2": Exponential(2.0),
+    "τ = e^−0.5": Threshold(score=-0.5),
+    "τ = e^−0.1": Threshold(score=-0.1),
+}
 
 
 class OutOfTimeError(Exception):
@@ -35,6 +46,9 @@ class Watch(L.Callback):
         self.cell, self.source, self.deadline = cell, source, deadline
         self.knn: dict[str, float] = kept.get("knn", {})
         self.epochs: list[dict[str, float]] = kept.get("epochs", [])
+        self.orderings: dict[str, Any] = kept.get("orderings", {})  # by epoch and hardening
+        self.pairs: dict[str, float] = {}  # cosines of the head's outputs for test images
+        self.labels: Tensor | None = None  # (N,) of the training set
         self.encode = self.graph = 0.0  # seconds of this epoch's refreshes
         self.steps = 1  # of an epoch
         self.began: float | None = None  # this epoch
@@ -49,6 +63,7 @@ class Watch(L.Callback):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Diagnostics):
                 self.visits = torch.zeros(len(callback.train_set), device=pl_module.device)
+                self.labels = callback.train_set.labels
             if isinstance(callback, Refresh):
                 assert isinstance(pl_module, Method)
                 given = self._raw(pl_module) if self.cell.variant == RAW else callback.embeddings
@@ -68,9 +83,48 @@ class Watch(L.Callback):
         index = batch if isinstance(batch, Tensor) else batch[0]
         self.visits.index_add_(0, index, torch.ones_like(index, dtype=self.visits.dtype))
 
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        done = trainer.global_step + 1
+        if self.cell.details and done % self.steps == 0:
+            assert isinstance(pl_module, Method)
+            self.orderings[str(done // self.steps)] = self._orderings(pl_module)
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, Method)
         self._end(trainer, pl_module)
+        if self.cell.details:
+            self.pairs = self._pairs(trainer, pl_module)
+
+    @torch.no_grad()
+    def _orderings(self, module: Method) -> dict[str, dict[str, float]]:
+        """The four losses of the last batch and the share of anchors with Assumption 1, by hardening."""
+        assert module.noted is not None
+        assert module.noted_positives is not None
+        assert self.labels is not None
+        (index, z1), z2 = module.noted, module.noted_positives
+        assert isinstance(module.objective, InfoNCE)
+        temperature = module.objective.last_call().temperature
+        found = {}
+        for name, hardening in HARDENINGS.items():
+            each = loss_ordering(z1, z2, self.labels[index.cpu()], temperature=temperature, hardening=hardening)
+            assert each is not None
+            losses = {part: getattr(each, part).value for part in ("ucl", "h_ucl", "scl", "h_scl")}
+            share = {} if each.assumption_1 is None else {"assumption_1": each.assumption_1.value}
+            found[name] = {part: round(number, 5) for part, number in {**losses, **share}.items()}
+        return found
+
+    def _pairs(self, trainer: L.Trainer, module: Method) -> dict[str, float]:
+        """Mean cosines of pairs of the same and of different classes, and the common area of their histograms."""
+        network = nn.Sequential(module.encoder, module.head)
+        with trainer.precision_plugin.forward_context():
+            test = extract_set(network, self.sets[1], prepare=getattr(module.views, "plain", None))
+        found = cosine_histograms(*test)
+        same, different = (counts / counts.sum() for counts in (found.same, found.different))
+        overlap = float(torch.minimum(same, different).sum())
+        numbers = {"same": found.same_mean, "different": found.different_mean, "overlap": overlap}
+        return {name: round(number, 5) for name, number in numbers.items()}
 
     def _end(self, trainer: L.Trainer, module: Method) -> None:
         """Record the finished epoch, and evaluate."""

@@ -11,6 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from scipy import stats
+
+from hardneg.evaluation import knn_accuracy
+from hardneg.images import load_split
+from hardneg.images.features import extract_set
+from hardneg.training import build
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -123,6 +130,91 @@ def test_a_table_of_texts_records_the_metrics_of_its_recipe(evidence: ModuleType
     assert found["metrics"]["uniformity"] < 0
     assert found["knn"] == {}
     assert 0.8 < found["seen"][1] <= 1  # whole batches of 400 of 2,300 sentences
+
+
+def test_a_row_with_details_records_cosines_of_pairs_and_the_losses_of_h_scl(
+    evidence: ModuleType, tmp_path: Path
+) -> None:
+    cell = next(cell for cell in evidence.load_table("digits").cells if cell.name == "H-SCL(τ)")
+    assert cell.details
+    found = evidence.run_cell(replace(cell, epochs=2, knn_at=()), "digits", tmp_path / "run", math.inf)
+    assert 0 < found["pairs"]["overlap"] < 1
+    assert found["pairs"]["different"] < found["pairs"]["same"] <= 1
+    assert set(found["orderings"]) == {"1", "2"}
+    insight = found["insight"][2]  # of the same batch, by the run's own callback
+    for name in ("ucl", "h_ucl", "scl", "h_scl", "assumption_1"):
+        assert found["orderings"]["2"]["β = 1"][name] == pytest.approx(insight[name], abs=1e-4)
+    hardenings = found["orderings"]["2"].values()
+    assert len({each["h_ucl"] for each in hardenings}) == 4  # each hardening has its own
+    assert len({each["ucl"] for each in hardenings}) == 1  # which a loss without hardening does not have
+
+
+def test_an_untrained_row_is_the_encoder_of_a_run_before_its_first_step(evidence: ModuleType) -> None:
+    cell = next(cell for cell in evidence.load_table("digits").cells if cell.variant == "untrained")
+    found, other = (evidence.untrained_cell(replace(cell, seed=seed), "digits") for seed in (0, 1))
+    settings = cell.settings("digits")
+    torch.manual_seed(5)  # of no influence: the weights are those of the recipe's seed
+    encoder = build.method(settings, build.data(settings)).encoder
+    train, test = (extract_set(encoder, load_split("digits", part, labels=True)) for part in ("train", "test"))
+    assert found["knn"] == {"30": pytest.approx(knn_accuracy(*train, *test))}
+    assert found["linear"] > 0.9
+    assert found["knn"] != other["knn"]
+
+
+def test_rows_of_a_table_may_have_graphs_of_their_own(
+    evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tu" / "RINGS"
+    folder.mkdir(parents=True)
+    pairs = [(4 * graph + node, 4 * graph + (node + 1) % 4) for graph in range(30) for node in range(3 + graph % 2)]
+    both = [*pairs, *((second, first) for first, second in pairs)]
+    texts = {
+        "A": [f"{first + 1}, {second + 1}" for first, second in both],
+        "graph_indicator": [node // 4 + 1 for node in range(120)],
+        "graph_labels": [graph % 2 for graph in range(30)],
+    }
+    for name, rows in texts.items():
+        (folder / f"RINGS_{name}.txt").write_text("".join(f"{row}\n" for row in rows))
+    monkeypatch.setenv("HARDNEG_DATA", str(tmp_path))
+    table = evidence.load_table("graphs")
+    assert evidence.data_source(table, None) == "tu:MUTAG"
+    assert len({cell.data for cell in table.cells}) > 2
+    small = ("trainer.batch_size=16",)
+    cell = replace(table.cells[-1], data="tu:RINGS", epochs=2, overrides=(*table.cells[-1].overrides, *small))
+    assert cell.key != replace(cell, data="").key
+    found = evidence.run_cell(cell, "tu:MUTAG", tmp_path / "run", math.inf)
+    assert found["metrics"]["svm"] > 0.9  # rings against paths
+    assert found["seen"] == {2: 1.0}
+
+
+def test_a_difference_in_a_table_is_that_of_welchs_test(evidence: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "compared.yaml"
+    cells = "cells: [{name: plain}, {name: hard, overrides: [objective.preset=hcl], against: plain}]\n"
+    head = "about: A test.\ndata: digits\nrecipe: digits-simclr\nepochs: 2\nknn_at: [1, 2]\npace: 1\nlinear: true\n"
+    file.write_text(head + "rounds: [[0, 1], [2]]\n" + cells)
+    table = evidence.load_table(str(file))
+    assert [(cell.name, cell.seed) for cell in table.cells] == [
+        ("plain", 0), ("plain", 1), ("hard", 0), ("hard", 1), ("plain", 2), ("hard", 2),
+    ]  # fmt: skip
+    accuracy = {"plain": [0.90, 0.91, 0.92], "hard": [0.95, 0.951, 0.94]}
+    probe = {"plain": [0.97, 0.98, 0.96], "hard": [0.96, 0.97, 0.965]}
+    with (tmp_path / "compared.jsonl").open("w") as out:
+        for cell in table.cells:
+            knn = {"1": 0.5, "2": accuracy[cell.name][cell.seed]}
+            line = {"key": cell.key, "name": cell.name, "knn": knn, "linear": probe[cell.name][cell.seed]}
+            about = {"machine": "m", "versions": {"torch": "t"}, "commit": "c", "seconds_per_epoch": {}}
+            out.write(json.dumps({**line, **about}) + "\n")
+    shown = evidence.markdown(table, tmp_path)
+    row = next(line for line in shown.splitlines() if line.startswith("| hard | 3 |")).split(" | ")
+    tests = [stats.ttest_ind(part["hard"], part["plain"], equal_var=False) for part in (accuracy, probe)]
+    assert tests[0].pvalue < 0.05 < tests[1].pvalue
+    errors = [math.sqrt(sum(np.var(part[name], ddof=1) / 3 for name in part)) for part in (accuracy, probe)]
+    assert row[5] == "plain"
+    assert row[6] == f"+3.7 ± {100 * errors[0]:.1f} \\*"
+    assert row[7].removesuffix(" |") == f"−0.5 ± {100 * errors[1]:.1f}"
+    file.write_text(head + cells.replace("against: plain", "against: simple, seeds: [0]"))
+    with pytest.raises(ValueError, match="simple"):
+        evidence.load_table(str(file))
 
 
 def test_every_table_is_sound(evidence: ModuleType) -> None:

@@ -73,8 +73,8 @@ LIGHTNING = {"methods", "training"}
 
 # Tests of more than one module, by folder.
 CROSS_CUTTING = {
-    ".": {"children", "class_prior", "cli", "evidence", "fused_benchmark", "layout", "locale", "package", "torchrun",
-          "translations", "trust", "tutorials", "unpack_data", "without_float64"},
+    ".": {"children", "class_prior", "claims", "cli", "evidence", "fused_benchmark", "layout", "locale", "package",
+          "torchrun", "translations", "trust", "tutorials", "unpack_data", "without_float64"},
     "insight": {"page", "parts"},
     "insight/explorer": {"loop"},
     "losses": {"accelerator_values", "degenerate", "directions", "errors", "imports", "limits", "numbers",
