@@ -41,3 +41,11 @@ def test_a_slice_of_columns_is_selected_from_without_a_copy() -> None:
 
 def test_no_rows_give_no_columns() -> None:
     assert largest_columns(torch.zeros(0, 1000), 3).shape == (0, 3)
+
+
+def test_nan_counts_as_the_largest_score_also_where_others_are_tied() -> None:
+    nan = torch.nan
+    scores = torch.tensor([[1.0, nan, 1.0, nan, 0.0], [1.0, nan, 2.0, 1.0, 1.0], [nan] * 5])
+    found = largest_columns(scores, 3).sort(dim=1).values
+    assert found[:2].tolist() == [[0, 1, 3], [0, 1, 2]]
+    assert len(set(found[2].tolist())) == 3

@@ -48,7 +48,7 @@ def largest_columns(scores: Tensor, k: int) -> Tensor:
     tied_rows = (largest[:, k - 1] == largest[:, k]).nonzero()[:, 0]
     if len(tied_rows):
         scores, bound = scores[tied_rows], largest[tied_rows, k - 1, None]
-        inside, tied = scores > bound, scores == bound
+        inside, tied = ~(scores <= bound), scores == bound  # NaN is above all numbers, as in topk
         free = k - inside.sum(dim=1, keepdim=True)
         inside |= tied & (tied.cumsum(dim=1, dtype=torch.int32) <= free)
         columns[tied_rows] = inside.nonzero()[:, 1].view(-1, k)

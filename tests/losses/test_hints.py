@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hardneg as hn
+from hardneg.losses import enqueue_order
 
 GRAPHS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 Loss = Callable[..., Tensor]
@@ -333,6 +334,16 @@ def test_the_order_of_calls_keeps_no_tensor_alive_and_a_queue_can_be_pickled() -
     del keys
     gc.collect()
     assert storage() is None
+
+
+def test_batches_that_are_views_of_one_tensor_do_not_fill_the_memory() -> None:
+    memory, data = torch.zeros(8, 1), torch.randn(3000, 1)
+    for row in range(3000):
+        enqueue_order.stored_first(memory, data[row : row + 1])
+    compared = enqueue_order._orders[memory.untyped_storage()].compared[data.untyped_storage()]
+    assert len(compared) == 1024
+    enqueue_order.note_stored(memory, data[2999:])
+    assert not enqueue_order.stored_first(memory, data[2999:])  # compared before it was stored
 
 
 def test_wrong_negatives_are_the_same_error_as_ever() -> None:

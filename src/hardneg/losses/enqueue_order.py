@@ -9,13 +9,15 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, UntypedStorage
 
+_KEPT = 1024  # rows of a storage; a data set in one storage would otherwise add an entry per batch
+
 
 @dataclass
 class _Order:
     """What happened to the rows of a memory.
 
-    compared: {address: version} of the rows that a loss compared with it, by storage · unseen: storage, address and
-    version of the rows that were stored last, if no loss had compared them
+    compared: {address: version} of the rows that a loss compared with it last, by storage · unseen: storage, address
+    and version of the rows that were stored last, if no loss had compared them
     """
 
     compared: WeakKeyDictionary[UntypedStorage, dict[int, int]] = field(default_factory=WeakKeyDictionary)
@@ -46,7 +48,11 @@ def stored_first(memory: Tensor, rows: Tensor | None) -> bool:
     if (found := _identified(memory, rows)) is None:
         return False
     order, storage, address, version = found
-    order.compared.setdefault(storage, {})[address] = version
+    compared = order.compared.setdefault(storage, {})
+    compared.pop(address, None)  # to the end: the first is the oldest
+    compared[address] = version
+    if len(compared) > _KEPT:
+        del compared[next(iter(compared))]
     return order.unseen is not None and order.unseen[0]() is storage and order.unseen[1:] == (address, version)
 
 
