@@ -1,10 +1,7 @@
 """Warnings about calls that are valid but rarely meant: once for each loss, at the line of the call, without a cost."""
 
 import copy
-import gc
-import pickle
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hardneg as hn
-from hardneg.losses import enqueue_order
 
 GRAPHS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 Loss = Callable[..., Tensor]
@@ -252,103 +248,3 @@ def test_the_trainer_moves_schedules_before_the_loss_is_called(
     changes = ["trainer.epochs=1", "trainer.accelerator=cpu", "trainer.knn_every=0", "objective.preset=ring_nce"]
     settings = recipe.load(recipe.find("digits-moco"), changes)
     assert not any("set_progress" in str(x.message) for x in warnings_of(lambda: run.train(settings, Path("run"))))
-
-
-NEGATIVES: dict[str, Callable[[hn.Queue], Any]] = {
-    "queue": lambda queue: queue,
-    "keys": lambda queue: queue.keys,
-    "by source": lambda queue: {"mined": torch.randn(3, 4), "old": queue},
-}
-ENQUEUED: dict[str, Callable[[Tensor], Tensor]] = {
-    "the tensor": lambda keys: keys,
-    "detached": lambda keys: keys.detach(),
-    "a view": lambda keys: keys.view(8, 4),
-}
-
-
-@pytest.mark.parametrize("negatives", NEGATIVES)
-@pytest.mark.parametrize("enqueued", ENQUEUED)
-def test_keys_that_are_enqueued_before_the_loss_warn_once(negatives: str, enqueued: str) -> None:
-    queue, loss = hn.Queue(64, 4), hn.moco()
-
-    def steps() -> None:
-        for _ in range(3):
-            queries, keys = views()
-            queue.enqueue(ENQUEUED[enqueued](keys))
-            loss(queries, keys, negatives=NEGATIVES[negatives](queue)).backward()
-
-    (found,) = warnings_of(steps)
-    assert str(found.message).startswith("z2 was enqueued before this call, so that its rows are among their own")
-    assert found.filename == __file__
-
-
-@pytest.mark.parametrize("negatives", NEGATIVES)
-@pytest.mark.parametrize("fixed", [True, False], ids=["same tensors", "new tensors"])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_keys_that_are_enqueued_after_the_backward_pass_do_not_warn(
-    negatives: str, fixed: bool, symmetric: bool
-) -> None:
-    queue, loss = hn.Queue(24, 4), hn.moco()  # overwritten in the second step
-
-    def steps() -> None:
-        queue.enqueue(torch.randn(5, 4))
-        both = views(), views()
-        for _ in range(4):
-            both = both if fixed else (views(), views())
-            used = both if symmetric else both[:1]
-            sum(loss(*each, negatives=NEGATIVES[negatives](queue)) for each in used).backward()  # type: ignore[union-attr]
-            for _, keys in reversed(used):
-                queue.enqueue(keys)
-
-    assert warnings_of(steps) == []
-
-
-def test_keys_that_are_in_the_queue_but_left_out_of_the_negatives_do_not_warn() -> None:
-    queue, (queries, keys), ids = hn.Queue(8, 4), views(), torch.arange(8)
-    queue.enqueue(keys, labels=ids, ids=ids)
-    same = torch.eye(8, dtype=torch.bool)
-    for own in ({"ids": ids}, {"exclude": ids}, {"negative_mask": ~same}):
-        assert warnings_of(lambda own=own: hn.moco()(queries, keys, negatives=queue, **own)) == []  # type: ignore[misc]
-    assert warnings_of(lambda: hn.supcon()(queries, keys, labels=ids, negatives=queue)) == []
-    assert len(warnings_of(lambda: hn.moco()(queries, keys, negatives=queue))) == 1
-
-
-def test_a_buffer_with_new_values_and_keys_that_other_keys_have_followed_do_not_warn() -> None:
-    queue, (queries, buffer) = hn.Queue(8, 4), views()
-    queue.enqueue(buffer)
-    buffer.normal_()
-    assert warnings_of(lambda: hn.moco()(queries, buffer, negatives=queue)) == []
-    other = torch.randn(8, 4)
-    queue.enqueue(other)
-    queue.enqueue(torch.randn(8, 4))
-    assert warnings_of(lambda: hn.moco()(queries, other, negatives=queue)) == []
-
-
-def test_the_order_of_calls_keeps_no_tensor_alive_and_a_queue_can_be_pickled() -> None:
-    queue, (queries, keys) = hn.Queue(8, 4), views()
-    hn.moco()(queries, keys, negatives=queue)
-    queue.enqueue(keys)
-    storage = weakref.ref(keys.untyped_storage())
-    assert torch.equal(pickle.loads(pickle.dumps(queue)).keys, queue.keys)
-    assert torch.equal(copy.deepcopy(queue).keys, queue.keys)
-    del keys
-    gc.collect()
-    assert storage() is None
-
-
-def test_batches_that_are_views_of_one_tensor_do_not_fill_the_memory() -> None:
-    memory, data = torch.zeros(8, 1), torch.randn(3000, 1)
-    for row in range(3000):
-        enqueue_order.stored_first(memory, data[row : row + 1])
-    compared = enqueue_order._orders[memory.untyped_storage()].compared[data.untyped_storage()]
-    assert len(compared) == 1024
-    enqueue_order.note_stored(memory, data[2999:])
-    assert not enqueue_order.stored_first(memory, data[2999:])  # compared before it was stored
-
-
-def test_wrong_negatives_are_the_same_error_as_ever() -> None:
-    queries, keys = views()
-    with pytest.raises(ValueError, match="negatives"):
-        hn.moco()(queries, keys, negatives=[[1.0]])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="z2"):
-        hn.moco()(queries, keys.numpy(), negatives=torch.randn(3, 4))  # type: ignore[arg-type]

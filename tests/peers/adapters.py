@@ -19,7 +19,7 @@ def nt_xent(case: Case, inputs: Inputs) -> Tensor:
     if (size := case.settings.get("filled_bank")) is not None:
         queue = hn.Queue(size, z1.shape[1], dtype=z1.dtype)
         while len(queue) < size:
-            queue.enqueue(z2.clone())  # a copy: the loss warns of its own keys
+            queue.enqueue(z2)
         return hn.moco(t, **case.ours)(z1, z2, negatives=queue.keys)  # type: ignore[no-any-return]
     if "negatives" in inputs:
         return hn.moco(t)(z1, z2, negatives=inputs["negatives"])  # type: ignore[no-any-return]

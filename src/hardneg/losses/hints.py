@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from hardneg import distributed
-from hardneg.losses.enqueue_order import stored_first
 from hardneg.losses.schedules import Adaptive, Constant, Schedule
 from hardneg.losses.sources import GIVEN, SourceTensors, argument
 
@@ -65,18 +64,6 @@ def no_labels(negative_labels: SourceTensors) -> str | None:
                 "those of the anchor's class: pass them to the queue, queue.enqueue(keys, labels)"
             )
     return None
-
-
-def enqueued_first(z1: Tensor, z2: Tensor | None, negatives: SourceTensors) -> str | None:
-    """A warning if z1 or z2 was enqueued into the negatives before any loss compared it with them."""
-    tables = [*negatives.values()] if isinstance(negatives, Mapping) else [negatives]
-    found = [name for name, rows in (("z1", z1), ("z2", z2)) for table in tables if stored_first(table, rows)]
-    if not found:
-        return None
-    return (
-        f"{found[0]} was enqueued before this call, so that its rows are among their own negatives: call queue.enqueue "
-        "after the backward pass, or pass ids= to it and to the loss"
-    )
 
 
 def unmoved_schedule(schedules: Iterable[Schedule]) -> str | None:

@@ -202,9 +202,6 @@ class InfoNCE(TiltState, Adjustable):
             )
             if negative_labels is not None and not given_labels and is_eager():
                 self._warn_once("no labels", hints.no_labels(negative_labels), stacklevel=4)
-        own_rows_left_out = any(each is not None for each in (labels, exclude, negative_mask, ids))
-        if negatives is not None and not own_rows_left_out and is_eager():
-            self._warn_once("enqueued", hints.enqueued_first(z1, z2, negatives), stacklevel=4)
         call = Call(
             z1, z2, labels, negatives, exclude, negative_labels, negative_mask, positive_mask, ids, negative_ids,
             not_negatives, guide, negative_guide, scale,

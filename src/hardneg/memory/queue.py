@@ -7,7 +7,6 @@ from torch import Tensor
 
 from hardneg import checks, distributed
 from hardneg.checks import TensorLike, as_tensor, whole
-from hardneg.losses.enqueue_order import note_stored
 from hardneg.losses.inputs import normalized
 from hardneg.losses.sources import Memory
 from hardneg.memory.module import MemoryModule, checked_dtype, size_mismatch
@@ -17,8 +16,7 @@ class Queue(checks.Fixed, MemoryModule, Memory):
     """The last ``size`` keys (K of MoCo), each with a label and an instance id.
 
     Losses take it as ``negatives``. Enqueue after the backward pass: before the loss, a positive would become its own
-    negative, of which the loss warns; between loss and backward, the backward pass raises an error, because keys are
-    overwritten in place.
+    negative; between loss and backward, the backward pass raises an error, because keys are overwritten in place.
 
     Under DDP pass ``gather=True``. An averaged copy of a model (EMA, SWA) keeps the queue it was copied with.
 
@@ -91,7 +89,6 @@ class Queue(checks.Fixed, MemoryModule, Memory):
             checks.finite("keys", keys)
         columns = [self._checked_integers(name, given, keys) for name, given in (("labels", labels), ("ids", ids))]
         integers = torch.stack(columns, dim=1)  # (B, 2)
-        note_stored(self.key_store, keys)
         keys = normalized(keys.to(torch.promote_types(torch.float32, keys.dtype)))
         if self.gather and distributed.world_size() > 1:
             sizes = distributed.batch_sizes(len(keys), keys.device)
