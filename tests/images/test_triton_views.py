@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from images import interpreter
+from interpreter import compiled
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -19,6 +20,7 @@ from hardneg.images.views import NUMBERS, ORDERS, ImageViews, color_order, moco_
 from hardneg.randomness import generator
 
 Make = Callable[..., Tensor]
+PROGRAMS = "hardneg.images.triton_programs"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 NORMAL: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.5, 0.8, 0.7)}
@@ -136,9 +138,9 @@ def test_kernels_compile_without_a_gpu(pixel: str, channels: int) -> None:
     shared = {"CHANNELS": channels, "SIZE": 32, "TRIES": 10, "CHANNELS_LAST": channels == 3, "BLOCK": 1024}
     crop = {"HEIGHT": 40, "WIDTH": 48, "TAPS": 3, "STANDARDIZED": True}
     with interpreter.process(interpret=False) as call:
-        assert "make_view" in call(interpreter.compiled, "make_view", types, shared | crop)
+        assert "make_view" in call(compiled, PROGRAMS, "make_view", types, shared | crop)
         for last in (False, True):
-            assert "blur_tile" in call(interpreter.compiled, "blur_tile", types, shared | {"RADIUS": 2, "LAST": last})
+            assert "blur_tile" in call(compiled, PROGRAMS, "blur_tile", types, shared | {"RADIUS": 2, "LAST": last})
 
 
 def test_views_on_a_cpu_do_not_import_triton() -> None:

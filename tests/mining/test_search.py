@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hardneg.mining import search
-from hardneg.mining.search import Hidden, Searcher, unpacked
+from hardneg.mining.keys import unpacked
+from hardneg.mining.search import Hidden, Searcher
 from hardneg.mining.vectors import Vectors
 
 

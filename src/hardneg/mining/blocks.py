@@ -1,6 +1,7 @@
 """The work of mining, divided into blocks of queries: each is a function of its number alone, in any process."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 from hardneg.matmul import row_blocks
 from hardneg.mining import memory as budget
 from hardneg.mining.guide import Guide, lowest, lowest_scores
+from hardneg.mining.keys import unpacked
 from hardneg.mining.positives import Lists
 from hardneg.mining.rules import Rules
-from hardneg.mining.search import Hidden, Searcher, unpacked
+from hardneg.mining.search import Hidden, Searcher
 from hardneg.mining.selection import Dropped, Selection
 from hardneg.mining.vectors import Vectors
 
@@ -59,6 +61,11 @@ class Job:
         size = budget.block_size(self.memory, self.corpus.shape[1], self.depth + ranked_too)
         return [slice(each.start, min(each.stop, len(self.queries))) for each in row_blocks(len(self.queries), 1, size)]
 
+    @cached_property
+    def searcher(self) -> Searcher:
+        """Searches the corpus, which stays on a GPU that has room for it from one block to the next."""
+        return Searcher.within(self.corpus, self.memory, self.device)
+
     def run(self, number: int) -> Block:
         """Mine the queries of one block."""
         block = self.blocks()[number]
@@ -91,13 +98,12 @@ class Job:
 
     def _select(self, selection: Selection, queries: Tensor, excluded: Lists) -> None:
         """Search and select, and search again for the queries that have too few: below their limits, what is new."""
-        searcher = Searcher.within(self.corpus, self.memory, self.device)
         depth = self.rules.depth(selection.candidates, self.guide is not None)
         sizes = torch.from_numpy(excluded.sizes)
         few = (sizes <= _MOST_HIDDEN).nonzero()[:, 0]
         seen: list[tuple[Tensor, Tensor]] = []
         if len(few):
-            keys = searcher.best(queries[few], min(depth + int(sizes[few].amax()), len(self.corpus)))
+            keys = self.searcher.best(queries[few], min(depth + int(sizes[few].amax()), len(self.corpus)))
             seen.append((few, self._add(selection, few, keys, excluded)))
         no_limits = torch.empty(len(queries), 0)
         rest = (sizes > _MOST_HIDDEN).nonzero()[:, 0]
@@ -105,7 +111,9 @@ class Job:
         while True:
             if len(rest):
                 hidden = _hidden(rest, excluded, seen)
-                keys, above = searcher.best_below(queries[rest], min(depth, len(self.corpus)), hidden, limits[rest])
+                keys, above = self.searcher.best_below(
+                    queries[rest], min(depth, len(self.corpus)), hidden, limits[rest]
+                )
                 if limits is not no_limits:
                     selection.skip(rest, above)
                 seen.append((rest, self._add(selection, rest, keys, excluded)))

@@ -1,48 +1,21 @@
-"""Exact search: the documents with the highest cosines to each query, tile by tile over a corpus of any size.
+"""Exact search: the documents with the highest cosines to each query, tile by tile over a corpus of any size."""
 
-A candidate is one int64 key, its score in the upper half and its index in the lower. The largest keys are the highest
-scores and, among equal scores, the lowest indices, so that the result does not depend on the tiles.
-"""
-
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hardneg.losses.kernels import runs_fused
 from hardneg.matmul import exact_products, largest_columns
 from hardneg.mining import memory as budget
+from hardneg.mining.keys import EMPTY, packed
 from hardneg.mining.memory import pieces
 from hardneg.mining.vectors import Vectors
 
-EMPTY = -(1 << 63)  # the key of no candidate
-_LOW = (1 << 32) - 1
 _HEAP_DEPTH = 1024  # above, heaps are slower than topk
-
-
-def packed(scores: Tensor, indices: Tensor) -> Tensor:
-    """Keys of float32 scores and of indices below 2³², in the order of the scores, then of descending indices.
-
-    Examples:
-        >>> keys = packed(torch.tensor([0.5, -0.25, 0.5]), torch.tensor([7, 1, 2]))
-        >>> unpacked(keys.sort(descending=True).values)
-        (tensor([ 0.5000,  0.5000, -0.2500]), tensor([2, 7, 1]))
-    """
-    bits = (scores + 0.0).view(torch.int32).long()  # −0 becomes 0
-    return (_ordered(bits) << 32) | (_LOW - indices)
-
-
-def unpacked(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and indices of keys; −inf and −1 where there is no candidate."""
-    scores = _ordered(keys >> 32).int().view(torch.float32)
-    empty = keys == EMPTY
-    return scores.masked_fill(empty, -torch.inf), (_LOW - (keys & _LOW)).masked_fill(empty, -1)
-
-
-def _ordered(bits: Tensor) -> Tensor:
-    """Bits of float32 as integers in the order of the numbers, and back: those of negative numbers are inverted."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -76,12 +49,17 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Searcher:
-    """Searches a corpus in tiles. tile: documents per tile · rows: queries per tile of scores · device: of these"""
+    """Searches a corpus in tiles. tile: documents per tile · rows: queries per tile of scores · device: of these
+
+    keeps: whether the documents stay on the device for further searches
+    """
 
     corpus: Vectors
     tile: int
     rows: int
     device: str
+    keeps: bool = False
+    _kept: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def within(corpus: Vectors, memory: int, device: str) -> "Searcher":
@@ -91,11 +69,22 @@ class Searcher:
             tile = budget.tile_size(memory, dim)
             return Searcher(corpus, tile, budget.score_rows(memory, tile), device)
         whole = torch.cuda.get_device_properties(device).total_memory  # not the free part, which changes the tiles
-        return Searcher(corpus, *budget.on_gpu(whole, dim), device)
+        return Searcher(corpus, *budget.on_gpu(whole, dim), device, keeps=4 * len(corpus) * dim <= whole // 4)
 
     def best(self, queries: Tensor, depth: int) -> Tensor:
         """Keys (B, depth) of the best documents of each query (B, d), the best first."""
-        return self._search(queries, depth, None, None)[0]
+        if not (runs_fused(torch.device(self.device)) and torch.version.hip is None):
+            return self._search(queries, depth, None, None)[0]
+        from hardneg.mining import half_precision
+
+        if not half_precision.suits(min(self.tile, len(self.corpus)), depth):
+            return self._search(queries, depth, None, None)[0]
+        queries = queries.to(self.device)
+        found, unproven = half_precision.best(queries, self._tiles(), depth)
+        keys, rows = found.cpu(), unproven.nonzero()[:, 0]
+        if len(rows):
+            keys[rows.cpu()] = self._search(queries[rows], depth, None, None)[0]
+        return keys
 
     def best_below(self, queries: Tensor, depth: int, hidden: Hidden, limits: Tensor) -> tuple[Tensor, Tensor]:
         """As `best`, without the hidden pairs and without scores above the lowest limit of each query.
@@ -114,8 +103,7 @@ class Searcher:
         above = torch.zeros(len(queries), 0 if limits is None else limits.shape[1], dtype=torch.int64)
         products = queries.new_empty(min(self.rows, len(queries)) * min(self.tile, len(self.corpus)))
         with exact_products(torch.device(self.device)):
-            for start in range(0, len(self.corpus), self.tile):
-                documents = self.corpus.unit(start, start + self.tile, self.device)
+            for start, documents in self._tiles():
                 for first in range(0, len(queries), self.rows):
                     block = slice(first, first + self.rows)
                     shape = len(queries[block]), len(documents)
@@ -131,6 +119,16 @@ class Searcher:
             at_most = None if limits is None else limits[tied]
             keys[tied] = self._search(queries[tied], depth, theirs, at_most, in_heaps=False)[0]
         return keys, above
+
+    def _tiles(self) -> Iterator[tuple[int, Tensor]]:
+        """The first document of each tile, and its documents (T, d)."""
+        for start in range(0, len(self.corpus), self.tile):
+            documents = self._kept.get(start)
+            if documents is None:
+                documents = self.corpus.unit(start, start + self.tile, self.device)
+                if self.keeps:
+                    self._kept[start] = documents
+            yield start, documents
 
 
 class _Keys:
