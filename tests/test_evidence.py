@@ -1,8 +1,10 @@
 """The queue of runs behind the measured tables."""
 
+import hashlib
 import importlib
 import json
 import math
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +108,46 @@ def test_the_queue_runs_what_is_missing_once_and_tells_it(
     mean = 50 * (first[0]["knn"]["4"] + first[3]["knn"]["4"])
     row = next(line for line in shown.splitlines() if line.startswith("| uniform | 2 |"))
     assert f" {mean:.1f} ± " in row
+
+
+def test_a_run_that_another_process_has_is_left_to_it(
+    evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[str] = []
+
+    def run_cell(cell: Any, source: str, folder: Path, *rest: Any) -> dict[str, Any]:
+        with evidence.claimed(folder) as free:
+            assert not free  # while it runs
+        ran.append(cell.key)
+        return {"seconds_per_epoch": {"all": 1.0}}
+
+    monkeypatch.setattr(evidence, "run_cell", run_cell)
+    cells = evidence.load_table("smoke").cells
+    folder = tmp_path / "runs" / hashlib.sha256(cells[1].key.encode()).hexdigest()[:12]
+    with evidence.claimed(folder) as free:
+        assert free
+        queue(evidence, monkeypatch, tmp_path, "--workers", "2")
+    assert ran == [cell.key for cell in cells if cell is not cells[1]]
+    assert {line["workers"] for line in records(tmp_path)} == {2}
+    queue(evidence, monkeypatch, tmp_path)
+    assert ran[3:] == [cells[1].key]
+    assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_runs_of_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "few.yaml"
+    head = "about: A test.\ndata: digits\nrecipe: digits-simclr\nepochs: 1\npace: 1\nmetrics: [knn]\n"
+    file.write_text(head + "cells: [{name: plain, seeds: [0, 1, 2, 3, 4]}]\n")
+    script = [sys.executable, str(BENCHMARKS / "evidence_workers.py"), "2", str(file), "--out", str(tmp_path / "out")]
+    done = subprocess.run(script, capture_output=True, text=True, encoding="utf-8", check=True)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "few.jsonl").read_text().splitlines()]
+    assert sorted(line["seed"] for line in lines) == [0, 1, 2, 3, 4]
+    assert {line["workers"] for line in lines} == {2}
+    assert done.stdout.count("runs finished") == 2
+    wrong = subprocess.run([*script[:2], "few"], capture_output=True, text=True, encoding="utf-8", check=False)
+    assert wrong.returncode == 1
+    assert "number of processes" in wrong.stderr
 
 
 def test_images_are_chosen_on_a_tenth_of_each_class_of_the_training_set(evidence: ModuleType, tmp_path: Path) -> None:

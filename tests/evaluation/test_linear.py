@@ -84,6 +84,20 @@ def test_value_and_gradient_equal_autograd(tile: int, monkeypatch: pytest.Monkey
     assert_close(gradient, leaf.grad)
 
 
+def test_value_and_gradient_of_parts_are_those_of_their_standardized_samples() -> None:
+    features, targets = blobs(4, 5, 3)
+    inputs, penalty = features.double(), torch.tensor([0.3, 2.0], dtype=torch.float64)
+    point = torch.randn(2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = torch.rand(2, len(inputs), generator=torch.Generator().manual_seed(1)) < 0.7
+    mean, std = torch.randn(2, 3).double(), torch.rand(2, 3).double() + 0.5
+    value, gradient = objective(inputs, targets, point, penalty, linear.Parts(rows.double(), mean, std))
+    for problem, own in enumerate(rows):
+        part = (inputs[own] - mean[problem]) / std[problem]
+        alone = objective(part, targets[own], point[problem, None], penalty[problem, None])
+        assert_close(value[problem], alone[0][0])
+        assert_close(gradient[problem], alone[1][0])
+
+
 def test_float32_is_accurate_for_well_fitted_samples() -> None:
     inputs, targets = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
     point = torch.tensor([[[10.0, 0.0], [-10.0, 0.0]]])
@@ -123,7 +137,7 @@ def test_the_penalty_is_chosen_on_held_out_samples_and_the_final_fit_uses_all() 
     penalties = (1e-4, 1e-2, 1.0, 10.0)
     result = linear_probe(train, train_labels, test, test_labels, penalties, validation=0.3, seed=4)
     inputs = standardized(train, train)
-    held = linear._held_out(train_labels, 0.3, 4)
+    held = linear.held_out(train_labels, 0.3, 4)
     for penalty, accuracy in result.validation_accuracies.items():
         peer = sklearn_fit(inputs[~held], train_labels[~held], penalty)
         assert accuracy == pytest.approx(peer.score(inputs[held].numpy(), train_labels[held].numpy()), abs=0.006)
@@ -137,11 +151,11 @@ def test_the_penalty_is_chosen_on_held_out_samples_and_the_final_fit_uses_all() 
 
 def test_the_split_holds_out_a_share_of_each_class_but_never_all_of_it() -> None:
     targets = torch.tensor([0] * 10 + [1] * 3 + [2] * 2 + [3])
-    held = linear._held_out(targets, 0.2, 0)
+    held = linear.held_out(targets, 0.2, 0)
     assert targets[held].bincount(minlength=4).tolist() == [2, 1, 0, 0]
-    assert targets[linear._held_out(targets, 0.9, 0)].bincount(minlength=4).tolist() == [9, 2, 1, 0]
-    assert_close(held, linear._held_out(targets, 0.2, 0))
-    assert not torch.equal(held, linear._held_out(targets, 0.2, 1))
+    assert targets[linear.held_out(targets, 0.9, 0)].bincount(minlength=4).tolist() == [9, 2, 1, 0]
+    assert_close(held, linear.held_out(targets, 0.2, 0))
+    assert not torch.equal(held, linear.held_out(targets, 0.2, 1))
 
 
 def test_the_documented_formula_gives_the_predictions() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hardneg.evaluation import evaluate_texts
+from hardneg.evaluation import evaluate_texts, linear_folds, linear_probe
 from hardneg.evaluation.sentences import logistic_accuracy, nearest_accuracy, read_classification, stratified_folds
 
 
@@ -29,6 +29,22 @@ def test_each_fold_has_the_accuracy_of_scikit_learn() -> None:
         model = linear_model.LogisticRegression(C=1 / (train.sum() * 1e-2), max_iter=1000, tol=1e-8)
         assert accuracy == pytest.approx(model.fit(x[train], y[train]).score(x[test], y[test]), abs=1e-9)
     assert 0.5 < result.mean < 0.95
+
+
+@pytest.mark.parametrize("coefficients", [1, 1 << 22])  # one fold at a time, and all folds together
+def test_folds_fitted_together_are_the_linear_probes_of_each(
+    coefficients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_folds, "COEFFICIENTS", coefficients)
+    features, labels = blobs(1)
+    features = 40 * features + 1000  # each fold is standardized by its own training set
+    folds, penalties = stratified_folds(labels, 5, 2), (1e-3, 1e-1, 1.0)
+    result = linear_folds.probe_folds(features, labels, folds, penalties, seeds=range(5))
+    for fold, found in enumerate(result):
+        train, test = folds != fold, folds == fold
+        alone = linear_probe(features[train], labels[train], features[test], labels[test], penalties, seed=fold)
+        assert (found.accuracy, found.penalty, found.converged) == (alone.accuracy, alone.penalty, alone.converged)
+    assert len({found.penalty for found in result}) > 1
 
 
 def test_the_nearest_neighbor_is_that_of_a_loop() -> None:

@@ -7,8 +7,10 @@ For each penalty λ, with x the standardized features of N samples and y their c
 which is scikit-learn's ``LogisticRegression(C=1 / (N λ))`` divided by its C·N.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +33,32 @@ BIAS_CURVATURE = 1e-3  # upper bound of λ in this test: above it, the unpenaliz
 MEMORY = 10  # pairs stored by L-BFGS
 BACKTRACKS = 20  # maximum number of step lengths tried in one iteration
 SUFFICIENT = 1e-4  # required share of the decrease predicted by the slope (Armijo)
+
+
+class Parts(NamedTuple):
+    """Problems that are fitted to parts of the same inputs, each standardized by itself, such as the folds of a set.
+
+    rows: (P, N) 1 for the samples of a problem, else 0 · mean, std: (P, d), subtracted and divided by
+    """
+
+    rows: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def select(self, problems: Tensor) -> "Parts":
+        """The parts of these problems (n,)."""
+        return Parts(self.rows[problems], self.mean[problems], self.std[problems])
+
+    def on_inputs(self, point: Tensor) -> Tensor:
+        """Coefficients (P, C, d + 1) of the standardized inputs, as coefficients of the inputs themselves."""
+        weight = point[..., :-1] / self.std[:, None]
+        bias = point[..., -1] - (weight * self.mean[:, None]).sum(dim=2)
+        return torch.cat([weight, bias[..., None]], dim=2)
+
+    def gradient(self, gradient: Tensor) -> Tensor:
+        """The gradient in ``point`` from that in ``on_inputs(point)``, both (P, C, d + 1)."""
+        weight, bias = gradient[..., :-1], gradient[..., -1:]
+        return torch.cat([(weight - bias * self.mean[:, None]) / self.std[:, None], bias], dim=2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,24 +123,24 @@ def linear_probe(
     grid = sorted(map(float, given), reverse=True)  # the first of equal accuracies is then the largest penalty
     with exact_products(train.device):
         classes, targets = class_indices(train_labels)
-        held = _held_out(targets, validation, seed) if len(grid) > 1 else torch.zeros_like(targets, dtype=torch.bool)
+        held = held_out(targets, validation, seed) if len(grid) > 1 else torch.zeros_like(targets, dtype=torch.bool)
         order = held.int().argsort(stable=True)  # held-out samples last, so that both parts are views
         fitted = len(targets) - int(held.sum())
-        mean, std = _mean_and_std(train)
-        inputs, targets = _standardized(train, mean, std, dtype, order), targets[order]  # (N, d), (N,)
+        mean, std = mean_and_std(train)
+        inputs, targets = standardized(train, mean, std, dtype, order), targets[order]  # (N, d), (N,)
 
         start = inputs.new_zeros(len(grid), len(classes), inputs.shape[1] + 1)  # (P, C, d + 1)
         solutions, converged, iterations = minimize(inputs[:fitted], targets[:fitted], grid, start, steps)
         accuracies, best, candidates_converged = [], 0, converged[:0]
         if len(grid) > 1:
-            accuracies = [share_equal(row, targets[fitted:]) for row in _predicted(inputs[fitted:], solutions)]
+            accuracies = [share_equal(row, targets[fitted:]) for row in predicted_classes(inputs[fitted:], solutions)]
             best = accuracies.index(max(accuracies))
             candidates_converged, candidate_iterations = converged, iterations
             solutions, converged, iterations = minimize(
                 inputs, targets, [grid[best]], solutions[best : best + 1], steps
             )
             iterations = iterations if not bool(converged.all()) else candidate_iterations[~candidates_converged]
-        predicted = classes[_predicted(_standardized(test, mean, std, dtype), solutions)[0]]  # (T,)
+        predicted = classes[predicted_classes(standardized(test, mean, std, dtype), solutions)[0]]  # (T,)
     return LinearResult(
         accuracy=share_equal(predicted, test_labels),
         penalty=grid[best],
@@ -146,13 +174,18 @@ def convergence_note(final: bool, candidates: Tensor, chosen: int, iterations: T
 
 
 def minimize(
-    inputs: Tensor, targets: Tensor, penalties: Sequence[float], start: Tensor, steps: int
+    inputs: Tensor,
+    targets: Tensor,
+    penalties: Sequence[float],
+    start: Tensor,
+    steps: int,
+    parts: Parts | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Minimize F for all penalties together, by L-BFGS with one step length per penalty.
 
     inputs: (N, d) · targets: (N,) class indices · penalties: P numbers · start: (P, C, d + 1), the bias last · steps:
-    maximum number of iterations · returns the solutions (P, C, d + 1), whether each has converged (P,) and its number
-    of iterations (P,)
+    maximum number of iterations · parts: the samples of each problem; None if each has all · returns the solutions
+    (P, C, d + 1), whether each has converged (P,) and its number of iterations (P,)
 
     A fit is removed from the batch when it has converged, or when rounding hides any further decrease.
     """
@@ -160,7 +193,7 @@ def minimize(
     solutions, converged = start.clone(), torch.zeros(len(penalties), dtype=torch.bool, device=inputs.device)
     unsolved = torch.arange(len(penalties), device=inputs.device)
     point, scale = start, torch.ones_like(penalty, dtype=torch.float64)
-    value, gradient = objective(inputs, targets, point, penalty)
+    value, gradient = objective(inputs, targets, point, penalty, parts)
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []
     rejected, iterations = torch.zeros_like(converged), torch.zeros_like(unsolved)
     for step in range(steps + 1):
@@ -175,10 +208,12 @@ def minimize(
                 tensor[keep] for tensor in (unsolved, penalty, point, scale, value, gradient)
             )
             pairs = [(move[keep], change[keep], curvature[keep]) for move, change, curvature in pairs]
+            parts = None if parts is None else parts.select(keep)
 
         before = point, gradient
         direction = _direction(gradient, pairs, scale)
-        point, value, gradient, rejected = _line_search(inputs, targets, penalty, point, value, gradient, direction)
+        evaluate = partial(objective, inputs, targets, penalty=penalty, parts=parts)
+        point, value, gradient, rejected = _line_search(evaluate, point, value, gradient, direction)
         move, change = point - before[0], gradient - before[1]
         curvature, squares = _dot(move, change), _dot(change, change)
         # F is convex, so that the curvature is zero only by rounding; such a pair is stored as zeros.
@@ -189,14 +224,17 @@ def minimize(
     return solutions, converged, iterations
 
 
-def objective(inputs: Tensor, targets: Tensor, point: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
-    """F and its gradient for P problems on the same data.
+def objective(
+    inputs: Tensor, targets: Tensor, point: Tensor, penalty: Tensor, parts: Parts | None = None
+) -> tuple[Tensor, Tensor]:
+    """F and its gradient for P problems on the same data, or on parts of it.
 
-    inputs: (N, d) · targets: (N,) · point: (P, C, d + 1), the bias last · penalty: (P,) · returns (P,) float64 and
-    (P, C, d + 1)
+    inputs: (N, d) · targets: (N,) · point: (P, C, d + 1), the bias last · penalty: (P,) · parts: the samples of each
+    problem · returns (P,) float64 and (P, C, d + 1)
     """
     problems, classes, _ = point.shape
-    weight, bias = point[..., :-1].flatten(0, 1), point[..., -1].flatten()  # (P · C, d), (P · C,)
+    applied = point if parts is None else parts.on_inputs(point)
+    weight, bias = applied[..., :-1].flatten(0, 1), applied[..., -1].flatten()  # (P · C, d), (P · C,)
     value = torch.zeros(problems, dtype=torch.float64, device=inputs.device)
     gradient = torch.zeros_like(point)
     for block in row_blocks(len(inputs), problems * classes):
@@ -207,30 +245,43 @@ def objective(inputs: Tensor, targets: Tensor, point: Tensor, penalty: Tensor) -
         # For a well-fitted sample 1 − p is only rounding error; the sum of the other probabilities is accurate.
         residual = logs.exp_().scatter_(2, target_columns, 0)
         rest = residual.sum(dim=2, keepdim=True)  # (R, P, 1)
-        residual = residual.scatter_(2, target_columns, -rest).flatten(1)  # softmax − one-hot, (R, P · C)
+        residual = residual.scatter_(2, target_columns, -rest)  # softmax − one-hot, (R, P, C)
         losses = torch.where(rest < 0.5, -torch.log1p(-rest), -target_logs)
+        if parts is not None:
+            own = parts.rows[:, block].T[..., None]  # (R, P, 1)
+            losses, residual = losses * own, residual.mul_(own)
+        residual = residual.flatten(1)  # (R, P · C)
         value += losses[..., 0].sum(dim=0, dtype=torch.float64)
         gradient[..., :-1] += (residual.T @ inputs[block]).view(problems, classes, -1)
         gradient[..., -1] += residual.sum(dim=0).view(problems, classes)
-    gradient /= len(inputs)
+    if parts is None:
+        value, gradient = value / len(inputs), gradient.div_(len(inputs))
+    else:
+        sizes = parts.rows.sum(dim=1, dtype=torch.float64)  # (P,)
+        value, gradient = value / sizes, parts.gradient(gradient) / _per_problem(sizes, gradient)
     gradient[..., :-1] += _per_problem(penalty, point) * point[..., :-1]
     squares = point[..., :-1].square().sum(dim=(1, 2), dtype=torch.float64)
-    return value / len(inputs) + penalty / 2 * squares, gradient
+    return value + penalty / 2 * squares, gradient
 
 
 def _line_search(
-    inputs: Tensor, targets: Tensor, penalty: Tensor, point: Tensor, value: Tensor, gradient: Tensor, direction: Tensor
+    evaluate: Callable[[Tensor], tuple[Tensor, Tensor]],
+    point: Tensor,
+    value: Tensor,
+    gradient: Tensor,
+    direction: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Backtracking line search along the direction of each problem, until F has decreased sufficiently (Armijo).
 
-    Returns the new points, their values and gradients, and which problems had no sufficient step (P,) and stay.
+    evaluate: F and its gradient at a point · returns the new points, their values and gradients, and which problems had
+    no sufficient step (P,) and stay
     """
     slope = _dot(direction, gradient)  # (P,)
     length = torch.ones_like(slope)
-    rounding = 10 * torch.finfo(inputs.dtype).eps * value  # differences of F below this are rounding errors
+    rounding = 10 * torch.finfo(point.dtype).eps * value  # differences of F below this are rounding errors
     for _ in range(BACKTRACKS):
         trial = point + _per_problem(length, direction) * direction
-        trial_value, trial_gradient = objective(inputs, targets, trial, penalty)
+        trial_value, trial_gradient = evaluate(trial)
         gain = trial_value - value
         rejected = ~((gain <= SUFFICIENT * length * slope + rounding) & (slope < 0))  # NaN is rejected as well
         if not bool(rejected.any()):
@@ -271,7 +322,7 @@ def _per_problem(numbers: Tensor, like: Tensor) -> Tensor:
     return numbers.view(-1, *[1] * (like.dim() - 1))
 
 
-def _predicted(inputs: Tensor, solutions: Tensor) -> Tensor:
+def predicted_classes(inputs: Tensor, solutions: Tensor) -> Tensor:
     """The most probable class of inputs (T, d) under solutions (P, C, d + 1), as indices (P, T)."""
     problems, classes, _ = solutions.shape
     weight, bias = solutions[..., :-1].flatten(0, 1), solutions[..., -1].flatten()
@@ -282,7 +333,7 @@ def _predicted(inputs: Tensor, solutions: Tensor) -> Tensor:
     return torch.cat(predicted).T
 
 
-def _held_out(targets: Tensor, share: float, seed: int) -> Tensor:
+def held_out(targets: Tensor, share: float, seed: int) -> Tensor:
     """Mask (N,) of the held-out samples: a share of each class, rounded, but never a whole class."""
     counts = targets.bincount()
     held = random_ranks(targets, seed) < (counts * share).round().clamp(max=counts - 1)[targets]
@@ -294,7 +345,7 @@ def _held_out(targets: Tensor, share: float, seed: int) -> Tensor:
     return held
 
 
-def _mean_and_std(features: Tensor) -> tuple[Tensor, Tensor]:
+def mean_and_std(features: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each feature, (d,) float64; the deviation of a constant feature is set to 1."""
     blocks = row_blocks(features.shape[1], len(features))  # of columns here
     moments = [torch.std_mean(features[:, block].double(), dim=0, correction=0) for block in blocks]
@@ -302,7 +353,7 @@ def _mean_and_std(features: Tensor) -> tuple[Tensor, Tensor]:
     return mean, std.masked_fill(std == 0, 1)
 
 
-def _standardized(
+def standardized(
     features: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype, order: Tensor | None = None
 ) -> Tensor:
     """(features − mean)/std, (N, d), with the rows in the given order (N,)."""

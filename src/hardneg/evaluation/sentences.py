@@ -11,6 +11,7 @@ from hardneg.checks import TensorLike
 from hardneg.evaluation.features import checked_features, class_indices, random_ranks
 from hardneg.evaluation.knn import knn_accuracy
 from hardneg.evaluation.linear import linear_probe
+from hardneg.evaluation.linear_folds import probe_folds
 from hardneg.evaluation.sts import Encode, find_file, table
 from hardneg.randomness import mix
 
@@ -53,15 +54,9 @@ def logistic_accuracy(
     """
     rows, targets = _labeled(features, labels, folds)
     fold_of = stratified_folds(targets, folds, seed)
-    results = []
-    for fold in range(folds):
-        train, test = fold_of != fold, fold_of == fold
-        results.append(
-            linear_probe(
-                rows[train], targets[train], rows[test], targets[test], penalties, seed=mix(seed, fold) % 2**31
-            )
-        )
-    failed = sum(bool(result.note) for result in results)
+    seeds = [mix(seed, fold) % 2**31 for fold in range(folds)]
+    results = probe_folds(rows, targets, fold_of, penalties, seeds)
+    failed = sum(not result.converged for result in results)
     note = f"not converged in {failed} of {folds} folds" if failed else ""
     return LogisticResult(tuple(r.accuracy for r in results), tuple(r.penalty for r in results), note)
 

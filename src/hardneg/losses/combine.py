@@ -115,11 +115,13 @@ def with_scale(
             raise ValueError(f"scale is on {scale.device}, but z1 on {views.device}: move all inputs to one device")
         usable = (scale > 0) & (scale < torch.inf)
         validity = checks.values(usable, "scale must be > 0 and finite: it replaces 1/temperature")
-        # The scores' largest magnitude is not known without reading the scale.
-        return replace(settings, max_abs_score=None), checks.poisoned(scale.to(views.dtype), validity), validity
+        # Only the device knows a bound of the scores.
+        largest = math.inf if settings.normalize else None
+        settings = replace(settings, max_abs_score=largest, learned_scale=True)
+        return settings, checks.poisoned(scale.to(views.dtype), validity), validity
     number = float(checks.number("scale", scale, above=0, below=math.inf))
     largest = number if settings.normalize else None
-    return replace(settings, max_abs_score=largest), views.new_full((), number), None
+    return replace(settings, max_abs_score=largest, learned_scale=False), views.new_full((), number), None
 
 
 def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, precision: torch.dtype | None) -> Rule:
@@ -139,6 +141,7 @@ def weight_rule(settings: Settings, sets: list[CandidateSet], scale: Tensor, pre
         score_factor=factor,
         grad_through_weights=settings.grad_through_weights,
         max_abs_score=settings.max_abs_score,
+        learned_scale=settings.learned_scale,
         half_copies=HalfCopies(precision),
     )
     return _weighted(rule, settings.weighting)

@@ -174,6 +174,7 @@ def resolve(given: dict[str, Any], progress: float) -> Settings:
         needs_guide=any(band.needs_guide for band in bands),
         prior=Prior.of(prior) if prior > 0 else None,
         max_abs_score=max_abs_score,
+        learned_scale=isinstance(temperature, Learnable),
         by_source=by_source,
         cosine_bands=_has_cosines(hardening, progress, temperature),
         **unchanged,

@@ -51,9 +51,9 @@ class Settings:
     weighting: the hardening with a tilt or general weights · bands: those with a range of scores or ranks, in terms of
     scores · needs_positive, needs_guide: whether a band depends on the positive's score, or on a guide's scores ·
     prior: None for no debiasing · max_abs_score: upper bound of |score|, if one is known without computing scores ·
-    by_source: the hardening of each source with a distribution of its own, or None for one distribution over all
-    candidates; ``weighting`` and ``bands`` are then those of the batch · cosine_bands: whether a band was given in
-    cosines
+    learned_scale: 1/temperature is a smaller bound, which only the device knows · by_source: the hardening of each
+    source with a distribution of its own, or None for one distribution over all candidates; ``weighting`` and ``bands``
+    are then those of the batch · cosine_bands: whether a band was given in cosines
     """
 
     temperature: float | Learnable
@@ -62,6 +62,7 @@ class Settings:
     needs_positive: bool
     prior: Prior | None
     max_abs_score: float | None
+    learned_scale: bool
     debias: str
     in_batch: str | tuple[str, ...] | None
     symmetric: bool

@@ -95,11 +95,11 @@ def _save(folder: Path, name: str, found: dict[str, Any]) -> None:
         warnings.warn(f"the results could not be saved: {error}", stacklevel=3)
 
 
-def untrained(settings: Recipe) -> EvaluationResult:
-    """The metrics of the recipe's encoder before its first step."""
+def untrained(settings: Recipe, metrics: Sequence[str | Metric] | None = None) -> EvaluationResult:
+    """The metrics of the recipe's encoder before its first step; metrics: None for all that fit."""
     train_set = build.data(settings)
     module = build.method(settings, train_set)
-    return _of_module(settings, module.encoder, train_set, module.views)
+    return _of_module(settings, module.encoder.to(_device(settings)), train_set, module.views, metrics)
 
 
 def raw(settings: Recipe) -> EvaluationResult:
@@ -107,9 +107,11 @@ def raw(settings: Recipe) -> EvaluationResult:
     return _of_module(settings, nn.Flatten(), build.data(settings), None)
 
 
-def _of_module(settings: Recipe, encoder: nn.Module, train_set: Any, views: Any) -> EvaluationResult:
+def _of_module(
+    settings: Recipe, encoder: nn.Module, train_set: Any, views: Any, metrics: Sequence[str | Metric] | None = None
+) -> EvaluationResult:
     kind, division = settings.kind, train_set.division
-    request = EvaluationRequest(settings.data, kind.shape(train_set), division, views)
+    request = EvaluationRequest(settings.data, kind.shape(train_set), division, views, metrics=_metrics(metrics))
     return kind.evaluate(encoder, request)
 
 

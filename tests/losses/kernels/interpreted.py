@@ -79,7 +79,7 @@ def run(
         }
         value = loss(**given)
         (value * torch.linspace(0.5, 1.5, value.numel()).to(value.dtype).view(value.shape)).sum().backward()
-        learned = {name: tensor for name, tensor in given.items() if tensor.is_floating_point() and len(tensor) > 0}
+        learned = {name: tensor for name, tensor in given.items() if tensor.is_floating_point() and tensor.numel() > 0}
         grads = {name: tensor.grad for name, tensor in (*learned.items(), *loss.named_parameters())}
         assert all(grad is not None for grad in grads.values())
         return Found(value.detach(), grads, loss.diagnostics())  # type: ignore[arg-type]
@@ -90,7 +90,9 @@ def run_many(calls: list[tuple[Any, ...]]) -> list[Found]:
     return [run(*call) for call in calls]
 
 
-def run_compiled(options: Options, arguments: dict[str, Tensor]) -> tuple[list[Found], int]:
+def run_compiled(
+    options: Options, arguments: dict[str, Tensor], constants: dict[str, Any] | None = None
+) -> tuple[list[Found], int]:
     """`run` in eager mode and as one compiled graph, and the number of custom operators in the graph."""
     operators = 0
 
@@ -106,8 +108,9 @@ def run_compiled(options: Options, arguments: dict[str, Tensor]) -> tuple[list[F
         given = {
             name: t.detach().clone().requires_grad_() if t.is_floating_point() else t for name, t in arguments.items()
         }
-        value = (torch.compile(loss, fullgraph=True, backend=count) if compiled else loss)(**given)
-        (value * torch.linspace(0.5, 1.5, value.numel()).view(value.shape)).sum().backward()
+        with patched(constants):
+            value = (torch.compile(loss, fullgraph=True, backend=count) if compiled else loss)(**given)
+            (value * torch.linspace(0.5, 1.5, value.numel()).view(value.shape)).sum().backward()
         learned = {name: tensor for name, tensor in given.items() if tensor.is_floating_point()}
         grads = {name: tensor.grad for name, tensor in (*learned.items(), *loss.named_parameters())}
         found.append(Found(value.detach(), {k: g for k, g in grads.items() if g is not None}, loss.diagnostics()))

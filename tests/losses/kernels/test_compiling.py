@@ -215,6 +215,18 @@ def test_kernels_that_use_the_symmetry_of_scores_compile(
     assert sum("outer_end" in arguments for _, arguments, *_ in notes) == 2
 
 
+@pytest.mark.parametrize("dim", [128, pytest.param(384, marks=pytest.mark.slow)])
+def test_kernels_of_a_learned_temperature_compile_for_either_bound(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hardneg.losses.kernels.triton import passes
+
+    monkeypatch.setattr(passes, "MIN_SYMMETRIC_ROWS", 64)
+    loss = hn.hcl(temperature=hn.Learnable(0.1), backend="fused")
+    z1, z2 = (embeddings(ROWS, torch.bfloat16, dim) for _ in range(2))
+    notes = check(launches(lambda: loss(z1, z2), (True,)))
+    kinds = [(program.__name__, given["T"].bounded) for program, given, *_ in notes if "T" in given]
+    assert set(kinds) == {("sums", False), ("symmetric_sums", True), ("gradient", False), ("gradient", True)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [1, 16, 17, 32, 64, 100, 128, 129, 192, 256, 257, 512, 768, 1024])

@@ -443,6 +443,55 @@ def test_symmetric_scores_are_computed_once(
     assert ("symmetric_sums" in work.launches) == symmetric
 
 
+LEARNED: list[dict[str, Any]] = [
+    {"hardening": hn.Exponential(1.0), "class_prior": 0.02},
+    {"hardening": (hn.Threshold(0.1), hn.Exponential(0.5))},
+    {"hardening": hn.Exponential(1.3), "supervision": "negatives"},
+    TOWERS,
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature", "wide"),
+    [
+        *((LEARNED[k % 4], t, wide) for k, (t, wide) in enumerate(product((0.5, 0.07, 0.01), (False, True)))),
+        *(slow(*case) for case in product(LEARNED, (0.5, 0.07, 0.01), (False, True))),
+    ],
+)
+def test_the_device_decides_whether_a_learned_temperature_bounds_the_scores(
+    call: Call, options: dict[str, Any], temperature: float, wide: bool
+) -> None:
+    # (β + 1)/t is on either side of 40, and its limit for the smallest temperature, 0.01, is beyond.
+    options = options | {"temperature": hn.Learnable(temperature)}
+    everything = full(rows=65 if options.get("symmetric") else 33, dim=18)
+    arguments = {key: everything[key] for key in ("z1", "z2", *(["labels"] if "supervision" in options else []))}
+    constants = SYMMETRIC | (IN_STRIPS if wide else {})
+    found = call(interpreted.guarded, options, arguments, constants)
+    assert "temperature.log_value" in found.grads
+    check(found, options, arguments)
+    work: Work = call(interpreted.work, options, arguments, constants)
+    assert {"sums", "symmetric_sums"} <= set(work.launches)
+
+
+def test_the_device_decides_inside_a_compiled_graph_too(call: Call) -> None:
+    options = {"temperature": hn.Learnable(0.5), "hardening": hn.Exponential(1.0)}
+    (eager, compiled), operators = call(interpreted.run_compiled, options, views(33, 18), SYMMETRIC)
+    assert operators == 1
+    for name, grad in eager.grads.items():  # a row maximum would change the rounding
+        assert torch.equal(compiled.grads[name], grad)
+
+
+@pytest.mark.parametrize("scale", [2.0, 100.0])
+def test_the_device_decides_whether_a_given_scale_bounds_the_scores(call: Call, scale: float) -> None:
+    options, arguments = {"hardening": hn.Exponential(1.0)}, views(33, 18) | {"scale": torch.tensor(scale)}
+    found: Found = call(interpreted.run, options, arguments, SYMMETRIC)
+    exact = {name: t.double() for name, t in arguments.items()}
+    truth = interpreted.run(options, exact, backend="reference")
+    assert error(found.value, truth.value) <= 1e-5
+    for name, exactly in truth.grads.items():
+        assert error(found.grads[name], exactly) <= 1e-5
+
+
 @pytest.mark.parametrize("supervision", ["negatives", "full"])
 def test_large_and_unknown_labels_of_many_rows_are_numbered(call: Call, supervision: str) -> None:
     arguments = views(36, 18) | {"labels": torch.tensor([-1, 3, 3 + 2**32, 2**62, -1, 3, 2**62, 0, 7]).repeat(4)}

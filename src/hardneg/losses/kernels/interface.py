@@ -176,9 +176,10 @@ class Rule:
     tilt: β of weights e^{βs} · log_weight: general weights instead · lower, upper: range of scores kept, one number for
     all anchors or (A,) · rings: ranges of ranks kept, as fractions of the eligible candidates · draws: (A, k) random
     integers that select k negatives from those kept · grad_through_weights: whether gradients flow through the weights
-    · max_abs_score: upper bound of |score|, if known · half_copies: of embeddings, for the fused kernel's products ·
-    score_factor: by which scores are rescaled in the weights; ``tilt`` and ``log_weight`` contain it · guide: range of
-    a guide model's scores kept; the fused kernel has none
+    · max_abs_score: upper bound of |score|, if known · learned_scale: the scale is a smaller bound, which only the
+    device knows · half_copies: of embeddings, for the fused kernel's products · score_factor: by which scores are
+    rescaled in the weights; ``tilt`` and ``log_weight`` contain it · guide: range of a guide model's scores kept; the
+    fused kernel has none
     """
 
     tilt: float | Tensor = 0.0
@@ -189,6 +190,7 @@ class Rule:
     draws: Tensor | None = None
     grad_through_weights: bool = True
     max_abs_score: float | None = None
+    learned_scale: bool = False
     half_copies: HalfCopies = field(default_factory=lambda: HalfCopies(None))
     score_factor: float | Tensor = 1.0
     guide: GuideBand | None = None

@@ -7,7 +7,7 @@ gives the whole gradient.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,37 +107,8 @@ def largest_magnitude(anchors: Tensor, candidates: Sequence[Tensor], scale: Tens
     return found
 
 
-class _Reduction(Protocol):
-    """Three numbers per anchor computed from its row of scores, and the gradient of a loss in those scores.
-
-    keeps_exponentials: whether `forward` leaves in its strip what `coefficients` can reuse · symmetric: whether
-    ∂L/∂s_ji can be computed from the strip of row i, if scores are symmetric
-    """
-
-    eligibility: Eligibility
-    keeps_exponentials: bool
-    symmetric: bool
-
-    def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
-        """Three numbers per row; may overwrite ``scores``."""
-
-    def coefficients(
-        self,
-        rows: slice,
-        scores: Tensor,
-        results: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        recomputed: bool,
-        both: bool,
-    ) -> Tensor:
-        """∂L/∂s_ij (R, N), or ∂L/∂s_ij + ∂L/∂s_ji if ``both``. results, grads: of all anchors.
-
-        recomputed: ``scores`` are plain and may be overwritten; otherwise they are what `forward` left, and are kept
-        """
-
-
 def _reduce(
-    reduction: _Reduction, anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor
+    reduction: "_NegativeSums | _PositiveSums", anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     blocks = [None if block is anchors else block for block in candidates]
     results: tuple[Tensor, Tensor, Tensor] = _Strips.apply(reduction, scale, anchors, *blocks)  # type: ignore[no-untyped-call]
@@ -149,7 +120,7 @@ class _Strips(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, reduction: _Reduction, scale: Tensor, anchors: Tensor, *blocks: Tensor | None
+        ctx: Any, reduction: "_NegativeSums | _PositiveSums", scale: Tensor, anchors: Tensor, *blocks: Tensor | None
     ) -> tuple[Tensor, ...]:
         candidates = [anchors if block is None else block for block in blocks]
         size = len(anchors)
@@ -220,10 +191,12 @@ class _Strips(torch.autograd.Function):
 
 
 class _NegativeSums:
-    """The two log-sums and the count of `LogSums`.
+    """The two log-sums and the count of `LogSums`, strip by strip, and the gradient of a loss in the scores.
 
-    row_max: maximum of each row's scores, or 0 where it need not be subtracted · log_tilted, log_weight: log of the
-    sums of e^{(β+1)s} and e^{βs}, with s relative to that maximum
+    keeps_exponentials: whether `forward` leaves in its strip what `coefficients` can reuse · symmetric: whether
+    ∂L/∂s_ji can be computed from the strip of row i, if scores are symmetric · row_max: maximum of each row's scores,
+    or 0 where it need not be subtracted · log_tilted, log_weight: log of the sums of e^{(β+1)s} and e^{βs}, with s
+    relative to that maximum
     """
 
     def __init__(self, eligibility: Eligibility, rule: Rule, anchors: Tensor) -> None:
@@ -243,6 +216,7 @@ class _NegativeSums:
         self.symmetric = self.keeps_exponentials and not self.banded and unmasked
 
     def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
+        """Three numbers per row; may overwrite ``scores``."""
         rule = self.rule
         self._mask(rows, scores)
         if rule.draws is not None:
@@ -277,6 +251,10 @@ class _NegativeSums:
         recomputed: bool,
         both: bool,
     ) -> Tensor:
+        """∂L/∂s_ij (R, N), or ∂L/∂s_ij + ∂L/∂s_ji if ``both``. results, grads: of all anchors.
+
+        recomputed: ``scores`` are plain and may be overwritten; otherwise they are what `forward` left, and are kept
+        """
         tilt, through = self.rule.tilt, self.rule.grad_through_weights
         empty = results[2] == 0
         # METHODS, gradient: (β+1)·softmax_{β+1} and −β·softmax_β; with detached weights 1 and 0.
@@ -344,7 +322,10 @@ def _tilt_(scores: Tensor, tilt: float | Tensor) -> Tensor:
 
 
 class _PositiveSums:
-    """Σ softplus(offset − p), Σ p, and the derivative of the first in the offset, over each anchor's positives."""
+    """Σ softplus(offset − p), Σ p, and the derivative of the first in the offset, over each anchor's positives.
+
+    Its methods and attributes are those of `_NegativeSums`.
+    """
 
     keeps_exponentials = symmetric = False
 

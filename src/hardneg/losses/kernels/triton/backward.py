@@ -132,7 +132,7 @@ def gradient(
     ∂L/∂s·factor itself, for a matrix product that follows; the first ``skip`` inner rows are left out. SCALED: there is
     a factor · CROSSED: see `row_ranges`
     """
-    row, row_end, begin, end = row_ranges(base, skip, sizes, span, OUTER_BLOCK, CROSSED)
+    row, row_end, begin, end = row_ranges(numbers, base, skip, sizes, span, T, OUTER_BLOCK, CROSSED)
     i = row + tl.arange(0, OUTER_BLOCK)
     inside = i < row_end
     tilt, factor = tl.load(numbers.tilt), 1.0

@@ -18,6 +18,7 @@ from hardneg.losses.kernels.triton.score_tile import (
     LOG2E,
     NONE,
     POSITIVES,
+    applies,
     exponentials,
     in_bounds,
     inner_products,
@@ -72,7 +73,7 @@ def sums(
     level_: (A,) for sums over positives · slot: of the first part · base, skip: first anchor and first candidate ·
     CROSSED: see `row_ranges`
     """
-    row, row_end, begin, end = row_ranges(base, skip, sizes, span, OUTER_BLOCK, CROSSED)
+    row, row_end, begin, end = row_ranges(numbers, base, skip, sizes, span, T, OUTER_BLOCK, CROSSED)
     i = row + tl.arange(0, OUTER_BLOCK)
     inside = i < row_end
     tilt = tl.load(numbers.tilt)
@@ -176,6 +177,8 @@ def symmetric_sums(
     prescale = score_prescale(tilt, T)
     scale = tl.load(numbers.scale) * LOG2E * prescale
     lowest, highest = load_bounds(bounds, 0, True, prescale, T)  # one for all
+    if T.guarded:
+        outer_end = tl.where(applies(numbers, T), outer_end, 0)
     PARTIAL: tl.constexpr = INNER_BLOCK if INNER_BLOCK < 64 else 32
     for strip in range(tl.cdiv(outer_end, programs * OUTER_BLOCK)):
         # In turns from either end, because later blocks have fewer inner rows.

@@ -77,6 +77,12 @@ class Problem:
         return (tilt + 1) * largest <= SAFE_EXPONENT
 
     @property
+    def may_be_bounded(self) -> bool:
+        """Whether that depends on numbers that only the device knows."""
+        rule = self.rule
+        return rule.max_abs_score is not None and (rule.learned_scale or isinstance(rule.tilt, Tensor))
+
+    @property
     def counted(self) -> bool:
         """Whether the kernel must count the negatives, because their number is not known beforehand."""
         eligibility = self.eligibility
@@ -147,7 +153,11 @@ class BlockPass:
 
     @cached_property
     def numbers(self) -> Numbers:
-        return Numbers(self.scale, tilt(self.problem.rule, self.scale.device))
+        beta, row_max = tilt(self.problem.rule, self.scale.device), None
+        if self.guarded:
+            bounded = (self.scale * (beta + 1) <= SAFE_EXPONENT) & ((beta > LEAST_TILT) | (self.problem.kind == NONE))
+            row_max = torch.zeros_like(self.scale).masked_fill_(~bounded, -torch.inf)
+        return Numbers(self.scale, beta, row_max)
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -166,6 +176,20 @@ class BlockPass:
     def crossed(self) -> bool:
         """Whether anchors and candidates are the same rows, and each half is compared only with the other half."""
         return self.problem.eligibility.crossed
+
+    @cached_property
+    def symmetric(self) -> bool:
+        """Whether the forward pass computes each score once for both of its anchors: for many rows, if bounded."""
+        problem, rows = self.problem, self.block.shape[0]
+        if not self.self_block or problem.level is not None or rows < MIN_SYMMETRIC_ROWS:
+            return False
+        alone = rows == problem.eligibility.columns and problem.eligibility.excluded is None
+        return alone and problem.symmetric and (problem.bounded or problem.may_be_bounded)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether only the device knows if exponentials are bounded: kernels for either case are launched."""
+        return self.symmetric and not self.problem.bounded
 
     def splits(self, outer: bool = True) -> tuple[int, int]:
         """The number of parts that the inner rows are split into, and the length of each."""
@@ -206,6 +230,7 @@ class BlockPass:
             # A power of an exponential multiplies its error, so exact exponentials are computed separately.
             kind=ANY if exact and problem.kind in KINDS.values() else problem.kind,
             bounded=problem.bounded,
+            guarded=self.guarded,
             exact=exact,
             counted=problem.counted,
             own=self._own is not None and groups != 4,
@@ -245,10 +270,13 @@ class BlockPass:
         half = rows // 2 if self.crossed else 0
         parts = max(1, num_programs(self.anchors.device) // (2 * SYMMETRIC_BLOCKS))
         used = 3 if problem.counted or problem.counts is not None else 2 if problem.kind != NONE else 1
-        found = self.anchors.new_zeros(used, SYMMETRIC_BLOCKS + parts, rows, dtype=torch.float32)
-        slots = Slots(found[0], found[min(1, used - 1)], found[-1], found[0])  # without a maximum
+        found = self.anchors.new_zeros(used + self.guarded, SYMMETRIC_BLOCKS + parts, rows, dtype=torch.float32)
+        slots = Slots(found[0], found[min(1, used - 1)], found[used - 1], found[-1])  # the maximum only if guarded
+        if self.numbers.row_max is not None:
+            slots.maximum.fill_(self.numbers.row_max)
         arguments = self._arguments(self.anchors, self.block)
         arguments |= {"slots": slots, "plane": found.stride(0), "skip": half, "outer_end": half or rows}
+        arguments["T"] = self.traits._replace(bounded=True)
         name = "symmetric" if problem.eligibility.anchor_groups is None else "labelled"
         launch_tiled(forward.symmetric_sums, arguments, half or rows, parts, self.whole, name, blocks=SYMMETRIC_BLOCKS)
         if problem.counts is not None:
@@ -307,8 +335,14 @@ class BlockPass:
         result = into if parts == 1 else rows.new_empty(parts, *rows.shape, dtype=torch.float32)
         arguments |= {"result": result, "result_stride": rows.shape[1], "span": span}
         halves = 2 if self.crossed else 1
-        launch_tiled(backward.gradient, arguments, rows.shape[0], parts, True, "gradient", halves)
+        self._launch_gradient(arguments, rows.shape[0], parts, "gradient", halves)
         return into if parts == 1 else torch.sum(result, dim=0, out=into)
+
+    def _launch_gradient(self, arguments: dict[str, Any], rows: int, parts: int, name: str, halves: int = 1) -> None:
+        launch_tiled(backward.gradient, arguments, rows, parts, self.whole, name, halves)
+        if self.guarded:
+            bounded = self.traits._replace(bounded=True)
+            launch_tiled(backward.gradient, arguments | {"T": bounded}, rows, parts, self.whole, name, halves)
 
     def _gradient_in_strips(
         self, arguments: dict[str, Any], both: bool, result: Tensor, other: Tensor | None
@@ -334,7 +368,7 @@ class BlockPass:
                 "result": strip, "base": base, "skip": skip, "result_stride": stride, "span": span,
                 "sizes": arguments["sizes"]._replace(outer=end),
             }  # fmt: skip
-            launch_tiled(backward.gradient, arguments, end - base, parts, False, "strip")
+            self._launch_gradient(arguments, end - base, parts, "strip")
             weights = strip[: (end - base) * stride].view(-1, stride)[:, : inner.shape[0] - skip]  # (R, N − skip)
             with torch.autocast(outer.device.type, enabled=False):
                 add_product(result[base:end], weights, inner[skip:])
@@ -368,10 +402,10 @@ def compute_sums(passes: Sequence[BlockPass]) -> tuple[Slots, Edges | None]:
     if problem.rule.rings:
         slots = new(1)
         return slots, percentile_bands.edges_and_sums(passes, slots)
-    if len(passes) == 1 and uses_symmetry(first):
+    if first.symmetric and not first.guarded:
         return first.symmetric_sums(), None
     splits = [block_pass.splits() for block_pass in passes]
-    slots = new(sum(parts for parts, _ in splits))
+    slots = first.symmetric_sums() if first.guarded else new(sum(parts for parts, _ in splits))
     if problem.counts is not None:
         slots.counts.zero_()[0] = problem.counts
     slot = 0
@@ -379,14 +413,6 @@ def compute_sums(passes: Sequence[BlockPass]) -> tuple[Slots, Edges | None]:
         block_pass.sums(slots, slot, parts, span)
         slot += parts
     return slots, None
-
-
-def uses_symmetry(block_pass: BlockPass) -> bool:
-    """Whether each score is computed once for both of its anchors: for many rows."""
-    problem = block_pass.problem
-    if not block_pass.self_block or problem.level is not None or block_pass.anchors.shape[0] < MIN_SYMMETRIC_ROWS:
-        return False
-    return problem.bounded and problem.symmetric and problem.eligibility.excluded is None
 
 
 def strips_of(rows: int, columns: int, room: int, diagonal: bool) -> Iterator[tuple[int, int, int]]:

@@ -31,10 +31,14 @@ NONE, ONE, TWO, HALF, ANY, POSITIVES = (tl.constexpr(kind) for kind in range(6))
 
 
 class Numbers(NamedTuple):
-    """1/temperature and the tilt β, () each, on the device."""
+    """1/temperature and the tilt β, () each, on the device.
+
+    row_max: if only the device knows whether exponentials are bounded, 0 if they are and else −inf; otherwise None
+    """
 
     scale: Tensor
     tilt: Tensor
+    row_max: Tensor | None
 
 
 class Sizes(NamedTuple):
@@ -78,15 +82,16 @@ class Bounds(NamedTuple):
 class Traits(NamedTuple):
     """What a program is compiled for.
 
-    kind: of the tilt, or POSITIVES · bounded: exponentials are within the range of float32 · exact: correct the
-    rounding errors of exponents · counted: count the negatives · own, excluded, allowed: parts of the mask that are
-    used · groups: 0 not used, 1 other groups are eligible, 2 the same group, 3 other labels (an anchor's label < 0 is
-    unknown), 4 the same label or instance, but not the same row · lower, upper: 0 no bound, 1 one for all, 2 one per
-    anchor · precision: of float32 products
+    kind: of the tilt, or POSITIVES · bounded: exponentials are within the range of float32 · guarded: do nothing if the
+    device finds that ``bounded`` is wrong; see `Numbers` · exact: correct the rounding errors of exponents · counted:
+    count the negatives · own, excluded, allowed: parts of the mask that are used · groups: 0 not used, 1 other groups
+    are eligible, 2 the same group, 3 other labels (an anchor's label < 0 is unknown), 4 the same label or instance, but
+    not the same row · lower, upper: 0 no bound, 1 one for all, 2 one per anchor · precision: of float32 products
     """
 
     kind: int
     bounded: bool
+    guarded: bool
     exact: bool
     counted: bool
     own: bool
@@ -99,7 +104,13 @@ class Traits(NamedTuple):
 
 
 @triton.jit
-def row_ranges(base, skip, sizes, span, OUTER_BLOCK: tl.constexpr, CROSSED: tl.constexpr):
+def applies(numbers, T: tl.constexpr):
+    """Whether the program is the one of two that computes the results; see `Traits.guarded`."""
+    return tl.load(numbers.row_max) == (0.0 if T.bounded else float("-inf"))
+
+
+@triton.jit
+def row_ranges(numbers, base, skip, sizes, span, T: tl.constexpr, OUTER_BLOCK: tl.constexpr, CROSSED: tl.constexpr):
     """First row and end of the outer rows of a program (from ``base`` on) and of the inner rows of its part.
 
     CROSSED: outer and inner rows are the same matrix, and each half of the rows is compared only with the other half;
@@ -111,9 +122,13 @@ def row_ranges(base, skip, sizes, span, OUTER_BLOCK: tl.constexpr, CROSSED: tl.c
         blocks = tl.cdiv(half, OUTER_BLOCK)
         which = block // blocks
         own, other = which * half, (1 - which) * half
-        return own + (block - which * blocks) * OUTER_BLOCK, own + half, other + part * span, other + half
+        row, row_end = own + (block - which * blocks) * OUTER_BLOCK, own + half
+        begin, end = other + part * span, other + half
     else:
-        return base + block * OUTER_BLOCK, sizes.outer, skip + part * span, sizes.inner
+        row, row_end, begin, end = base + block * OUTER_BLOCK, sizes.outer, skip + part * span, sizes.inner
+    if T.guarded:
+        row_end, end = tl.where(applies(numbers, T), row_end, row), tl.where(applies(numbers, T), end, begin)
+    return row, row_end, begin, end
 
 
 @triton.jit
