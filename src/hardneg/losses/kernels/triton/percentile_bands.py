@@ -315,7 +315,7 @@ def strips(passes: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
         rows = min(height, len(anchors) - base)
         for block_pass in passes:
             part = buffer[:rows, block_pass.column : block_pass.column + len(block_pass.block)]
-            multiply(anchors[base : base + rows], block_pass.block.T, part)
+            add_product(part, anchors[base : base + rows], block_pass.block.T, beta=0)
             traits = block_pass.traits
             if traits.own or traits.excluded or traits.groups or traits.allowed:
                 arguments = {
@@ -387,21 +387,9 @@ def known_ranks(eligible: int, rings: tuple[tuple[float, float], ...]) -> tuple[
     return int(begin), int(end)
 
 
-def multiply(left: Tensor, right: Tensor, result: Tensor) -> None:
-    """result = left · right in float32, for matrices of any precision."""
-    if left.dtype == torch.float32:
-        torch.mm(left, right, out=result)
-    elif left.is_cuda and MULTIPLIES_TO_FLOAT32:
-        torch.mm(left, right, out_dtype=torch.float32, out=result)
+def add_product(result: Tensor, left: Tensor, right: Tensor, beta: int = 1) -> None:
+    """result = beta·result + left · right in float32, for matrices of any precision."""
+    if left.is_cuda and left.dtype != torch.float32 and MULTIPLIES_TO_FLOAT32:
+        torch.addmm(result, left, right, out_dtype=torch.float32, beta=beta, out=result)
     else:
-        torch.mm(left.float(), right.float(), out=result)
-
-
-def add_product(result: Tensor, left: Tensor, right: Tensor) -> None:
-    """result += left · right in float32, for matrices of any precision."""
-    if left.dtype == torch.float32:
-        result.addmm_(left, right)
-    elif left.is_cuda and MULTIPLIES_TO_FLOAT32:
-        torch.addmm(result, left, right, out_dtype=torch.float32, out=result)
-    else:
-        result.addmm_(left.float(), right.float())  # in place: not in the precision of autocast
+        result.addmm_(left.float(), right.float(), beta=beta)  # in place: not in the precision of autocast
