@@ -128,12 +128,9 @@ def numbered_labels(labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
 
 def with_counts(problem: Problem) -> Problem:
     """The same problem with counts, if groups of anchors alone determine them; for many rows it is faster."""
-    eligibility, groups = problem.eligibility, problem.eligibility.anchor_groups
-    if groups is None or problem.by_label or problem.rule.is_banded or eligibility.crossed:
+    if problem.eligibility.anchor_groups is None or problem.by_label or problem.eligibility.crossed:
         return problem
-    ordered = groups.sort().values
-    same = torch.searchsorted(ordered, groups, right=True) - torch.searchsorted(ordered, groups)
-    return replace(problem, counts=(eligibility.columns - same).float())
+    return replace(problem, counts=number_groups(problem.eligibility, problem.rule)[1])
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hardneg.losses.kernels.interface import Rule, count_true
+from hardneg.losses.kernels.triton.backward import load_coefficients
 from hardneg.losses.kernels.triton.launch import launch
 from hardneg.losses.kernels.triton.score_tile import LOG2E, exponentials, in_bounds, load_bounds, mask_scores
 
@@ -274,10 +275,8 @@ def band_gradient(scores_, numbers, bounds, edges, coefficients, result, base, c
     high, last = tl.load(edges.high + anchor), tl.load(edges.last + anchor)
     scores_ += row.to(tl.int64) * stride
     scores, within = load_band(scores_, j, columns, low, first, high, last, lowest, highest, scale, T)
-    both = tl.load(coefficients.packed + anchor)
-    tilted_coef = both.to(tl.int32).to(tl.float32, bitcast=True) * factor
-    weight_coef = (both >> 32).to(tl.int32).to(tl.float32, bitcast=True) * factor
-    kept = tl.where(within > 0, scores - tl.load(coefficients.level + anchor), float("-inf"))
+    tilted_coef, weight_coef, shift = load_coefficients(coefficients, anchor, True, factor, T)
+    kept = tl.where(within > 0, scores - shift, float("-inf"))
     tilted_exp, weight_exp = exponentials(kept, tilt, T.kind, False)
     found = tilted_coef * tilted_exp + weight_coef * weight_exp
     tl.store(result + row.to(tl.int64) * result_stride + j, found.to(result.dtype.element_ty), mask=j < columns)
