@@ -77,7 +77,6 @@ def launches(loss: Any, sizes: tuple[bool, ...]) -> list[Note]:
         anchor_losses,
         normalize,
         operators,
-        paired_loss,
         passes,
         percentile_bands,
     )
@@ -86,7 +85,7 @@ def launches(loss: Any, sizes: tuple[bool, ...]) -> list[Note]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operators, "available", lambda device: True)
         patch.setattr(passes, "launch_tiled", recorder.launch_tiled)
-        for module in (anchor_losses, normalize, operators, paired_loss, percentile_bands):
+        for module in (anchor_losses, normalize, operators, percentile_bands):
             patch.setattr(module, "launch", recorder.launch)
         loss().sum().backward()
     return recorder.notes

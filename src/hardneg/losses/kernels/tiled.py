@@ -285,15 +285,8 @@ class _NegativeSums:
     def _count(self, rows: slice, scores: Tensor) -> Tensor:
         """The support size of each row, (R,), without reading the scores where it is known."""
         rule, eligibility = self.rule, self.eligibility
-        if rule.draws is None and eligibility.is_plain and not self.banded:
-            if eligibility.excluded is None:
-                return scores.new_full((len(scores),), eligibility.count_per_anchor)
-            excluded = eligibility.excluded_columns(rows)
-            assert excluded is not None
-            ordered = excluded.sort(dim=1).values  # (R, E); the same index may occur twice
-            return scores.new_full((len(scores),), eligibility.columns - 1) - (ordered[:, 1:] != ordered[:, :-1]).sum(
-                dim=1
-            )
+        if rule.draws is None and eligibility.is_plain and eligibility.excluded is None and not self.banded:
+            return scores.new_full((len(scores),), eligibility.count_per_anchor)
         if rule.draws is None and rule.rings and rule.lower is None and rule.upper is None and rule.guide is None:
             return self.bands[rows.start].count.to(scores.dtype)
         return count_true(scores > -torch.inf).to(scores.dtype)

@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from hardneg.losses.kernels.interface import LossForm
-from hardneg.losses.kernels.triton.forward import add_slots
+from hardneg.losses.kernels.triton.forward import Slots, Totals, add_slots, finish
 from hardneg.losses.kernels.triton.launch import launch
 from hardneg.losses.kernels.triton.passes import Problem
-from hardneg.losses.kernels.triton.score_tile import LN2, exp, expm1, log, log1p
+from hardneg.losses.kernels.triton.score_tile import LN2, Numbers, exp, expm1, log, log1p
 
 BLOCK = 1024  # anchors per program
 
@@ -195,6 +195,25 @@ def finish_labels(
         tl.where(valid, by_level, 0.0), tl.load(totals.tilted_sum + i, mask=inside, other=1.0),
         tl.load(totals.weight_sum + i, mask=inside, other=1.0), row_max, tilt, THROUGH, MEAN,
     )  # fmt: skip
+
+
+def slot_arguments(problem: Problem, slots: Slots, numbers: Numbers) -> dict[str, Any]:
+    """The arguments of `add_slots` by the names that kernels have for them."""
+    return {
+        "slots": slots, "numbers": numbers, "number": slots.tilted.shape[0], "KIND": problem.kind,
+        "known": float(problem.eligibility.count_per_anchor), "BOUNDED": problem.bounded,
+        "COUNTED": problem.counted or problem.counts is not None,
+    }  # fmt: skip
+
+
+def finish_totals(problem: Problem, slots: Slots, numbers: Numbers, level: int = 0, log_number: float = 0.0) -> Totals:
+    """The log-sums of each anchor. level, log_number: see `forward.finish`"""
+    rows = slots.tilted.shape[1]
+    totals = Totals(*slots.tilted.new_empty(len(Totals._fields), rows).unbind())
+    arguments = slot_arguments(problem, slots, numbers)
+    arguments |= {"totals": totals, "anchors": rows, "log_number": log_number, "BLOCK": 128, "LEVEL": level}
+    launch(finish, (math.ceil(rows / 128),), arguments)
+    return totals
 
 
 def finish_by(

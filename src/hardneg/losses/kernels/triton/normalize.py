@@ -76,13 +76,14 @@ def normalize(
 
 @triton.jit
 def normalize_backward(
-    z1, z2, for_out, for_similarity, grad_, number_, d1, d2, rows, width, stride1, stride2, smallest,
+    z1, z2, for_out, second_, for_similarity, grad_, number_, d1, d2, rows, width, stride1, stride2, smallest,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRED: tl.constexpr, ROUNDING: tl.constexpr, VIEWS: tl.constexpr,
     SECOND: tl.constexpr, TIMES: tl.constexpr, OVER: tl.constexpr,
 ):  # fmt: skip
     """Gradients of z1 and z2 from those of their unit vectors (z1's only, if not SECOND) and of the inner products.
 
-    for_similarity: (VIEWS, rows), to be added · TIMES, OVER: multiply with ``grad_``, divide by ``number_``
+    for_out, second_: gradients of the unit vectors of z1 and z2 · for_similarity: (VIEWS, rows), to be added · TIMES,
+    OVER: multiply with ``grad_``, divide by ``number_``
     """
     i, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
     inside = (i < rows)[:, None] & (k < width)
@@ -98,7 +99,7 @@ def normalize_backward(
         second, inverse_norm2 = unit_rows(z2, i, rows, width, stride2, smallest, WIDTH)
         grad2 = tl.zeros((ROWS, WIDTH), tl.float32)
         if SECOND:
-            grad2 += tl.load(for_out + (tl.full((), 0, tl.int64) + rows) * width + index, mask=inside, other=0.0)
+            grad2 += tl.load(second_ + index, mask=inside, other=0.0)
         if VIEWS > 0:
             coefficient = tl.load(for_similarity + i, mask=i < rows, other=0.0)
             if VIEWS == 2:
@@ -146,21 +147,24 @@ def normalized_backward(
     smallest: float,
     precision: torch.dtype | None,
     gradient_scale: GradientScale | None = None,
+    second: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of z1 and z2 from those of the results of `normalized`, or of the first half of the unit vectors.
+    """Gradients of z1 and z2 from those of the results of `normalized`, or of the unit vectors of z1 alone.
 
-    for_similarity: (B,), or (2B,) if two parts are to be added
+    for_similarity: (B,), or (2B,) if two parts are to be added · second: gradient of the unit vectors of z2, if
+    ``for_out`` does not hold it
     """
     rows, width = z1.shape
     d1, d2 = z1.new_empty(rows, width), None if z2 is None else z2.new_empty(rows, width)
     grad, number = gradient_scale or (None, None)
+    second = for_out[rows:] if for_out.shape[0] > rows else second
     block = _block(width)
     arguments = {
-        "z1": z1, "z2": z2, "for_out": for_out, "for_similarity": for_similarity, "grad_": grad, "number_": number,
-        "d1": d1, "d2": d2, "rows": rows, "width": width,
+        "z1": z1, "z2": z2, "for_out": for_out, "second_": second, "for_similarity": for_similarity, "grad_": grad,
+        "number_": number, "d1": d1, "d2": d2, "rows": rows, "width": width,
         "stride1": z1.stride(0), "stride2": 0 if z2 is None else z2.stride(0), "smallest": smallest,
         "PAIRED": z2 is not None, "ROUNDING": ROUNDINGS.get(precision, 0), **block,
-        "VIEWS": 0 if for_similarity is None else for_similarity.shape[0] // rows, "SECOND": for_out.shape[0] > rows,
+        "VIEWS": 0 if for_similarity is None else for_similarity.shape[0] // rows, "SECOND": second is not None,
         "TIMES": grad is not None, "OVER": number is not None,
     }  # fmt: skip
     launch(normalize_backward, (math.ceil(rows / block["ROWS"]),), arguments)

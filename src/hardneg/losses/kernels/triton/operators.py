@@ -31,13 +31,13 @@ from hardneg.losses.kernels.interface import (
     first_order,
     saveable,
 )
-from hardneg.losses.kernels.triton import backward, forward, normalize, passes, percentile_bands, score_tile
-from hardneg.losses.kernels.triton.anchor_losses import Kept
+from hardneg.losses.kernels.triton import backward, normalize, passes, score_tile
+from hardneg.losses.kernels.triton.anchor_losses import Kept, finish_totals
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Slots, Totals
 from hardneg.losses.kernels.triton.launch import SMALL_PROBLEM, launch
 from hardneg.losses.kernels.triton.paired_loss import Call, Given, PairedLoss, Saved
-from hardneg.losses.kernels.triton.passes import Problem, compute_sums, make_passes, number_groups
+from hardneg.losses.kernels.triton.passes import Problem, compute_gradients, compute_sums, make_passes, number_groups
 from hardneg.losses.kernels.triton.score_tile import Numbers
 
 BLOCK = 128  # anchors per program of the kernels that finish the sums
@@ -119,30 +119,9 @@ class _Fused(torch.autograd.Function):
         with torch.autocast(anchors.device.type, enabled=False):
             passes = make_passes(ctx.problem, scale, anchors, blocks)
             coefficients = _coefficients(ctx.problem, grads, totals, passes[0].numbers, anchors.dtype == torch.float16)
-            d_anchors: Tensor | None = None
-            d_scale: Tensor | None = None
-            d_blocks: list[Tensor | None] = []
-            if ctx.edges is not None:
-                wanted = [own or block for own, block in zip(ctx.is_self, for_blocks, strict=True)]
-                d_anchors, found = percentile_bands.gradients(passes, ctx.edges, coefficients, wanted)
-                d_scale = passes[0].scale_gradient(d_anchors, False) if for_scale else None
-                for own, block, part in zip(ctx.is_self, for_blocks, found, strict=True):
-                    d_anchors = d_anchors + part if own else d_anchors
-                    d_blocks.append(part if block and not own else None)
-                return None, d_scale, d_anchors if for_anchors else None, *d_blocks
-            for block_pass, needed in zip(passes, for_blocks, strict=True):
-                d_block: Tensor | None = None
-                if for_anchors or for_scale:
-                    if needed and not block_pass.self_block:
-                        part, share = block_pass.gradients(coefficients, for_scale)
-                        part, d_block = part[: anchors.shape[0]], part[anchors.shape[0] :]
-                    else:
-                        part, share = block_pass.anchors_gradient(coefficients, for_scale)
-                    d_anchors = part if d_anchors is None else d_anchors.add_(part)
-                    d_scale = share if d_scale is None or share is None else d_scale + share
-                elif needed and not block_pass.self_block:
-                    d_block = block_pass.gradient(coefficients, outer=False, inner=True)
-                d_blocks.append(d_block)
+            d_anchors, d_blocks, d_scale = compute_gradients(
+                passes, ctx.edges, coefficients, for_scale, for_anchors, for_blocks
+            )
         return None, d_scale, d_anchors if for_anchors else None, *d_blocks
 
 
@@ -151,14 +130,7 @@ def _finish(problem: Problem, slots: Slots, numbers: Numbers) -> tuple[tuple[Ten
     if problem.level is not None:
         found = tuple(part[0] if len(part) == 1 else part.sum(dim=0) for part in slots[:3])
         return found, Totals(*(found[:1] * len(Totals._fields)))
-    rows = slots.tilted.shape[1]
-    totals = Totals(*slots.tilted.new_empty(len(Totals._fields), rows).unbind())
-    arguments = {
-        "slots": slots, "numbers": numbers, "totals": totals, "anchors": rows, "number": slots.tilted.shape[0],
-        "known": float(problem.eligibility.count_per_anchor), "log_number": 0.0, "BLOCK": BLOCK, "KIND": problem.kind,
-        "BOUNDED": problem.bounded, "COUNTED": problem.counted or problem.counts is not None, "LEVEL": 0,
-    }  # fmt: skip
-    launch(forward.finish, (math.ceil(rows / BLOCK),), arguments)
+    totals = finish_totals(problem, slots, numbers)
     return totals[:3], totals
 
 

@@ -8,7 +8,6 @@ goes through `hardneg.losses.candidates` and the separate functions of the kerne
 # Arguments of Triton kernels have no types that mypy knows.
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,11 +20,17 @@ from hardneg import distributed
 from hardneg.losses.kernels import interface
 from hardneg.losses.kernels.interface import Eligibility, Gathering, LossForm, RowLayout, Rule
 from hardneg.losses.kernels.saved_tensors import unchanged
-from hardneg.losses.kernels.triton import forward, normalize, passes, percentile_bands
-from hardneg.losses.kernels.triton.anchor_losses import FormNumbers, Kept, finish_by, finish_labels, finish_pairs
+from hardneg.losses.kernels.triton import normalize, passes, percentile_bands
+from hardneg.losses.kernels.triton.anchor_losses import (
+    FormNumbers,
+    Kept,
+    finish_by,
+    finish_labels,
+    finish_pairs,
+    finish_totals,
+    slot_arguments,
+)
 from hardneg.losses.kernels.triton.backward import Coefficients
-from hardneg.losses.kernels.triton.forward import Totals
-from hardneg.losses.kernels.triton.launch import launch
 from hardneg.losses.kernels.triton.passes import BlockPass, Problem
 
 
@@ -132,26 +137,18 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
     slots, edges = passes.compute_sums([block_pass])
     memory = units.new_empty(9, anchors.shape[0], dtype=torch.float32)
     positives, level, kept = empty, empty, Kept.of(memory)
-    sums = {
-        "slots": slots, "numbers": block_pass.numbers, "number": slots.tilted.shape[0], "KIND": problem.kind,
-        "known": float(problem.eligibility.count_per_anchor), "BOUNDED": problem.bounded,
-        "COUNTED": problem.counted or problem.counts is not None,
-    }  # fmt: skip
     if given.labels is None:
         numbers = FormNumbers(form.log_number or 0.0, *(form.prior or (0.0, 0.0)))
-        arguments = sums | {
+        arguments = slot_arguments(problem, slots, block_pass.numbers) | {
             "form": numbers, "similarity": similarity, "batch": z1.shape[0], "SUPPORT": form.log_number is None,
             "DEBIASED": form.prior is not None, "DECOUPLED": form.decoupled,
             "labels_": problem.eligibility.anchor_groups, "LABELLED": problem.eligibility.anchor_groups is not None,
         }  # fmt: skip
         result, valid = finish_by(finish_pairs, kept, form, problem, arguments)
     else:
-        totals = Totals(*slots.tilted.new_empty(6, anchors.shape[0]).unbind())
-        arguments = sums | {
-            "totals": totals, "anchors": anchors.shape[0], "log_number": form.log_number or 0.0, "BLOCK": 128,
-            "LEVEL": 1 if form.log_number is None else 2,
-        }  # fmt: skip
-        launch(forward.finish, (math.ceil(anchors.shape[0] / 128),), arguments)
+        totals = finish_totals(
+            problem, slots, block_pass.numbers, 1 if form.log_number is None else 2, form.log_number or 0.0
+        )
         level, positives = totals.weight, units.new_empty(anchors.shape[0], 2, dtype=torch.float32)
         by_label = BlockPass(call.positives(given, level), given.scale, anchors, anchors, self_block=True)
         found, _ = passes.compute_sums([by_label])
@@ -188,43 +185,41 @@ def backward_pass(
         factor = 2.0**13 / (kept.bound * by_anchor).abs().amax().clamp(min=1e-30)
     coefficients = Coefficients(values.view(torch.int64), None if problem.bounded else kept.row_max, factor)
     block_pass = BlockPass(problem, scale, anchors, candidates, self_block=same)
+    edges = None
     if problem.rule.rings:
         edges = percentile_bands.Edges(saved.low, saved.first, saved.high, saved.last)
-        needs_candidates = for_negatives or given.negatives is None
-        for_anchors, (for_candidates,) = percentile_bands.gradients(
-            [block_pass], edges, coefficients, [needs_candidates]
-        )
-        d_scale = block_pass.scale_gradient(for_anchors, False) if for_scale else None
-        if given.negatives is None:
-            for_anchors = torch.cat([for_anchors, for_candidates]) if towers else for_anchors + for_candidates
-    else:
-        both = (towers and for_z2) or call.gathering is not None
-        gradients = block_pass.gradients if both else block_pass.anchors_gradient
-        for_anchors, d_scale = gradients(coefficients, for_scale)
-        for_candidates = anchors[:0]
-        if for_negatives:
-            for_candidates = block_pass.gradient(coefficients, outer=False, inner=True)
+    for_candidates = for_negatives or (towers and for_z2) or call.gathering is not None
+    d_rows, (d_candidates,), d_scale = passes.compute_gradients(
+        [block_pass], edges, coefficients, for_scale, True, [for_candidates]
+    )
+    assert d_rows is not None
     for_similarity = None
     if given.labels is None:
         for_similarity = kept.positive if reduced else kept.positive * grad
     else:
         by_label = BlockPass(call.positives(given, saved.level), scale, anchors, anchors, self_block=True)
         values = saved.positives if reduced else saved.positives * grad[:, None]
-        part, share = by_label.anchors_gradient(Coefficients(values.view(torch.int64), saved.level, factor), for_scale)
-        for_anchors += part
+        by_positives = Coefficients(values.view(torch.int64), saved.level, factor)
+        part, _, share = by_label.gradients(by_positives, for_scale, False)
+        d_rows += part
         d_scale = None if share is None or d_scale is None else d_scale + share
-    if call.gathering is not None:
-        for_anchors, for_similarity, gradient_scale = _gathered_gradient(call, saved, grad, for_anchors, for_similarity)
+    if call.gathering is not None and d_candidates is not None:
+        if reduced:  # so that DDP's average over processes is exact; see `distributed.total_loss`
+            by_process = grad * distributed.world_size(call.gathering.group)
+            by_process = by_process / saved.valid.clamp(min=1) if mean else by_process
+            d_rows, d_candidates = d_rows * by_process, d_candidates * by_process
+            for_similarity = None if for_similarity is None else for_similarity * by_process
+        d_rows, gradient_scale = d_rows + call.gathering.own_gradient(d_candidates), None
     back = partial(
         normalize.normalized_backward,
         smallest=call.smallest,
         precision=call.precision,
         gradient_scale=gradient_scale,
     )
-    d1, d2 = back(z1, z2, for_anchors, for_similarity)
+    d1, d2 = back(z1, z2, d_rows, for_similarity, second=d_candidates if towers else None)
     d_negatives = None
-    if for_negatives and given.negatives is not None:
-        d_negatives, _ = back(normalize.row_contiguous(given.negatives), None, for_candidates, None)
+    if d_candidates is not None and given.negatives is not None:
+        d_negatives, _ = back(normalize.row_contiguous(given.negatives), None, d_candidates, None)
     if d_scale is not None:
         if given.labels is None:
             d_scale = d_scale + (kept.scale * by_anchor).sum()
@@ -232,22 +227,6 @@ def backward_pass(
             d_scale = d_scale * (grad / saved.valid.clamp(min=1) if mean else grad)
             d_scale = d_scale if call.gathering is None else d_scale * distributed.world_size(call.gathering.group)
     return d1, d2, d_negatives, d_scale
-
-
-def _gathered_gradient(
-    call: Call, saved: Saved, grad: Tensor, gradient: Tensor, for_similarity: Tensor | None
-) -> tuple[Tensor, Tensor | None, None]:
-    """Gradients of this process's unit vectors and inner products, from those of its anchors and of all candidates.
-
-    Those of a reduced loss are scaled so that DDP's average over processes is exact; see `distributed.total_loss`.
-    """
-    assert call.gathering is not None
-    if call.form.reduction != "none":
-        factor = grad * distributed.world_size(call.gathering.group)
-        factor = factor / saved.valid.clamp(min=1) if call.form.reduction == "mean" else factor
-        gradient, for_similarity = gradient * factor, None if for_similarity is None else for_similarity * factor
-    rows = saved.units.shape[0]
-    return gradient[:rows] + call.gathering.own_gradient(gradient[rows:]), for_similarity, None
 
 
 class PairedLoss(torch.autograd.Function):

@@ -128,12 +128,9 @@ def numbered_labels(labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
 
 def with_counts(problem: Problem) -> Problem:
     """The same problem with counts, if groups of anchors alone determine them; for many rows it is faster."""
-    eligibility, groups = problem.eligibility, problem.eligibility.anchor_groups
-    if groups is None or problem.by_label or problem.rule.is_banded or eligibility.crossed:
+    if problem.eligibility.anchor_groups is None or problem.by_label or problem.eligibility.crossed:
         return problem
-    ordered = groups.sort().values
-    same = torch.searchsorted(ordered, groups, right=True) - torch.searchsorted(ordered, groups)
-    return replace(problem, counts=(eligibility.columns - same).float())
+    return replace(problem, counts=number_groups(problem.eligibility, problem.rule)[1])
 
 
 @dataclass(frozen=True)
@@ -283,44 +280,31 @@ class BlockPass:
             slots.counts[0] = problem.counts
         return slots
 
-    def anchors_gradient(self, coefficients: Coefficients, for_scale: bool) -> tuple[Tensor, Tensor | None]:
-        """The gradient of the anchors, also as candidates if ``self_block``; and of the scale if ``for_scale``."""
+    def gradients(
+        self, coefficients: Coefficients, for_scale: bool, for_block: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The gradients of the anchors, also as candidates if ``self_block``; of another block's rows; of the scale."""
         both = self.self_block and self.problem.symmetric
-        part = self.gradient(coefficients, outer=True, inner=both)
+        by_columns = for_block or (self.self_block and not both)
+        other = self.block.new_empty(self.block.shape, dtype=torch.float32) if by_columns and not self.whole else None
+        part = self.gradient(coefficients, outer=True, inner=both, other=other)
         share = self.scale_gradient(part, both) if for_scale else None
-        if self.self_block and not both:
-            part += self.gradient(coefficients, outer=False, inner=True)
-        return part, share
-
-    def gradients(self, coefficients: Coefficients, for_scale: bool) -> tuple[Tensor, Tensor | None]:
-        """The gradients of the anchors and of the rows of another block, concatenated; and of the scale."""
-        rows, width = self.anchors.shape
-        both = self.anchors.new_empty(rows + self.block.shape[0], width, dtype=torch.float32)
-        part, other = both[:rows], both[rows:]
-        if self.whole:
-            self.gradient(coefficients, outer=True, inner=False, into=part)
-            self.gradient(coefficients, outer=False, inner=True, into=other)
-        else:  # the stored ∂L/∂s is used for both
-            self.gradient(coefficients, outer=True, inner=False, into=part, other=other)
-        return both, self.scale_gradient(part, False) if for_scale else None
+        if by_columns and self.whole:
+            other = self.gradient(coefficients, outer=False, inner=True)
+        if self.self_block and other is not None:
+            part, other = part.add_(other), None
+        return part, other, share
 
     def scale_gradient(self, part: Tensor, both: bool) -> Tensor:
         """The gradient of the scale, given that of the anchors; both: it includes that of the anchors as candidates."""
         # s = scale·⟨a, c⟩; with both derivatives each pair is counted twice.
         return (self.anchors * part).sum() / self.scale * (0.5 if both else 1.0)
 
-    def gradient(
-        self,
-        coefficients: Coefficients,
-        outer: bool,
-        inner: bool,
-        into: Tensor | None = None,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def gradient(self, coefficients: Coefficients, outer: bool, inner: bool, other: Tensor | None = None) -> Tensor:
         """The gradient of the anchors (``outer``) or of the block's rows (not ``outer``).
 
-        inner: include the derivative of each score as an entry of the row of its inner anchor · into: output · other:
-        for wide rows, output of the gradient of the inner rows
+        inner: include the derivative of each score as an entry of the row of its inner anchor · other: for wide rows,
+        output of the gradient of the inner rows
         """
         rows = self.anchors if outer else self.block
         arguments = self._arguments(rows, self.block if outer else self.anchors)
@@ -328,15 +312,14 @@ class BlockPass:
             "coefficients": coefficients, "OUTER": outer, "INNER": inner, "SCALED": coefficients.factor is not None,
             "base": 0, "CROSSED": self.crossed and self.whole,
         }  # fmt: skip
-        into = rows.new_empty(rows.shape, dtype=torch.float32) if into is None else into
         if not self.whole:
-            return self._gradient_in_strips(arguments, inner and outer, into, other)
+            return self._gradient_in_strips(arguments, inner and outer, other)
         parts, span = self.splits(outer)
-        result = into if parts == 1 else rows.new_empty(parts, *rows.shape, dtype=torch.float32)
+        result = rows.new_empty(parts, *rows.shape, dtype=torch.float32)
         arguments |= {"result": result, "result_stride": rows.shape[1], "span": span}
         halves = 2 if self.crossed else 1
         self._launch_gradient(arguments, rows.shape[0], parts, "gradient", halves)
-        return into if parts == 1 else torch.sum(result, dim=0, out=into)
+        return result[0] if parts == 1 else result.sum(dim=0)
 
     def _launch_gradient(self, arguments: dict[str, Any], rows: int, parts: int, name: str, halves: int = 1) -> None:
         launch_tiled(backward.gradient, arguments, rows, parts, self.whole, name, halves)
@@ -344,9 +327,7 @@ class BlockPass:
             bounded = self.traits._replace(bounded=True)
             launch_tiled(backward.gradient, arguments | {"T": bounded}, rows, parts, self.whole, name, halves)
 
-    def _gradient_in_strips(
-        self, arguments: dict[str, Any], both: bool, result: Tensor, other: Tensor | None
-    ) -> Tensor:
+    def _gradient_in_strips(self, arguments: dict[str, Any], both: bool, other: Tensor | None) -> Tensor:
         """The same for wide rows. both: use ∂L/∂s for both anchors of a pair"""
         assert both or not self.crossed
         outer, inner, factor = arguments["outer"], arguments["inner"], arguments["coefficients"].factor
@@ -357,7 +338,7 @@ class BlockPass:
         strips = list(strips_of(half or rows, inner.shape[0] - half, room, diagonal))
         strip = outer.new_empty(max((end - base) * stride for base, end, stride in strips))
         scale = self.scale if factor is None else self.scale / factor
-        result.zero_()
+        result: Tensor = outer.new_zeros(outer.shape, dtype=torch.float32)
         if other is not None:
             other.zero_()
         inner_result = result[half:] if self.crossed else other  # gradient of the inner rows of all strips
@@ -413,6 +394,42 @@ def compute_sums(passes: Sequence[BlockPass]) -> tuple[Slots, Edges | None]:
         block_pass.sums(slots, slot, parts, span)
         slot += parts
     return slots, None
+
+
+def compute_gradients(
+    passes: Sequence[BlockPass],
+    edges: Edges | None,
+    coefficients: Coefficients,
+    for_scale: bool,
+    for_anchors: bool,
+    for_blocks: Sequence[bool],
+) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:
+    """The gradients of the anchors, of all blocks (None where they are the anchors) and of the scale, if wanted.
+
+    edges: of the bands, if there are rings
+    """
+    d_anchors: Tensor | None = None
+    d_scale: Tensor | None = None
+    d_blocks: list[Tensor | None] = []
+    if edges is not None:
+        wanted = [need or block_pass.self_block for block_pass, need in zip(passes, for_blocks, strict=True)]
+        d_anchors, found = percentile_bands.gradients(passes, edges, coefficients, wanted)
+        d_scale = passes[0].scale_gradient(d_anchors, False) if for_scale else None
+        for block_pass, need, part in zip(passes, for_blocks, found, strict=True):
+            d_anchors = d_anchors.add_(part) if block_pass.self_block else d_anchors
+            d_blocks.append(part if need and not block_pass.self_block else None)
+        return d_anchors, d_blocks, d_scale
+    for block_pass, need in zip(passes, for_blocks, strict=True):
+        d_block: Tensor | None = None
+        for_block = need and not block_pass.self_block
+        if for_anchors or for_scale:
+            part, d_block, share = block_pass.gradients(coefficients, for_scale, for_block)
+            d_anchors = part if d_anchors is None else d_anchors.add_(part)
+            d_scale = share if d_scale is None or share is None else d_scale + share
+        elif for_block:
+            d_block = block_pass.gradient(coefficients, outer=False, inner=True)
+        d_blocks.append(d_block)
+    return d_anchors, d_blocks, d_scale
 
 
 def strips_of(rows: int, columns: int, room: int, diagonal: bool) -> Iterator[tuple[int, int, int]]:

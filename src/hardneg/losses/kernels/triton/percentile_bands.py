@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hardneg.losses.kernels.interface import Rule, count_true
+from hardneg.losses.kernels.triton.backward import load_coefficients
 from hardneg.losses.kernels.triton.launch import launch
 from hardneg.losses.kernels.triton.score_tile import LOG2E, exponentials, in_bounds, load_bounds, mask_scores
 
@@ -274,10 +275,8 @@ def band_gradient(scores_, numbers, bounds, edges, coefficients, result, base, c
     high, last = tl.load(edges.high + anchor), tl.load(edges.last + anchor)
     scores_ += row.to(tl.int64) * stride
     scores, within = load_band(scores_, j, columns, low, first, high, last, lowest, highest, scale, T)
-    both = tl.load(coefficients.packed + anchor)
-    tilted_coef = both.to(tl.int32).to(tl.float32, bitcast=True) * factor
-    weight_coef = (both >> 32).to(tl.int32).to(tl.float32, bitcast=True) * factor
-    kept = tl.where(within > 0, scores - tl.load(coefficients.level + anchor), float("-inf"))
+    tilted_coef, weight_coef, shift = load_coefficients(coefficients, anchor, True, factor, T)
+    kept = tl.where(within > 0, scores - shift, float("-inf"))
     tilted_exp, weight_exp = exponentials(kept, tilt, T.kind, False)
     found = tilted_coef * tilted_exp + weight_coef * weight_exp
     tl.store(result + row.to(tl.int64) * result_stride + j, found.to(result.dtype.element_ty), mask=j < columns)
@@ -315,7 +314,7 @@ def strips(passes: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
         rows = min(height, len(anchors) - base)
         for block_pass in passes:
             part = buffer[:rows, block_pass.column : block_pass.column + len(block_pass.block)]
-            multiply(anchors[base : base + rows], block_pass.block.T, part)
+            add_product(part, anchors[base : base + rows], block_pass.block.T, beta=0)
             traits = block_pass.traits
             if traits.own or traits.excluded or traits.groups or traits.allowed:
                 arguments = {
@@ -387,21 +386,9 @@ def known_ranks(eligible: int, rings: tuple[tuple[float, float], ...]) -> tuple[
     return int(begin), int(end)
 
 
-def multiply(left: Tensor, right: Tensor, result: Tensor) -> None:
-    """result = left · right in float32, for matrices of any precision."""
-    if left.dtype == torch.float32:
-        torch.mm(left, right, out=result)
-    elif left.is_cuda and MULTIPLIES_TO_FLOAT32:
-        torch.mm(left, right, out_dtype=torch.float32, out=result)
+def add_product(result: Tensor, left: Tensor, right: Tensor, beta: int = 1) -> None:
+    """result = beta·result + left · right in float32, for matrices of any precision."""
+    if left.is_cuda and left.dtype != torch.float32 and MULTIPLIES_TO_FLOAT32:
+        torch.addmm(result, left, right, out_dtype=torch.float32, beta=beta, out=result)
     else:
-        torch.mm(left.float(), right.float(), out=result)
-
-
-def add_product(result: Tensor, left: Tensor, right: Tensor) -> None:
-    """result += left · right in float32, for matrices of any precision."""
-    if left.dtype == torch.float32:
-        result.addmm_(left, right)
-    elif left.is_cuda and MULTIPLIES_TO_FLOAT32:
-        torch.addmm(result, left, right, out_dtype=torch.float32, out=result)
-    else:
-        result.addmm_(left.float(), right.float())  # in place: not in the precision of autocast
+        result.addmm_(left.float(), right.float(), beta=beta)  # in place: not in the precision of autocast
