@@ -70,7 +70,7 @@ def share(bench: Bench, products: int, rows: int, candidates: int, dim: int, row
     rate = bench.product_rate()  # at the same chip temperature
     operations = products * 2 * rows * candidates * dim
     least, fixed = 1000 * operations / rate, 1000 * operations / FIXED_RATE  # ms
-    bound = (8 * rows * dim + 64 * rows) / 2**20 + 64
+    bound = (12 * rows * dim + 64 * rows) / 2**20 + 64
     shares = {"limit_share": least / row["ms"], "fixed_share": fixed / row["ms"]}
     return row | shares | {"product_tflops": rate / 1e12, "bound_mib": bound}
 

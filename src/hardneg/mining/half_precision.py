@@ -32,7 +32,7 @@ MOST_COLLECTED = 1 << 26  # of the queries that are searched at a time
 MAX_DEPTH = 1 << 10
 INTERPRETED = tl.constexpr(score_tile.INTERPRETED)
 # Appends a score and its document to the lists of its query if it reaches the threshold. In PTX, because a thread then
-# branches over all of it: as masked operations on tiles it takes ten times as many instructions for each score.
+# branches over all of it: masked operations on tiles made the search five times slower on an H200.
 APPEND = tl.constexpr(
     """{
     .reg .pred done; .reg .u32 place; .reg .u64 target;
@@ -133,7 +133,7 @@ def _candidates(
         "outer": queries.half, "inner": documents.half, "thresholds": needed - room, "counts": counts,
         "scores_": collected, "documents_": numbers, "sizes": sizes, "span": span, "capacity": capacity,
     }  # fmt: skip
-    launch_tiled(collect, arguments, rows, parts, False, "sums")
+    launch_tiled(collect, arguments, rows, parts, False, "symmetric")
     width = min(capacity - 1, 32 * math.ceil((1.125 * depth + 24) / 32))
     values, places = collected.topk(width + 1, dim=1)
     chosen = numbers.gather(1, places[:, :width])
@@ -162,7 +162,8 @@ def collect(
     count, target = counts + i[:, None], i.to(tl.int64)[:, None] * capacity
     begin = tl.program_id(1) * span
     end = min(begin + span, sizes.inner)
-    for start in range(begin, end, INNER_BLOCK):
+    # Flattened: the loads of the next tile begin before this one is compared.
+    for start in tl.range(begin, end, INNER_BLOCK, flatten=True):
         found = tl.zeros((OUTER_BLOCK, INNER_BLOCK), tl.float32)
         for first in range(0, sizes.width, WIDTH):
             left = load_rows(

@@ -334,7 +334,7 @@ class BlockPass:
         rows, width = outer.shape
         half = rows // 2 if self.crossed else 0  # first inner row, if not at the diagonal
         diagonal = both and not self.crossed
-        room = min(STRIP_BYTES + 3 * rows * width, 1 << 31) // outer.element_size()
+        room = min(STRIP_BYTES + 7 * rows * width, 1 << 31) // outer.element_size()
         strips = list(strips_of(half or rows, inner.shape[0] - half, room, diagonal))
         strip = outer.new_empty(max((end - base) * stride for base, end, stride in strips))
         scale = self.scale if factor is None else self.scale / factor
