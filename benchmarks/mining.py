@@ -33,33 +33,32 @@ import numpy as np
 import record
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 import hardneg as hn
 
 RESULTS = Path(__file__).parents[1] / "results"
 PEERS = ("hardneg", "st faiss", "st torch")
+FILES = ("queries", "corpus", "positives")
 NEGATIVES, DEPTH = 10, 101
 GPU_BLOCK = 1 << 16  # queries per search on a GPU
 Floats = NDArray[np.float32]
 
 
-def unit(rows: Floats) -> Floats:
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
+def embeddings(queries: int, documents: int, dim: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, documents and the positive of each query.
 
-
-def write_embeddings(folder: Path, queries: int, documents: int, dim: int) -> None:
-    """Documents around centers, 100 for each on average, and queries near a document: some neighbors are as near."""
-    draw = np.random.default_rng(0)
-    centers = draw.standard_normal((max(1, documents // 100), dim), dtype=np.float32)
-    corpus = centers[draw.integers(0, len(centers), documents)]
-    corpus += 0.7 * draw.standard_normal((documents, dim), dtype=np.float32)
-    positives = draw.choice(documents, queries, replace=queries > documents)
-    near = corpus[positives] + draw.uniform(0.3, 1.2, (queries, 1)).astype(np.float32) * draw.standard_normal(
-        (queries, dim), dtype=np.float32
-    )
-    np.save(folder / "corpus.npy", unit(corpus))
-    np.save(folder / "queries.npy", unit(near))
-    np.save(folder / "positives.npy", positives)
+    Documents are drawn around centers, 100 for each on average, and queries near a document: some neighbors are as near
+    """
+    draws = torch.Generator(device).manual_seed(0)
+    normal = partial(torch.randn, generator=draws, device=device)
+    centers = normal(max(1, documents // 100), dim)
+    corpus = centers[torch.randint(len(centers), (documents,), generator=draws, device=device)]
+    corpus += 0.7 * normal(documents, dim)
+    positives = torch.randint(documents, (queries,), generator=draws, device=device)
+    distance = 0.3 + 0.9 * torch.rand(queries, 1, generator=draws, device=device)
+    near = corpus[positives] + distance * normal(queries, dim)
+    return torch.nn.functional.normalize(near), torch.nn.functional.normalize(corpus), positives
 
 
 class GivenModel:
@@ -130,7 +129,7 @@ def child(folder: Path, peer: str, threads: int) -> None:
 
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
-    queries, corpus, positives = (np.load(folder / f"{name}.npy") for name in ("queries", "corpus", "positives"))
+    queries, corpus, positives = (np.load(folder / f"{name}.npy") for name in FILES)
     # The libraries load parts of themselves at the first call.
     if peer == "hardneg":
         mined_by_hardneg(folder, queries[:64], corpus[:512], np.arange(64))
@@ -155,7 +154,10 @@ def compare_on_cpu(given: argparse.Namespace) -> None:
     found: dict[str, list[dict[str, float]]] = {peer: [] for peer in PEERS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_embeddings(folder, given.queries, given.documents, given.dim)
+        arrays = embeddings(given.queries, given.documents, given.dim, "cpu")
+        for each, array in zip(FILES, arrays, strict=True):
+            np.save(folder / f"{each}.npy", array.numpy())
+        del arrays
         for number in range(given.rounds):
             for peer in PEERS[number % 3 :] + PEERS[: number % 3]:
                 command = [sys.executable, __file__, "--peer", peer, "--folder", name, "--threads", str(given.threads)]
@@ -189,13 +191,9 @@ def measure_on_gpu(given: argparse.Namespace) -> None:
     from hardneg.mining.search import Searcher
     from hardneg.mining.vectors import Vectors
 
-    draws = torch.Generator("cuda").manual_seed(0)
-    queries, corpus = (
-        torch.nn.functional.normalize(torch.randn(rows, given.dim, generator=draws, device="cuda"))
-        for rows in (given.queries, given.documents)
-    )
+    queries, corpus, positives = embeddings(given.queries, given.documents, given.dim, "cuda")
     product = 2 * given.queries * given.documents * given.dim  # operations
-    square = torch.randn(8192, 8192, generator=draws, device="cuda").half()
+    square = torch.randn(8192, 8192, device="cuda").half()
     rows = []
     for rounds in range(given.rounds + 1):
         searcher = Searcher.within(Vectors("corpus", corpus), 2**31, "cuda")
@@ -205,8 +203,7 @@ def measure_on_gpu(given: argparse.Namespace) -> None:
             shares = {"share_of_limit": product / rate / total, "share_at_790_tflops": product / 790e12 / total}
             rows.append({"seconds": total, "product_tflops": rate / 1e12, **shares})
             print(f"{total:.2f} s: {shares['share_of_limit']:.2f} of {rate / 1e12:.0f} TFLOP/s")
-    few, positives = queries[: 2 * GPU_BLOCK].cpu(), torch.arange(min(2 * GPU_BLOCK, len(queries))) % len(corpus)
-    documents = corpus.cpu()
+    few, documents, positives = queries[: 2 * GPU_BLOCK].cpu(), corpus.cpu(), positives[: 2 * GPU_BLOCK].cpu()
     whole = on_gpu(lambda: hn.mine(few, documents, positives, num_negatives=NEGATIVES))
     made = {"queries": len(few), "seconds": whole, "search_seconds": rows[-1]["seconds"] * len(few) / given.queries}
     print(f"hn.mine for {len(few)} queries from host memory: {whole:.1f} s")
@@ -214,7 +211,7 @@ def measure_on_gpu(given: argparse.Namespace) -> None:
     record.write(given.to or RESULTS / "mining_gpu.json", found)
 
 
-def search(searcher: Any, queries: torch.Tensor) -> None:
+def search(searcher: Any, queries: Tensor) -> None:
     """The 100 best documents of all queries."""
     for first in range(0, len(queries), GPU_BLOCK):
         searcher.best(queries[first : first + GPU_BLOCK], 100)

@@ -17,7 +17,7 @@ from hardneg.mining.vectors import Vectors
 
 Call = Callable[..., Any]
 MODULE = "hardneg.mining.half_precision"
-SMALL = {"SAMPLE": 64, "GROUPS": 16, "MIN_CAPACITY": 32, "MOST_COLLECTED": 1 << 9}
+SMALL = {"SAMPLE": 64, "GROUPS": 16, "MIN_CAPACITY": 32, "MOST_COLLECTED": 1 << 9, "SPAN": 256}
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 

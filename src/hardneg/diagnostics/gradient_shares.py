@@ -68,8 +68,8 @@ def gradient_shares(
         >>> import hardneg as hn
         >>> z1, z2 = torch.randn(8, 4), torch.randn(8, 4)
         >>> found = gradient_shares(hn.hcl(tau_plus=0.0), z1, z2, anchors=[0, 5])
-        >>> found.shares.shape, found.shares.sum(dim=1)
-        (torch.Size([2, 16]), tensor([1.0000, 1.0000]))
+        >>> found.shares.shape, found.shares.sum(dim=1).round(decimals=4)
+        (torch.Size([2, 16]), tensor([1., 1.]))
     """
     if not isinstance(loss, InfoNCE):
         raise ValueError(f"loss must be an InfoNCE, got {type(loss).__name__}: its gradients have another form")

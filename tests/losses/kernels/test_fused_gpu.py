@@ -207,15 +207,15 @@ def test_large_and_small_tiles_give_the_same_results(name: str, dim: int, monkey
     assert max(errors(large, [t.double() for t in small])) < limit
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", range(8))
 def test_random_settings_equal_the_reference_in_float64(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     settings = importlib.import_module("random_settings")
-    tally = settings.run_cases(40, seed)
-    assert (tally.tried, tally.wrong) == (40, 0), "\n".join(tally.failures)
+    tally = settings.run_cases(10, seed)
+    assert (tally.tried, tally.wrong) == (10, 0), "\n".join(tally.failures)
     assert tally.worst <= 1
-    assert tally.reached["any"] >= 25
-    assert len([kind for kind in settings.KINDS if tally.reached[kind] > 0]) >= len(settings.KINDS) - 3
+    assert tally.reached["any"] >= 5
+    assert len([kind for kind in settings.KINDS if tally.reached[kind] > 0]) >= len(settings.KINDS) // 2
 
 
 @pytest.mark.parametrize("dim", [128, 768])
