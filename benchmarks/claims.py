@@ -46,7 +46,7 @@ TABLES = {
     "proximity": ("CIFAR-10, 30 epochs", "proximity-batches.md#measured-runs"),
     "images": ("CIFAR-10", ""),
     "tinyimagenet": ("tinyimagenet100_32", ""),
-    "quickthoughts": ("sentences", ""),
+    "quickthoughts": ("sentences", "#sentences"),
     "simcse": ("sentences", ""),
 }
 THEORY = {
