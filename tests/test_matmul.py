@@ -1,10 +1,51 @@
-"""Selection of columns against a stable sort."""
+"""Products against float64, and the selection of columns against a stable sort."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from hardneg.matmul import largest_columns
+from hardneg import matmul
+from hardneg.matmul import largest_columns, multiply
+
+
+@pytest.mark.parametrize("onednn", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(300, 200, 100), (257, 33, 129), (1, 5, 7), (64, 1, 3), (0, 4, 2)])
+def test_a_product_is_that_of_float64_by_either_library(
+    onednn: bool, dtype: torch.dtype, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if onednn and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this PyTorch has no oneDNN")
+    rows, dim, columns = shape
+    calls = []
+    routine = torch.ops.mkldnn._linear_pointwise if onednn else None
+    monkeypatch.setattr(matmul, "ONEDNN_PRODUCTS", 1)
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda: onednn)
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_linear_pointwise", lambda *given: calls.append(given) or routine(*given), raising=False
+    )
+    wide = torch.randn(rows, dim + 9, dtype=dtype)
+    for left in (wide[:, :dim], torch.randn(dim, rows, dtype=dtype).t()):  # neither is contiguous
+        for right in (torch.randn(columns, dim, dtype=dtype), torch.randn(dim, columns, dtype=dtype).t()):
+            exact = left.double() @ right.double().T
+            room = dim * 2.0 ** (-22 if dtype == torch.float32 else -50) * (1 + dim**0.5)
+            whole = torch.full((rows + 2, columns + 3), torch.nan, dtype=dtype)
+            out = whole[1:-1, 2:-1]
+            multiply(left, right, out, 0.5)  # what was there does not matter
+            assert torch.allclose(out.double(), 0.5 * exact, rtol=0, atol=room)
+            multiply(left, right, out, add=True)
+            assert torch.allclose(out.double(), 1.5 * exact, rtol=0, atol=2 * room)
+            assert whole.isnan().sum() == whole.numel() - out.numel()
+    assert bool(calls) == (onednn and dtype == torch.float32 and rows > 0)
+
+
+def test_products_with_nan_are_nan_where_they_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "ONEDNN_PRODUCTS", 1)
+    left, right = torch.ones(3, 4), torch.ones(2, 4)
+    left[1, 2] = torch.nan
+    out = torch.empty(3, 2)
+    multiply(left, right, out)
+    assert out.isnan().tolist() == [[False] * 2, [True] * 2, [False] * 2]
 
 
 def expected(scores: Tensor, k: int) -> Tensor:

@@ -7,7 +7,7 @@ from hardneg.matmul import row_blocks
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _LARGEST_TILE = 1 << 23  # bytes of documents: larger tiles are not faster
-_LARGEST_SCORES = 1 << 26  # bytes of their scores, likewise
+_LARGEST_SCORES = 1 << 24  # bytes of their scores, likewise
 _GPU_TILE = 1 << 20  # documents: the more, the fewer of their scores enter the result
 _LARGEST_BLOCK = 1 << 16  # queries; a block is also what a resumed command does not repeat
 CANDIDATE = 40  # bytes of one candidate of one query: its key, what faiss returns for a tile, and its index

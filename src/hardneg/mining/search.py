@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg.losses.kernels import runs_fused
-from hardneg.matmul import exact_products, largest_columns
+from hardneg.matmul import exact_products, largest_columns, multiply
 from hardneg.mining import memory as budget
 from hardneg.mining.keys import EMPTY, packed
 from hardneg.mining.memory import pieces
@@ -122,7 +122,7 @@ class Searcher:
                     block = slice(first, first + self.rows)
                     shape = len(queries[block]), len(documents)
                     scores = products[: shape[0] * shape[1]].view(shape)  # (R, T)
-                    torch.mm(queries[block], documents.T, out=scores)
+                    multiply(queries[block], documents, scores)
                     if left_out is not None and limits is not None:
                         left_out.hide(scores, first)
                         above[block] += _cut(scores, limits[block]).cpu()

@@ -18,6 +18,7 @@ from hardneg import checks
 from hardneg.losses.kernels.anchor_losses import AnchorLosses, LabelSums, Sums, label_losses, own_positive_losses
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Eligibility, LossForm, Rule, safe_lengths
 from hardneg.losses.kernels.strips import SAFE_EXPONENT, strip_height
+from hardneg.matmul import multiply
 
 
 class UnitVectors(NamedTuple):
@@ -196,7 +197,7 @@ class PairScores:
 
     def _strip(self, rows: slice, buffer: Tensor) -> Strip:
         scores = of_strip(buffer, slice(0, rows.stop - rows.start))
-        torch.addmm(scores, of_strip(self.anchors, rows), self.candidates.t(), beta=0, alpha=self.scale, out=scores)
+        multiply(of_strip(self.anchors, rows), self.candidates, scores, self.scale)
         diagonals = [diagonal for _, diagonal in self.pair_diagonals(rows, scores)]
         pairs = same = plain = positives = None
         if self.own_positive and diagonals:

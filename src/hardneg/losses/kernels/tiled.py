@@ -28,6 +28,7 @@ from hardneg.losses.kernels.interface import (
     wrapped,
 )
 from hardneg.losses.kernels.strips import SAFE_EXPONENT, strip_height
+from hardneg.matmul import multiply
 
 units = None  # computed by plain operations
 pair_loss = tiled_pairs.pair_loss
@@ -79,7 +80,7 @@ def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iter
         for block in candidates:
             part = scores[:, column : column + block.shape[-2]]
             if block.dim() == 2:
-                torch.mm(scaled, block.T, out=part)
+                multiply(scaled, block, part)
             else:
                 own = block[wrapped(strip, len(block), block.device)]  # (R, N, d)
                 part.copy_(torch.bmm(own, scaled[:, :, None])[:, :, 0])
@@ -168,9 +169,9 @@ class _Strips(torch.autograd.Function):
                 part = coefficients[:, column : column + block.shape[-2]]
                 column += block.shape[-2]
                 if block.dim() == 2:
-                    by_rows[rows].addmm_(part, block)
+                    multiply(part, block.T, by_rows[rows], add=True)
                     if collected is not None:
-                        collected.addmm_(part.T, anchors[rows])
+                        multiply(part.T, anchors[rows].T, collected, add=True)
                 else:
                     block_rows = wrapped(rows, len(block), block.device)
                     by_rows[rows] += torch.bmm(part[:, None, :], block[block_rows])[:, 0]

@@ -24,6 +24,7 @@ from hardneg.losses.kernels.interface import (
 )
 from hardneg.losses.kernels.pair_scores import Groups, PairScores, Strip, UnitVectors, of_strip
 from hardneg.losses.kernels.saved_tensors import unchanged
+from hardneg.matmul import multiply
 
 
 def pair_loss(
@@ -146,10 +147,9 @@ def _unit_gradients(
         by_columns = None
     for strip in scores.strips() if kept is None else (kept,):
         matrix = coefficients.matrix(strip)  # (R, N)
-        torch.mm(matrix, candidates, out=of_strip(by_rows, strip.rows))
+        multiply(matrix, candidates.t(), of_strip(by_rows, strip.rows))
         if by_columns is not None:
-            beta = 0 if strip.rows.start == 0 else 1  # 0 overwrites
-            torch.addmm(by_columns, matrix.t(), of_strip(anchors, strip.rows), beta=beta, out=by_columns)
+            multiply(matrix.t(), of_strip(anchors, strip.rows).t(), by_columns, add=strip.rows.start > 0)
     if scores.given is not None:
         pair = coefficients.pair[:, None]
         torch.mul(pair, unit[:batch], out=found[batch:])
