@@ -48,6 +48,7 @@ TABLES = {
     "tinyimagenet": ("tinyimagenet100_32", ""),
     "quickthoughts": ("sentences", "#sentences"),
     "simcse": ("sentences", ""),
+    "simcse-cpu": ("6,400 sentences", "#simcse-on-a-cpu"),
 }
 THEORY = {
     "holds": "confirmed (theory)",

@@ -27,10 +27,10 @@ def process(interpret: bool) -> Iterator[Callable[..., Any]]:
 def choose(interpret: bool) -> None:
     """Choose whether this process interprets Triton; called before Triton and numpy are imported."""
     os.environ["TRITON_INTERPRET"] = str(int(interpret))
-    # The interpreter multiplies by numpy. On some processors OpenBLAS rounds ⟨a, b⟩ and ⟨b, a⟩ differently, which a GPU
-    # does not; its routines for the oldest processors do not either.
-    if platform.machine() in ("x86_64", "AMD64"):
-        os.environ["OPENBLAS_CORETYPE"] = "Prescott"
+    # The interpreter multiplies by numpy. On some processors OpenBLAS rounds ⟨a, b⟩ and ⟨b, a⟩ differently, other than
+    # the products of an H200. Its routines for the oldest processors do not.
+    if interpret and platform.machine() in ("x86_64", "AMD64"):
+        os.environ.setdefault("OPENBLAS_CORETYPE", "Prescott")
 
 
 def compiled(module: str, kernel: str, types: dict[str, Any], constants: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import hardneg as hn
 from hardneg import matmul
 from hardneg.matmul import largest_columns, multiply
 
@@ -31,12 +32,29 @@ def test_a_product_is_that_of_float64_by_either_library(
             room = dim * 2.0 ** (-22 if dtype == torch.float32 else -50) * (1 + dim**0.5)
             whole = torch.full((rows + 2, columns + 3), torch.nan, dtype=dtype)
             out = whole[1:-1, 2:-1]
-            multiply(left, right, out, 0.5)  # what was there does not matter
+            multiply(left, right, out, 0.5, any_size=True)  # what was there does not matter
             assert torch.allclose(out.double(), 0.5 * exact, rtol=0, atol=room)
-            multiply(left, right, out, add=True)
+            multiply(left, right, out, add=True, any_size=True)
             assert torch.allclose(out.double(), 1.5 * exact, rtol=0, atol=2 * room)
             assert whole.isnan().sum() == whole.numel() - out.numel()
-    assert bool(calls) == (onednn and dtype == torch.float32 and rows > 0)
+    assert bool(calls) == (onednn and dtype == torch.float32)
+
+
+def test_few_sizes_are_multiplied_by_onednn_so_that_its_routines_stay_few() -> None:
+    def suits(batch: int) -> bool:
+        return matmul._suits_onednn(2 * batch, 128, 2 * batch)
+
+    assert all(suits(batch) for batch in (256, 320, 384, 512, 800, 1024, 4096))
+    assert not suits(32)  # too small
+    assert sum(map(suits, range(200, 1000))) < 40
+    assert sum(matmul._suits_onednn(64, 128, keys) for keys in range(256, 65_537, 256)) < 110  # of a queue that fills
+
+
+def test_a_compiled_loss_in_tiles_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "_onednn_is_faster", lambda: True)
+    loss = torch.compile(hn.hcl(backend="tiled"), fullgraph=True, backend="eager")
+    z1, z2 = torch.randn(2, 256, 64)
+    assert torch.allclose(loss(z1, z2), hn.hcl()(z1, z2), rtol=1e-5)
 
 
 def test_products_with_nan_are_nan_where_they_should_be(monkeypatch: pytest.MonkeyPatch) -> None:

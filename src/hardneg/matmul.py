@@ -1,4 +1,4 @@
-"""Matrix products in blocks of rows, in full precision under any training settings, and fast on every CPU."""
+"""Matrix products: by the faster library of a CPU, in blocks of rows, and in full precision under any settings."""
 
 import math
 import platform
@@ -14,13 +14,21 @@ WITHOUT_FLOAT64 = {"mps"}  # device types without float64
 # Elements of the largest temporary (128 MiB in float32): enough to use all of an accelerator.
 TILE = 1 << 25
 
-ONEDNN_PRODUCTS = 1 << 22  # multiplications from which oneDNN is faster, where it is
+ONEDNN_PRODUCTS = (
+    1 << 22
+)  # multiplications from which a call of oneDNN is faster than one of MKL (`benchmarks/products.py`)
 
 
-def multiply(left: Tensor, right: Tensor, out: Tensor, factor: float = 1.0, *, add: bool = False) -> None:
+def multiply(
+    left: Tensor, right: Tensor, out: Tensor, factor: float = 1.0, *, add: bool = False, any_size: bool = False
+) -> None:
     """Write ``factor · left @ right.T`` to ``out``, or add it. left: (R, d) · right: (N, d) · out: (R, N)
 
-    Without gradient. In the precision that PyTorch is set to.
+    Without gradient, in the precision that PyTorch is set to. ``out`` has the same dtype and shares no memory with the
+    others.
+
+    any_size: whether the same library computes products of all sizes, so that equal rows have equal products; for
+    callers whose sizes seldom change, because oneDNN keeps a routine of about 0.4 MiB for each
 
     Examples:
         >>> out = torch.ones(1, 2)
@@ -28,30 +36,46 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, factor: float = 1.0, *, a
         >>> out
         tensor([[1.5000, 2.0000]])
     """
-    products = left.shape[0] * left.shape[1] * right.shape[0]
-    on_cpu = left.device.type == "cpu" and left.dtype == torch.float32
-    if not on_cpu or products < ONEDNN_PRODUCTS or not _onednn_is_faster():
+    if not (_onednn_is_faster_for(left) and (any_size or _suits_onednn(len(left), left.shape[1], len(right)))):
         torch.addmm(out, left, right.t(), beta=1 if add else 0, alpha=factor, out=out)
         return
-    scaled = left if factor == 1 else left * factor
-    found = torch.ops.mkldnn._linear_pointwise(scaled, right, None, "none", [], "")
-    (out.add_ if add else out.copy_)(found)
+    found = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
+    if add:
+        out.add_(found, alpha=factor)
+    else:
+        torch.mul(found, factor, out=out)
+
+
+def _onednn_is_faster_for(rows: Tensor) -> bool:
+    if rows.device.type != "cpu" or rows.dtype != torch.float32 or torch.compiler.is_compiling():
+        return False
+    return bool(torch.backends.mkldnn.enabled) and _onednn_is_faster()
+
+
+def _suits_onednn(rows: int, dim: int, columns: int) -> bool:
+    """Whether a product is large enough, and its sizes have at most five significant bits.
+
+    oneDNN compiles a routine for each size. There are few such sizes, so batches or queues of changing size neither
+    wait for the compiler nor fill the memory. It depends on the sizes alone, so that a resumed run has the same bits.
+    """
+    return rows * dim * columns >= ONEDNN_PRODUCTS and all(
+        size & -size >= 1 << (size.bit_length() - 5) for size in (rows, dim, columns) if size >= 1 << 5
+    )
 
 
 @cache
 def _onednn_is_faster() -> bool:
     """Whether this is a processor of AMD with AVX-512, and PyTorch has both libraries.
 
-    There a product by oneDNN takes a half to a third of the time of MKL, which PyTorch calls except in the operator for
-    linear layers of compiled models. On two cores of a Zen 5 the loss at B ≥ 256 takes 0.5 to 0.8 of the time
-    (`benchmarks/loss.py`), and mining half (`benchmarks/mining.py`).
+    PyTorch multiplies by MKL, except in the operator for linear layers of compiled models. On two cores of a Zen 5
+    oneDNN is faster (`benchmarks/products.py`).
     """
     has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    if not has_mkl or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not has_mkl or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     cpu = Path("/proc/cpuinfo")
     vendor = cpu.read_text(encoding="utf-8") if cpu.exists() else platform.processor()
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" in vendor
+    return "AuthenticAMD" in vendor and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def row_blocks(rows: int, columns: int, size: int | None = None) -> list[slice]:

@@ -1,7 +1,7 @@
 """Candidates as integers in the order of their ranks.
 
 A candidate is one int64 key, its score in the upper half and its index in the lower. The largest keys are the highest
-scores and, among equal scores, the lowest indices, so that the result does not depend on the tiles of a search.
+scores and, among equal scores, the lowest indices, so that the result does not depend on the order of a search.
 """
 
 import torch

@@ -122,7 +122,7 @@ class Searcher:
                     block = slice(first, first + self.rows)
                     shape = len(queries[block]), len(documents)
                     scores = products[: shape[0] * shape[1]].view(shape)  # (R, T)
-                    multiply(queries[block], documents, scores)
+                    multiply(queries[block], documents, scores, any_size=True)
                     if left_out is not None and limits is not None:
                         left_out.hide(scores, first)
                         above[block] += _cut(scores, limits[block]).cpu()
@@ -168,7 +168,7 @@ class _Keys:
 class _Heaps:
     """The best candidates of each query, in heaps of faiss: a score below all of them costs one comparison.
 
-    ``faiss.knn`` does the same with a matrix product of its own, much slower than PyTorch's on some processors.
+    ``faiss.knn`` does the same with a matrix product of its own, much slower than PyTorch's on an Intel Xeon.
     """
 
     def __init__(self, faiss: Any, queries: int, depth: int, documents: int) -> None:
