@@ -30,7 +30,7 @@ def choose(interpret: bool) -> None:
     # The interpreter multiplies by numpy. On some processors OpenBLAS rounds ⟨a, b⟩ and ⟨b, a⟩ differently, other than
     # the products of an H200. Its routines for the oldest processors do not.
     if interpret and platform.machine() in ("x86_64", "AMD64"):
-        os.environ.setdefault("OPENBLAS_CORETYPE", "Prescott")
+        os.environ["OPENBLAS_CORETYPE"] = "Prescott"
 
 
 def compiled(module: str, kernel: str, types: dict[str, Any], constants: dict[str, Any]) -> str:
