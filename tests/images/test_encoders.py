@@ -16,6 +16,18 @@ def test_resnets_have_torchvisions_number_of_weights(depth: int, weights: int, f
     assert network.features == features
 
 
+@pytest.mark.parametrize("depth", [18, 50])
+def test_the_width_scales_the_channels_of_every_convolution(depth: int) -> None:
+    whole, half = encoders.ResNet(depth), encoders.ResNet(depth, width=32)
+    shapes = [(a.shape, b.shape) for a, b in zip(whole.parameters(), half.parameters(), strict=True)]
+    assert len(shapes) > 50
+    for wide, narrow in shapes[1:]:  # the first convolution takes the channels of the images
+        assert tuple(narrow) == tuple(size // 2 if side < 2 else size for side, size in enumerate(wide))
+    assert half(torch.zeros(2, 3, 32, 32)).shape == (2, whole.features // 2)
+    with pytest.raises(ValueError, match="width must be a whole number ≥ 1, got 0"):
+        encoders.build("resnet18", width=0)
+
+
 def test_resnet_names_are_torchvisions() -> None:
     names = set(encoders.resnet50("imagenet").state_dict())
     for name in (

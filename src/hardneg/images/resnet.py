@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from hardneg import checks
+
 _LAYERS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 
 
@@ -70,31 +72,35 @@ class ResNet(nn.Module):
         depth: 18, 34 or 50
         stem: ``"small"`` (3×3, no pooling: images of about 32 pixels) or ``"imagenet"`` (7×7, stride 2, pooling)
         channels: of the images
+        width: channels of the first stage; 32 is a network of half width, with about a quarter of the weights
 
     Examples:
         >>> import torch
         >>> ResNet(18)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 512])
+        >>> ResNet(18, width=32)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 256])
     """
 
-    def __init__(self, depth: int = 18, stem: str = "small", channels: int = 3) -> None:
+    def __init__(self, depth: int = 18, stem: str = "small", channels: int = 3, width: int = 64) -> None:
         super().__init__()
+        width = checks.whole("width", width)
         if depth not in _LAYERS:
             raise ValueError(f"depth must be one of {sorted(_LAYERS)}, got {depth!r}")
         if stem not in ("small", "imagenet"):
             raise ValueError(f"stem must be 'small' or 'imagenet', got {stem!r}")
         block: type[BasicBlock] | type[Bottleneck] = Bottleneck if depth == 50 else BasicBlock
         small = stem == "small"
-        self.conv1 = nn.Conv2d(channels, 64, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.conv1 = nn.Conv2d(channels, width, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
-        inputs, stages = 64, []
+        inputs, stages = width, []
         for stage, count in enumerate(_LAYERS[depth]):
-            width, layers = 64 << stage, []
+            layers = []
             for position in range(count):
-                layers.append(block(inputs, width, 2 if stage > 0 and position == 0 else 1))
-                inputs = width * block.expansion
+                layers.append(block(inputs, width << stage, 2 if stage > 0 and position == 0 else 1))
+                inputs = (width << stage) * block.expansion
             stages.append(nn.Sequential(*layers))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.features = inputs
@@ -112,16 +118,16 @@ class ResNet(nn.Module):
         self.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith("fc.")})
 
 
-def resnet18(stem: str = "small", channels: int = 3) -> ResNet:
-    """ResNet-18, 512 features."""
-    return ResNet(18, stem, channels)
+def resnet18(stem: str = "small", channels: int = 3, width: int = 64) -> ResNet:
+    """ResNet-18, 512 features at width 64."""
+    return ResNet(18, stem, channels, width)
 
 
-def resnet34(stem: str = "small", channels: int = 3) -> ResNet:
-    """ResNet-34, 512 features."""
-    return ResNet(34, stem, channels)
+def resnet34(stem: str = "small", channels: int = 3, width: int = 64) -> ResNet:
+    """ResNet-34, 512 features at width 64."""
+    return ResNet(34, stem, channels, width)
 
 
-def resnet50(stem: str = "small", channels: int = 3) -> ResNet:
-    """ResNet-50, 2,048 features."""
-    return ResNet(50, stem, channels)
+def resnet50(stem: str = "small", channels: int = 3, width: int = 64) -> ResNet:
+    """ResNet-50, 2,048 features at width 64."""
+    return ResNet(50, stem, channels, width)
