@@ -11,7 +11,7 @@ export HARDNEG_DATA
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      compare ways of choosing negatives on scikit-learn's digits (two minutes, CPU)"
+	@echo "make demo      compare ways of choosing negatives on scikit-learn's digits (three minutes, CPU)"
 	@echo "make test      lint, types and the quick tests"
 	@echo "make test-slow the slow tests only"
 	@echo "make test-all  lint, types and all tests, on newly drawn examples"
