@@ -25,7 +25,7 @@ def held_out_rows(settings: Recipe, train_set: Any) -> Tensor | None:
         return None
     needs = "objective.anneal=accuracy needs"
     if not settings.kind.has_test_set:
-        raise ValueError(f"{needs} online kNN, which {settings.modality} do not have: use anneal=linear, step or loss")
+        raise ValueError(f"{needs} online kNN, which {settings.kind.unit} do not have: use anneal=linear, step or loss")
     if train_set.labels is None:
         raise ValueError(f"{needs} labels, and {train_set.name} has none: use anneal=linear, step or loss")
     chosen = settings.trainer

@@ -44,8 +44,7 @@ class Plan(L.Callback):
 def steps_of(settings: Recipe, batches: Batches) -> str:
     """The samples, the batch size, the steps of an epoch and the samples left out, and a better batch size."""
     size, batch_size, steps = batches.sampler.size, batches.sampler.batch_size, len(batches)
-    kind = settings.modality
-    text = f"{size:,} {kind}, batch size {batch_size:,}: {_counted(steps, 'step')} per epoch"
+    text = f"{size:,} {settings.kind.unit}, batch size {batch_size:,}: {_counted(steps, 'step')} per epoch"
     if settings.batches.sampler != "uniform":  # whose epochs may repeat samples
         return text
     left = size - steps * batch_size if settings.batches.drop_last else 0

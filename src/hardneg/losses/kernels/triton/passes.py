@@ -32,7 +32,7 @@ LEAST_TILT = 1e-30
 NONE, ANY, POSITIVES = (int(kind.value) for kind in (score_tile.NONE, score_tile.ANY, score_tile.POSITIVES))
 KINDS = {1.0: int(score_tile.ONE.value), 2.0: int(score_tile.TWO.value), 0.5: int(score_tile.HALF.value)}
 
-# Size of a strip of ∂L/∂s, in addition to three bytes per element of the rows.
+# Size of a strip of ∂L/∂s, in addition to seven bytes per element of the rows.
 STRIP_BYTES = 48 << 20
 
 # Maximum number of rows of a strip at the diagonal: the entries on the other side of it are computed but not used.
