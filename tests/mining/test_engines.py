@@ -10,6 +10,7 @@ from typing import Any
 
 import children
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -118,8 +119,8 @@ import sys, numpy as np, hardneg as hn
 def status(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
 queries, positives = np.load(sys.argv[1] + "/queries.npy"), np.arange(400)
-# The buffers of the matrix products are made in the first call.
-hn.mine(queries, sys.argv[1] + "/small.npy", positives, memory="24MiB", num_negatives=3)
+# The buffers of the matrix products are made in the first call, which also imports what reads the files.
+hn.mine(queries, sys.argv[1] + "/small", positives, memory="24MiB", num_negatives=3)
 open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
 before = status("VmRSS")
 hn.mine(queries, sys.argv[1] + "/corpus", positives, memory="24MiB", num_negatives=3)
@@ -131,17 +132,23 @@ BLAS_BUFFER = 32 << 20  # bytes that OpenBLAS maps at once
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-def test_a_corpus_four_times_the_budget_is_mined_within_it(tmp_path: Path) -> None:
-    """A corpus of 96 MiB in six files, and a budget of 24 MiB.
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_a_corpus_four_times_the_budget_is_mined_within_it(kind: str, tmp_path: Path) -> None:
+    """A corpus of 96 MiB in six .npy files, or in one row group of a parquet file, and a budget of 24 MiB.
 
     The libraries' buffer of matrix products is not part of it: it is made in the first product, or in a later one.
     """
     (tmp_path / "corpus").mkdir()
+    (tmp_path / "small").mkdir()
     draw = np.random.default_rng(1)
-    for number in range(6):
-        np.save(tmp_path / "corpus" / f"{number}.npy", draw.standard_normal((65536, 64), dtype=np.float32))
-    first = np.load(tmp_path / "corpus" / "0.npy")
-    np.save(tmp_path / "queries.npy", first[:400] + 0.2)
-    np.save(tmp_path / "small.npy", first[:20000])
+    rows = draw.standard_normal((6 * 65536, 64), dtype=np.float32)
+    np.save(tmp_path / "queries.npy", rows[:400] + 0.2)
+    for folder, some, files in (("corpus", rows, 6), ("small", rows[:20000], 1)):
+        if kind == "npy":
+            for number, part in enumerate(np.split(some, files)):
+                np.save(tmp_path / folder / f"{number}.npy", part)
+        else:
+            column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(some.reshape(-1)), 64)
+            pyarrow.parquet.write_table(pyarrow.table({"embedding": column}), tmp_path / folder / "rows.parquet")
     done = children.run([sys.executable, "-c", PEAK, str(tmp_path)], check=True)
     assert int(done.stdout) <= checked_memory("24MiB") + BLAS_BUFFER

@@ -1,5 +1,6 @@
 """Embeddings in memory and in files: the same rows, and one clear line for files that cannot be read."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,26 @@ def test_rows_are_the_same_from_every_source(make: Callable[[Path], object], tmp
     np.testing.assert_allclose(vectors.take_unit(chosen), expected[chosen], atol=tolerance)
 
 
+def test_a_parquet_file_is_read_at_any_place_and_by_other_processes(tmp_path: Path) -> None:
+    """Row groups of different sizes, one of them empty, and reads that go forward and back."""
+    rows = np.random.default_rng(1).standard_normal((2000, 300)).astype(np.float32)
+    table = pa.table({"embedding": rows.tolist()})
+    path = tmp_path / "rows.parquet"
+    with pq.ParquetWriter(path, table.schema) as writer:
+        for start, stop in [(0, 1500), (1500, 1500), (1500, 1501), (1501, 2000)]:
+            writer.write_table(table.slice(start, stop - start), row_group_size=2000)
+    vectors = open_vectors("corpus", path)
+    draw = np.random.default_rng(0)
+    for start in [0, 700, 1400, 1499, 1500, 3, *draw.integers(2000, size=20).tolist()]:
+        for size in (1, 700, 2000):
+            np.testing.assert_array_equal(vectors.read(start, start + size), rows[start : start + size])
+    vectors.read(5, 10)
+    chosen = draw.integers(2000, size=50)
+    np.testing.assert_array_equal(vectors.take(chosen), rows[chosen])
+    vectors.read(5, 10)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(vectors)).read(10, 20), rows[10:20])
+
+
 def test_mining_from_files_is_mining_from_memory(tmp_path: Path) -> None:
     expected = hn.mine(ROWS[:5], ROWS, range(5), num_negatives=3)
     for make in (npy, parquet):
@@ -97,6 +118,23 @@ def ragged(folder: Path) -> Path:
     return folder / "a.parquet"
 
 
+def ragged_with_the_right_sum(folder: Path) -> Path:
+    pq.write_table(pa.table({"embedding": [[1.0, 2.0], [1.0], [1.0, 2.0, 3.0]]}), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def numbers(folder: Path) -> Path:
+    pq.write_table(pa.table({"embedding": [1.0, 2.0]}), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def overwritten_in_the_middle(folder: Path) -> Path:
+    path = parquet(folder)
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + b"\xff" * 400 + content[404:])
+    return path
+
+
 def without_column(folder: Path) -> Path:
     pq.write_table(pa.table({"text": ["a"]}), folder / "a.parquet")
     return folder / "a.parquet"
@@ -125,6 +163,9 @@ def different_widths(folder: Path) -> Path:
 MISTAKES = [
     (cut_off, "is cut off"), (pickled, "must hold floating-point numbers"), (fortran, "is in Fortran order"),
     (broken_parquet, "cannot be read as parquet"), (ragged, "must hold 2 floating-point numbers in every row"),
+    (ragged_with_the_right_sum, "must hold 2 floating-point numbers in every row"),
+    (numbers, "must hold lists of floating-point numbers, got double"),
+    (overwritten_in_the_middle, "cannot be read as parquet"),
     (without_column, "has no column 'embedding'"), (garbage, "is not a readable .npy file"),
     (empty_folder, "holds no .npy or .parquet files"), (text_file, "is not a .npy or .parquet file"),
     (different_widths, "has d = 3, but"),

@@ -19,6 +19,8 @@ from hardneg.mining.memory import pieces
 
 SUFFIXES = (".npy", ".parquet")
 _COLUMNS = ("embedding", "embeddings", "vector")
+_BATCH = 1 << 18  # numbers of a parquet file that are decoded at a time
+_PAGE = 1 << 20  # bytes of it that are read at a time
 _SHORT, _LONG = 1e-15, 1e18  # lengths whose squares neither vanish nor overflow
 
 
@@ -92,42 +94,64 @@ class NpyFile(Vectors):
 
 
 class ParquetFile(Vectors):
-    """Rows of a list column of a parquet file, read by row group."""
+    """Rows of a list column of a parquet file. Reads go on where the last one ended: parquet finds no single rows."""
 
     def __init__(self, path: Path) -> None:
         self.name, self.path = str(path), checks.regular_file(path)
         with _readable(path):
-            file = required("pyarrow.parquet", "mine").ParquetFile(path)
+            file = self._open()
             names = file.schema_arrow.names
             named = [name for name in _COLUMNS if name in names]
             if not named:
                 raise ValueError(f"{path} has no column {' or '.join(map(repr, _COLUMNS))}: its columns are {names}")
             self.column = named[0]
+            if not _is_list(file.schema_arrow.field(self.column).type):
+                raise ValueError(
+                    f"column {self.column!r} of {path} must hold lists of floating-point numbers, "
+                    f"got {file.schema_arrow.field(self.column).type}"
+                )
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             self._starts = np.cumsum([0, *sizes]).tolist()
             first = next(file.iter_batches(1, columns=[self.column]), None)
         width = len(first.column(0)[0].as_py() or ()) if first is not None and len(first) else 0
         self.shape = _checked_shape(self.name, (self._starts[-1], width))
+        self._opened: _RowGroup | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_opened": None}  # an open file stays in its process
 
     def read(self, start: int, stop: int) -> Tensor:
+        start, parts = max(start, 0), []
         stop = min(stop, len(self))
-        groups = [
-            g
-            for g, (a, b) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True))
-            if a < stop and b > start
-        ]
-        if not groups:
-            return torch.empty(0, self.shape[1])
+        while start < stop:
+            group = int(np.searchsorted(self._starts, start, side="right")) - 1
+            end = min(stop, self._starts[group + 1])
+            if self._opened is None or not self._opened.first <= start < self._opened.end:
+                self._opened = _RowGroup(self._batches(group), self._starts[group], self._starts[group + 1])
+            parts.append(checks.as_tensor(self.name, self._opened.read(start, end)))
+            if end == self._opened.end:
+                self._opened = None  # closes the file
+            start = end
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts) if parts else torch.empty(0, self.shape[1])
+
+    def _open(self) -> Any:
+        # Without pre_buffer a part of the file is read when it is needed, not a whole row group.
+        return required("pyarrow.parquet", "mine").ParquetFile(self.path, pre_buffer=False, buffer_size=_PAGE)
+
+    def _batches(self, group: int) -> Iterator[NDArray[Any]]:
+        """The rows of a row group, which may be larger than the memory, in batches."""
         with _readable(self.path):
-            file = required("pyarrow.parquet", "mine").ParquetFile(self.path)
-            column = file.read_row_groups(groups, columns=[self.column]).column(0).combine_chunks()
-        skipped = start - self._starts[groups[0]]
-        return checks.as_tensor(self.name, self._matrix(column.slice(skipped, stop - start)))
+            size = max(1, _BATCH // self.shape[1])
+            for batch in self._open().iter_batches(size, row_groups=[group], columns=[self.column]):
+                yield self._matrix(batch.column(0))
 
     def _matrix(self, column: Any) -> NDArray[Any]:
         """A list column as rows of equal length."""
         values = column.flatten().to_numpy(zero_copy_only=False)
-        if column.null_count or values.dtype.kind != "f" or len(values) != len(column) * self.shape[1]:
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        if column.null_count or values.dtype.kind != "f" or (lengths != self.shape[1]).any():
             raise ValueError(
                 f"column {self.column!r} of {self.path} must hold {self.shape[1]} floating-point numbers in every row"
             )
@@ -135,12 +159,35 @@ class ParquetFile(Vectors):
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
         found = torch.empty(len(rows), self.shape[1])
-        groups = np.searchsorted(self._starts, rows, side="right") - 1
-        for group in np.unique(groups):
-            inside = np.flatnonzero(groups == group)
-            part = self.read(self._starts[group], self._starts[group + 1])
-            found[torch.from_numpy(inside)] = part[torch.from_numpy(rows[inside] - self._starts[group])].float()
+        size = max(1, _BATCH // self.shape[1])
+        part = rows // size
+        unfinished, self._opened = self._opened, None  # the place of a read in the order of the rows
+        for number in np.unique(part):
+            inside = np.flatnonzero(part == number)
+            first = int(number) * size
+            chosen = self.read(first, first + size)[torch.from_numpy(rows[inside] - first)]
+            found[torch.from_numpy(inside)] = chosen.float()
+        self._opened = unfinished
         return found
+
+
+class _RowGroup:
+    """Rows ``first`` to ``end`` of a file, of which only the last batch read and those after it can be read."""
+
+    def __init__(self, batches: Iterator[NDArray[Any]], first: int, end: int) -> None:
+        self._batches, self.first, self.end = batches, first, end
+        self._rows: NDArray[Any] = np.empty((0, 0))  # from row ``first``
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """The rows from ``start`` up to ``stop``."""
+        parts = []
+        while True:
+            if len(part := self._rows[max(start - self.first, 0) : stop - self.first]):
+                parts.append(part)
+            if self.first + len(self._rows) >= stop:
+                return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            self.first += len(self._rows)
+            self._rows = next(self._batches)
 
 
 class Shards(Vectors):
@@ -237,10 +284,18 @@ def _unit(name: str, rows: Tensor, numbers: range | NDArray[np.int64], device: t
     return unit
 
 
+def _is_list(kind: Any) -> bool:
+    types = required("pyarrow.types", "mine")
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """Turn the errors of pyarrow into a ValueError that names the file."""
     try:
         yield
-    except required("pyarrow", "mine").ArrowException as error:
-        raise ValueError(f"{path} cannot be read as parquet ({error}): copy or write it again") from error
+    except (FileNotFoundError, PermissionError):
+        raise
+    except (required("pyarrow", "mine").ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} cannot be read as parquet ({reason}): copy or write it again") from error
