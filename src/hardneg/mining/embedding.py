@@ -1,6 +1,7 @@
 """Embeddings of texts by a model, kept on disk by content, prompt and the model's weights."""
 
 import hashlib
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from hardneg.mining.vectors import NpyFile, Shards, Vectors
 from hardneg.progress import progress
 
 _CHUNK = 8192  # texts per call of the model, and per file of the cache
+# Of models of sentence-transformers, beside the weights.
+_SETTINGS = ("prompts", "default_prompt_name", "truncate_dim", "max_seq_length", "max_length")
 _SENTENCE_TRANSFORMERS = {"queries": "encode_query", "corpus": "encode_document"}
 
 
@@ -25,7 +28,7 @@ def embed(name: str, texts: Sequence[str], model: object, prompt: str | None, ca
     if cache is None:
         parts = [encode(texts[start : start + _CHUNK]) for start in progress(chunks, f"embedding the {name}")]
         return Vectors(name, np.concatenate(parts))
-    key = hashlib.blake2b(_weights_key(model).encode() + repr((name, prompt)).encode(), digest_size=20).hexdigest()
+    key = hashlib.blake2b(weights_key(model).encode() + repr((name, prompt)).encode(), digest_size=20).hexdigest()
     cache.mkdir(parents=True, exist_ok=True)
     files = []
     for start in progress(chunks, f"embedding the {name}"):
@@ -33,8 +36,10 @@ def embed(name: str, texts: Sequence[str], model: object, prompt: str | None, ca
         file = cache / f"{_content_key(key, some)}.npy"
         if not file.exists():
             rows = encode(some)
+            content = io.BytesIO()  # what numpy writes to a file itself fails on a full disk without naming it
+            np.save(content, rows, allow_pickle=False)
             with replaced(file) as out:
-                np.lib.format.write_array(out, rows, allow_pickle=False)
+                out.write(content.getbuffer())
         files.append(NpyFile(file))
         if len(files[-1]) != len(some):
             raise ValueError(f"{file} has {len(files[-1])} rows instead of {len(some)}: remove it from the cache")
@@ -64,15 +69,16 @@ def _encoder(name: str, model: object, prompt: str | None) -> Callable[[Sequence
     return encode
 
 
-def _weights_key(model: object) -> str:
-    """A hash of a model's structure, weights and prompts, which changes when it is trained further."""
+def weights_key(model: object) -> str:
+    """A hash of a model's structure, weights and settings, which changes when it is trained further."""
     owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     if not isinstance(owner, nn.Module):
         raise ValueError(
             "cache= recognizes a model by its weights, which a plain function has not: "
             "pass a torch.nn.Module or a SentenceTransformer, or leave out cache="
         )
-    found = hashlib.blake2b(repr((owner, getattr(owner, "prompts", None), getattr(model, "__name__", ""))).encode())
+    settings = [getattr(owner, name, None) for name in _SETTINGS]
+    found = hashlib.blake2b(repr((owner, settings, getattr(model, "__name__", ""))).encode())
     for name, weight in owner.state_dict().items():
         if isinstance(weight, Tensor):
             found.update(repr((name, weight.dtype, tuple(weight.shape))).encode())

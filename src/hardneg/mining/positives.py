@@ -1,6 +1,6 @@
 """The positives of each query, and the documents that are the same as one of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +70,8 @@ def checked_positives(given: object, queries: int, documents: int, texts: Mappin
         raise ValueError(f"positives has {len(rows)} rows, but there are {queries} queries: give one row for each")
     found_queries, found = [], []
     for query, row in enumerate(rows):
-        for item in [row] if isinstance(row, str | int | np.integer) else row:  # type: ignore[attr-defined]
+        items = row.tolist() if isinstance(row, Tensor | np.ndarray) else row
+        for item in items if isinstance(items, Iterable) and not isinstance(items, str) else [items]:
             index = _text_index(item, query, texts) if isinstance(item, str) else _checked_index(item, query, documents)
             if index >= 0:
                 found_queries.append(query)
@@ -100,7 +101,8 @@ def duplicates(positives: Lists, corpus: Vectors, tile: int, texts: Mapping[str,
     pairs = [_same_embedding(corpus, wanted, tile)]
     if texts is not None:
         number = {int(document): place for place, document in enumerate(wanted)}
-        groups = [(number[group[0]], group) for group in texts.values() if len(group) > 1 and group[0] in number]
+        copies = [group for group in texts.values() if len(group) > 1]
+        groups = [(number[one], group) for group in copies for one in group if one in number]
         pairs += [np.array([[place] * len(group), group]) for place, group in groups]
     place, document = np.concatenate(pairs, axis=1)
     other = document != wanted[place]

@@ -10,7 +10,7 @@ from typing import Any
 
 import hardneg
 from hardneg.mining.blocks import Job
-from hardneg.mining.embedding import embed
+from hardneg.mining.embedding import embed, weights_key
 from hardneg.mining.engines import run_blocks
 from hardneg.mining.files import replaced
 from hardneg.mining.negatives import check_texts, finish, make_job
@@ -57,7 +57,7 @@ def mine_to(target: Path, given: Input, rules: Rules, memory: int, engine: str) 
     try:
         vectors, texts = _embedded(given, given.cache or folder / "embeddings")
         job = make_job(*vectors, given.positives, texts, rules, memory, given.guide, pairs)
-        _keep_or_clear(folder, _settings(job))
+        _keep_or_clear(folder, _settings(job, given.guide))
         blocks = run_blocks(job, engine, folder)
     except BaseException:
         if not existed and not any(folder.rglob("*.np[yz]")):
@@ -80,7 +80,7 @@ def _embedded(given: Input, cache: Path) -> tuple[tuple[Vectors, Vectors], tuple
     return (queries, corpus), (given.queries, given.corpus)
 
 
-def _settings(job: Job) -> dict[str, Any]:
+def _settings(job: Job, guide: object) -> dict[str, Any]:
     """What finished blocks depend on."""
     lists = {"positives": job.positives, "not_negatives": job.not_negatives}
     hashes = {
@@ -89,7 +89,7 @@ def _settings(job: Job) -> dict[str, Any]:
     return {
         "hardneg": hardneg.__version__,
         "rules": repr(job.rules),
-        "guide": job.guide is not None,
+        "guide": None if guide is None else weights_key(guide),
         "memory": job.memory,
         "device": job.device,
         **hashes,
