@@ -81,6 +81,11 @@ def test_pairs_of_a_set_with_itself_hold_in_both_directions(tmp_path: Path) -> N
     assert 7 not in other.indices[3]
     assert 3 in other.indices[7]
     np.save(tmp_path / "one.npy", vectors.numpy())
+    mapped = [np.load(tmp_path / "one.npy", mmap_mode="r") for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PyTorch warns of read-only arrays
+        assert is_one_set(*mapped)
+        assert not is_one_set(mapped[0], mapped[1][::-1])
     assert is_one_set(tmp_path / "one.npy", str(tmp_path / "." / "one.npy"))
     assert not is_one_set(["a", "b"], ["a", "c"])
     assert is_one_set(["a", "b"], ("a", "b"))

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hardneg import checks
+from hardneg.matmul import row_blocks
 from hardneg.mining.positives import Ints, Lists
 from hardneg.mining.texts import is_texts, places
 from hardneg.mining.vectors import open_vectors
@@ -59,7 +59,9 @@ def is_one_set(queries: Any, corpus: Any) -> bool:
     if is_texts(queries) and is_texts(corpus):
         return len(queries) == len(corpus) and all(one == other for one, other in zip(queries, corpus, strict=True))
     if all(isinstance(some, Tensor | np.ndarray) for some in (queries, corpus)) and queries.shape == corpus.shape:
-        return bool((torch.as_tensor(queries).cpu() == torch.as_tensor(corpus).cpu()).all())
+        one, other = open_vectors("queries", queries), open_vectors("corpus", corpus)
+        blocks = row_blocks(*one.shape)  # of arrays that need not fit in memory
+        return all(bool((one.read(b.start, b.stop).cpu() == other.read(b.start, b.stop).cpu()).all()) for b in blocks)
     return False
 
 

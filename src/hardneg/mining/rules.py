@@ -116,10 +116,10 @@ def checked_rules(
             "raise its end, or ask for fewer"
         )
     cap = None if max_score is None else checks.number("max_score", max_score, at_least=-1, at_most=1)
-    drawn = checks.boolean("sample", sample)
-    return Rules(
-        count, _checked_hardening(hardening, drawn), start, stop, _plain(cap), drawn, checks.whole("seed", seed, 0)
-    )
+    drawn, chosen_seed = checks.boolean("sample", sample), checks.whole("seed", seed, 0)
+    if chosen_seed >= 1 << 63:
+        raise ValueError(f"seed must be below 2⁶³, got {chosen_seed}")
+    return Rules(count, _checked_hardening(hardening, drawn), start, stop, _plain(cap), drawn, chosen_seed)
 
 
 def _checked_range(given: object) -> tuple[int, int | None]:
@@ -137,6 +137,8 @@ def _checked_hardening(given: object, sample: bool) -> tuple[Hardening, ...]:
     for part in parts:
         if not isinstance(part, Hardening):
             raise ValueError(f"hardening must be a Hardening or a tuple of them, got {part!r}")
+        if part.needs_guide:
+            raise ValueError(f"{part!r} is for losses: give hn.mine guide=, which filters by the lowest positive")
         if next(part.schedules(), None) is not None:
             raise ValueError(f"hardening={part!r} has a schedule, but mining has no training steps: give numbers")
         found.append(part.in_scores(1.0))

@@ -174,10 +174,14 @@ class Selection:
         )
 
     def _end_below_lowest(self, rows: Tensor, scores: Tensor, valid: Tensor, looked_at: Tensor) -> None:
-        """Count all further candidates as dropped by the lower limit once one is below it: scores only descend."""
+        """Count all further candidates as dropped by the lower limit once one is below it: scores only descend.
+
+        Not if that one is above an upper limit, which is the first rule to drop it, and maybe the next ones.
+        """
         if self.lowest is None:
             return
-        below = (looked_at & (scores < self.lowest[1][rows, None])).any(dim=1)
+        bound = torch.cat([self.lowest[1][rows, None], self.limits[rows]], dim=1)
+        below = (looked_at & (scores < bound[:, :1]) & (scores <= bound.amin(dim=1, keepdim=True))).any(dim=1)
         ended = rows[below & (self.kept[rows] < self.rules.num_negatives)]
         self.counts[self.names.index(self.lowest[0])] += (self.end[ended] - self.rank[ended]).sum()
         self.rank[ended] = self.end[ended]
