@@ -84,6 +84,17 @@ def test_a_parquet_file_is_read_at_any_place_and_by_other_processes(tmp_path: Pa
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(vectors)).read(10, 20), rows[10:20])
 
 
+@pytest.mark.parametrize("make", [npy, parquet])
+def test_a_relative_path_is_that_of_the_folder_where_it_was_opened(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    vectors = open_vectors("corpus", make(tmp_path).name)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    np.testing.assert_array_equal(vectors.read(3, 5), ROWS[3:5])
+
+
 def test_mining_from_files_is_mining_from_memory(tmp_path: Path) -> None:
     expected = hn.mine(ROWS[:5], ROWS, range(5), num_negatives=3)
     for make in (npy, parquet):

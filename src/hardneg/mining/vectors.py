@@ -60,7 +60,8 @@ class NpyFile(Vectors):
     """Rows of a .npy file. It is read, not mapped: a file that is cut off meanwhile is an error, not a crash."""
 
     def __init__(self, path: Path) -> None:
-        self.name, self.path = str(path), checks.regular_file(path)
+        # Absolute, because a worker of a cluster may run in another folder.
+        self.name, self.path = str(path), checks.regular_file(path).absolute()
         try:
             with path.open("rb") as file:
                 version = np.lib.format.read_magic(file)
@@ -97,7 +98,7 @@ class ParquetFile(Vectors):
     """Rows of a list column of a parquet file. Reads go on where the last one ended: parquet finds no single rows."""
 
     def __init__(self, path: Path) -> None:
-        self.name, self.path = str(path), checks.regular_file(path)
+        self.name, self.path = str(path), checks.regular_file(path).absolute()
         with _readable(path):
             file = self._open()
             names = file.schema_arrow.names
