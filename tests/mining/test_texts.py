@@ -25,6 +25,23 @@ def test_columns_are_found_by_name_in_every_format(tmp_path: Path) -> None:
         assert read_columns(tmp_path / name, NAMES) == EXPECTED, name
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt"])
+def test_a_byte_order_mark_is_no_part_of_the_first_column(name: str, tmp_path: Path) -> None:
+    content = {"a.csv": "query,id,positive\nx,1,y\n", "a.jsonl": '{"query": "x", "positive": "y"}\n', "a.txt": "x\n"}
+    (tmp_path / name).write_text(content[name], encoding="utf-8-sig")
+    if name == "a.txt":
+        assert read_columns(tmp_path / name, (("text",),)) == [["x"]]
+    else:
+        assert read_columns(tmp_path / name, NAMES) == [["x"], ["y"]]
+
+
+@pytest.mark.parametrize("header", ["query,left", "left,query"])
+def test_one_column_without_a_known_name_is_the_other_one(header: str, tmp_path: Path) -> None:
+    row = {"query": "x", "left": "y"}
+    (tmp_path / "a.csv").write_text(f"{header}\n{','.join(row[name] for name in header.split(','))}\n")
+    assert read_columns(tmp_path / "a.csv", NAMES) == [["x"], ["y"]]
+
+
 def test_columns_without_known_names_are_taken_by_position(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("left,right\nx,y\n")
     assert read_columns(tmp_path / "a.csv", NAMES) == [["x"], ["y"]]
@@ -38,6 +55,8 @@ def test_columns_without_known_names_are_taken_by_position(tmp_path: Path) -> No
         ("a.jsonl", b'{"query": "a"}\n', "2 are needed"),
         ("a.jsonl", b'{"query": "a", "positive": "b"}\n{"query": "c"}\n', "row 2 of .* has no 'positive'"),
         ("a.jsonl", b"[1]\n", "line 1 is not a JSON object"),
+        ("a.jsonl", b"[" * 200_000, "cannot be read"),
+        ("a.csv", b"id,query,left\n1,x,y\n", "of which none is positive or answer"),
         ("a.jsonl", b"", "is empty"),
         ("a.csv", b'query,positive\n"a,b\n', "cannot be read"),
         ("a.csv", b"query,positive\n\xff,b\n", "is not UTF-8"),

@@ -53,7 +53,7 @@ def read_columns(path: Path, names: Sequence[Sequence[str]]) -> list[list[Any]]:
         rows = list(_rows(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}): convert it") from error
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
         raise ValueError(f"{path} cannot be read ({error}): write it again") from error
@@ -67,7 +67,7 @@ def read_columns(path: Path, names: Sequence[Sequence[str]]) -> list[list[Any]]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin a file with a byte order mark
         if path.suffix in (".csv", ".tsv"):
             yield from csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
         elif path.suffix == ".txt":
@@ -93,8 +93,14 @@ def _dataset_columns(path: Path, names: Sequence[Sequence[str]]) -> list[list[An
 
 
 def _chosen(path: Path, found: Sequence[str], names: Sequence[Sequence[str]]) -> list[str]:
-    """The column for each list of names: the first that exists, else the column in the same position."""
+    """The column for each list of names: the first that exists; without any, the columns in their order."""
     if len(found) < len(names):
         raise ValueError(f"{path} has the columns {list(found)}, but {len(names)} are needed: {[n[0] for n in names]}")
     by_name = [next((name for name in some if name in found), None) for some in names]
-    return list(found[: len(names)]) if None in by_name else [name for name in by_name if name is not None]
+    if not any(by_name):
+        return list(found[: len(names)])
+    others = [name for name in found if name not in by_name]
+    if (unknown := by_name.count(None)) and unknown != len(others):
+        missing = next(some for some, name in zip(names, by_name, strict=True) if name is None)
+        raise ValueError(f"{path} has the columns {list(found)}, of which none is {' or '.join(missing)}: rename one")
+    return [name or others.pop(0) for name in by_name]
