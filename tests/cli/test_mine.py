@@ -196,6 +196,10 @@ def empty_text() -> None:
     Path("pairs.jsonl").write_text('{"query": " ", "positive": "b"}\n')
 
 
+def no_text() -> None:
+    Path("pairs.jsonl").write_text('{"query": "a", "positive": 3}\n')
+
+
 def missing_positive() -> None:
     Path("documents.txt").write_text("red apple\ngreen apple\n")
 
@@ -241,6 +245,12 @@ MISTAKES: list[tuple[Callable[[], None], list[str], str]] = [
     (nothing, [*EMBEDDINGS, "--format", "quad"], "--format='quad' is not known"),
     (nothing, [*EMBEDDINGS, "--beta", "1"], "pass sample=True"),
     (nothing, command("--to", "no/mined.jsonl"), "there is no folder 'no'"),
+    (nothing, [*EMBEDDINGS, "--page", "no/page.html"], "there is no folder 'no'"),
+    (nothing, [*EMBEDDINGS, "--page", "."], "is a folder"),
+    (nothing, [*EMBEDDINGS, "--dropped", "mined.jsonl"], "mined.jsonl is read, or written twice"),
+    (nothing, [*TEXTS, "--to", "pairs.jsonl"], "pairs.jsonl is read, or written twice"),
+    (nothing, command("--to", "mined.csv", "--scores"), "rows with lists cannot be written to mined.csv"),
+    (no_text, TEXTS, "positives of 'a'[0] must be a text, got int"),
     (nothing, ["mine", "gone.jsonl", "--model", "MODEL", "--to", "m.jsonl"], "there is no file 'gone.jsonl'"),
 ]
 

@@ -46,6 +46,7 @@ def test_texts_are_shown_as_text(tmp_path: Path) -> None:
     found.feed(page)
     assert found.names.count("script") == 2  # the values of the chart, and the page's own
     assert "img" not in found.names
+    assert found.names.count("thead") == found.names.count("details") + 1  # one for each query, and one for the hubs
     for text in HOSTILE[:2]:
         assert text in found.text
     assert "default-src 'none'" in page

@@ -81,15 +81,18 @@ def mine(
     from hardneg import checks
     from hardneg.mining import resumable
     from hardneg.mining.engines import ENGINES
-    from hardneg.mining.formats import FORMATS, check_target
+    from hardneg.mining.formats import FORMATS, check_place, check_target, has_lists
     from hardneg.mining.memory import checked_memory
     from hardneg.mining.rules import checked_rules
 
     checks.choice("--format", form, [*FORMATS])
     checks.choice("--engine", engine, ENGINES)
-    for file in (to, dropped):
-        if file is not None:
-            check_target(file)
+    check_target(to, has_lists(form, scores))
+    if dropped is not None:
+        check_target(dropped)
+    if page is not None:
+        check_place(page)
+    _refuse_same_files((to, dropped, page), (queries, corpus, positives, not_negatives))
     hardening = _hardening(relative, margin, any_score, min_score, ring, beta)
     rules = checked_rules(num_negatives, hardening, _ranks(rank_range), max_score, sample, seed)
     budget = checked_memory(memory)
@@ -160,6 +163,16 @@ def _ranks(given: str) -> tuple[int, int | None]:
     return int(first or 0), int(end) if end else None
 
 
+def _refuse_same_files(outputs: tuple[Path | None, ...], inputs: tuple[Path | None, ...]) -> None:
+    taken = {file.resolve() for file in inputs if file is not None}
+    for file in outputs:
+        if file is None:
+            continue
+        if file.resolve() in taken:
+            raise ValueError(f"{file} is read, or written twice: name another file for the output")
+        taken.add(file.resolve())
+
+
 def _refuse_with_embeddings(given: dict[str, object]) -> None:
     for name, value in given.items():
         if value is not None:
@@ -201,7 +214,7 @@ def _texts(
     if positives is not None:
         raise ValueError("--positives is for embeddings: the pairs name the positives of texts")
     anchors, given = read_columns(pairs, (_QUERY, _POSITIVE))
-    lists = [[one] if isinstance(one, str) else one for one in given]
+    lists = [one if isinstance(one, list) else [one] for one in given]
     positives_of: dict[str, list[str]] = {}
     for anchor, some in zip(checked_texts(f"queries of {pairs}", anchors), lists, strict=True):
         positives_of.setdefault(anchor, []).extend(checked_texts(f"positives of {anchor[:40]!r}", some))

@@ -74,11 +74,23 @@ def write_rows(rows: Iterator[Row], path: Path) -> int:
         return _WRITERS[path.suffix](rows, file)
 
 
-def check_target(path: Path) -> None:
-    """Raise unless rows can be written to this path."""
+def has_lists(format: str, scores: bool) -> bool:
+    """Whether a column of the rows holds lists."""
+    return format == "labeled-list" or (scores and format != "labeled-pair")
+
+
+def check_target(path: Path, listed: bool = False) -> None:
+    """Raise unless rows can be written to this path. listed: whether a column holds lists"""
     checks.choice("the ending of the file", path.suffix, [*_WRITERS])
+    if listed and path.suffix == ".csv":
+        raise ValueError(f"rows with lists cannot be written to {path}: name a .jsonl or .parquet file")
+    check_place(path)
+
+
+def check_place(path: Path) -> None:
+    """Raise unless a file can be created at this path."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: name a file in it, such as {path / 'mined.jsonl'}")
+        raise ValueError(f"{path} is a folder: name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {str(path.parent)!r}: create it first")
 

@@ -76,9 +76,7 @@ def _queries(mined: "Mined", count: int) -> Part:
             f"<td>{_text(mined.document(document))}</td></tr>"
             for kind, document, score in rows
         )
-        head = (
-            '<thead><tr><th scope="col">kind</th><th scope="col">cosine</th><th scope="col">document</th></tr></thead>'
-        )
+        head = '<th scope="col">kind</th><th scope="col">cosine</th><th scope="col">document</th>'
         table = f'<table class="narrow"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
         opened = " open" * (not boxes)
         title = _text(mined.query(query))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardneg import checks
 from hardneg.mining.files import replaced
-from hardneg.mining.formats import FORMATS, write_rows
+from hardneg.mining.formats import FORMATS, check_place, write_rows
 from hardneg.mining.positives import Lists
 from hardneg.mining.selection import Dropped
 
@@ -103,6 +103,7 @@ class Mined:
         """
         from hardneg.mining.page import html  # imports what draws the charts
 
+        check_place(Path(path))
         with replaced(Path(path)) as file:
             file.write(html(self, checks.whole("queries", queries)).encode(errors="backslashreplace"))
         return Path(path)
