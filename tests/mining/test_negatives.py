@@ -213,6 +213,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"corpus": np.eye(4)[:, :3]}, "queries have d = 4, but the corpus 3"),
     ({"corpus": np.eye(4, dtype=int)}, "corpus must hold floating-point numbers, got int64"),
     ({"corpus": np.zeros(4)}, r"corpus must have shape \(N, d\)"),
+    ({"corpus": []}, "corpus is empty"),
+    ({"queries": ["a", "b"], "corpus": [], "model": len}, "corpus is empty"),
     ({"corpus": "no.npy"}, "corpus='no.npy' does not exist"),
     ({"num_negatives": 0}, "num_negatives must be a whole number ≥ 1"),
     ({"rank_range": (2, 2)}, "holds 0 candidates, fewer than num_negatives=1"),

@@ -71,6 +71,14 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, message:
     assert name in str(raised.value)
 
 
+def test_a_parquet_file_without_rows_is_named(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"query": pa.array([], pa.string()), "positive": pa.array([], pa.string())}), tmp_path / "a.parquet"
+    )
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read \(it has no rows\)"):
+        read_columns(tmp_path / "a.parquet", NAMES)
+
+
 def test_a_folder_that_is_no_dataset_is_named(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     with pytest.raises(ValueError, match="not a saved dataset"):

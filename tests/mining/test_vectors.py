@@ -46,9 +46,19 @@ def memory_mapped(folder: Path) -> np.ndarray:
     return np.load(npy(folder), mmap_mode="r")
 
 
+def column(form: str | None) -> Callable[[Path], object]:
+    """A column of a Hugging Face dataset."""
+
+    def make(_: Path) -> object:
+        return pytest.importorskip("datasets").Dataset.from_dict({"e": ROWS.tolist()}).with_format(form)["e"]
+
+    return make
+
+
 SOURCES: list[Callable[[Path], object]] = [
     npy, npy_shards, parquet, parquet_shards, memory_mapped,
     lambda _: torch.from_numpy(ROWS), lambda _: ROWS[::-1][::-1], lambda _: ROWS.tolist(),
+    column(None), column("numpy"), column("torch"),
 ]  # fmt: skip
 
 

@@ -163,6 +163,9 @@ def _vectors(
     queries: Any, corpus: Any, positives: Any, rules: Rules, model: Any, prompts: Any, cache: str | Path | None
 ) -> tuple[Vectors, Vectors, Texts | None]:
     """Queries and corpus as embeddings, and their texts."""
+    for name, given in (("queries", queries), ("corpus", corpus)):
+        if isinstance(given, Sequence) and not len(given) and not isinstance(given, str):
+            raise ValueError(f"{name} is empty: give at least one text or embedding")
     textual = is_texts(queries), is_texts(corpus)
     if not any(textual):
         for name, given in (("model", model), ("prompts", prompts), ("cache", cache)):

@@ -49,6 +49,8 @@ def read_columns(path: Path, names: Sequence[Sequence[str]]) -> list[list[Any]]:
     try:
         if path.suffix == ".parquet":
             table = required("pyarrow.parquet", "mine").read_table(path)
+            if not len(table):
+                raise ValueError("it has no rows")
             return [table.column(name).to_pylist() for name in _chosen(path, table.column_names, names)]
         rows = list(_rows(path))
     except UnicodeDecodeError as error:

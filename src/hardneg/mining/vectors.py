@@ -226,7 +226,7 @@ class Shards(Vectors):
 
 
 def open_vectors(name: str, given: object) -> Vectors:
-    """Embeddings (N, d) as `Vectors`: a tensor, an array, a file, or a folder of files in the order of their names.
+    """Embeddings (N, d) as `Vectors`: a tensor, an array, a column of a dataset, a file, or a folder of files by name.
 
     Examples:
         >>> open_vectors("corpus", np.eye(3)).unit(1, 2)
@@ -236,6 +236,8 @@ def open_vectors(name: str, given: object) -> Vectors:
         return _open_path(name, Path(given))
     if isinstance(given, Vectors):
         return given
+    if isinstance(given, Sequence):
+        given = given[:]  # of a column of a dataset, what its format gives
     if not isinstance(given, Tensor | np.ndarray):
         given = checks.as_tensor(name, given)
     if not (given.is_floating_point() if isinstance(given, Tensor) else given.dtype.kind == "f"):
