@@ -120,6 +120,16 @@ def test_schedules_move_on_both_paths() -> None:
     assert_close(loss(embeddings(), LABELS, None, *rows), fixed(embeddings(), LABELS, None, *rows))
 
 
+def test_a_saved_loss_goes_on_with_the_same_draws() -> None:
+    loss, loaded = NTXentLoss(0.1, num_negatives=2), NTXentLoss(0.1, num_negatives=2)
+    rows = embeddings(5, seed=1), torch.arange(5)
+    for others in ((), (), (None, *rows)):  # the draws of both paths have been counted, those of pairs last
+        loss(embeddings(), LABELS, *others)
+    loaded.load_state_dict(loss.state_dict())
+    for others in ((), (None, *rows)):
+        assert_close(loaded(embeddings(), LABELS, *others), loss(embeddings(), LABELS, *others), rtol=0, atol=0)
+
+
 def test_a_batch_without_positives_has_no_loss() -> None:
     z, empty = embeddings(), torch.empty(0, dtype=torch.long)
     value = NTXentLoss()(z, LABELS, (empty, empty, torch.tensor([0]), torch.tensor([5])))

@@ -45,7 +45,7 @@ class NTXentLoss(nn.Module):
         settings = {"temperature": temperature, "average": "pairs", **settings}
         self.by_label = InfoNCE(**settings, supervision="full")
         self.by_pairs = InfoNCE(**settings, in_batch=None)
-        self._last = self.by_label
+        self._used = "by_label"  # of the two, in the last call; a name, because a module would be a third child
 
     def forward(
         self,
@@ -68,7 +68,7 @@ class NTXentLoss(nn.Module):
             raise ValueError("ref_emb and ref_labels belong together: pass both or none")
         labels, ref_labels = (None if y is None else y.to(embeddings.device) for y in (labels, ref_labels))
         if indices_tuple is None and ref_emb is None:
-            self._last = self.by_label
+            self._used = "by_label"
             return self.by_label(embeddings, labels=labels)  # type: ignore[no-any-return]
         rows = embeddings if ref_emb is None else ref_emb.to(embeddings.device)
         shape = len(embeddings), len(rows)
@@ -80,7 +80,7 @@ class NTXentLoss(nn.Module):
         if number == 0:
             return 0 * embeddings.sum()
         places = positive.byte().argsort(dim=1, descending=True, stable=True)[:, :number]  # (B, M)
-        self._last = self.by_pairs
+        self._used = "by_pairs"
         return self.by_pairs(  # type: ignore[no-any-return]
             embeddings,
             rows[places],  # (B, M, d)
@@ -96,7 +96,8 @@ class NTXentLoss(nn.Module):
 
     def diagnostics(self) -> dict[str, float]:
         """Statistics of the negatives of the last call; see `hardneg.InfoNCE.diagnostics`."""
-        return self._last.diagnostics()
+        last: InfoNCE = getattr(self, self._used)
+        return last.diagnostics()
 
 
 def _pairs_by_label(labels: Tensor | None, ref_labels: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
