@@ -66,11 +66,17 @@ class NTXentLoss(nn.Module):
         checks.floating("embeddings", embeddings)
         if (ref_emb is None) != (ref_labels is None) and indices_tuple is None:
             raise ValueError("ref_emb and ref_labels belong together: pass both or none")
-        labels, ref_labels = (None if y is None else y.to(embeddings.device) for y in (labels, ref_labels))
+        # Other types than tensors are refused below.
+        labels, ref_labels = (y.to(embeddings.device) if isinstance(y, Tensor) else y for y in (labels, ref_labels))
         if indices_tuple is None and ref_emb is None:
             self._used = "by_label"
             return self.by_label(embeddings, labels=labels)  # type: ignore[no-any-return]
-        rows = embeddings if ref_emb is None else ref_emb.to(embeddings.device)
+        rows = embeddings if ref_emb is None else checks.floating("ref_emb", ref_emb).to(embeddings.device)
+        if rows.dim() != 2 or rows.shape[1:] != embeddings.shape[1:]:
+            raise ValueError(
+                f"ref_emb must have shape (N, d) with d = {embeddings.shape[-1]}, got {tuple(rows.shape)}: use the "
+                "model that embedded the batch"
+            )
         shape = len(embeddings), len(rows)
         if indices_tuple is None:
             positive, negative = _pairs_by_label(labels, ref_labels, shape)
@@ -118,7 +124,8 @@ def _given_pairs(indices: tuple[Tensor, ...], shape: tuple[int, int], device: to
             "indices_tuple must be (anchors, positives, negatives) or (anchors, positives, anchors, negatives), got "
             f"{len(indices)} tensors"
         )
-    checked = [checks.integers("indices_tuple", part, tuple(part.shape), "indices of rows") for part in indices]
+    meaning = "indices of rows"
+    checked = [checks.integers("indices_tuple", part, tuple(getattr(part, "shape", ())), meaning) for part in indices]
     anchor, positive, *others = (part.to(device) for part in checked)
     second, negative = others if len(others) == 2 else (anchor, others[0])
     found = []
