@@ -115,6 +115,23 @@ def test_empty_texts_are_left_out_with_their_labels(tmp_path: Path) -> None:
     assert found.labels.tolist() == [0, 1]  # type: ignore[union-attr]
 
 
+def test_labels_that_name_no_class_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a", "label": [1]}\n{"text": "b", "label": {"c": 2}}\n')
+    with pytest.warns(UserWarning, match=r"rows\.jsonl are neither names nor whole numbers: it is read without"):
+        assert load_texts(path).labels is None
+
+
+def test_json_lines_are_checked_on_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('\n{"text": "a"}\n{"text": null}\n{"other": "b"}\n{"text": 4}\n')
+    monkeypatch.setattr(files, "IN_MEMORY", 10)
+    texts = load_texts(path).texts
+    assert texts[:3] == ["a", "", ""]
+    with pytest.raises(ValueError, match=r"row 3 of column 'text' of .*rows\.jsonl is int, not text"):
+        texts[3]
+
+
 def test_the_column_of_the_texts_can_be_chosen(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("id,question,answer\n1,who?,me\n")
@@ -133,6 +150,10 @@ def test_another_encoding_is_named_with_its_line_and_can_be_set(tmp_path: Path) 
     assert load_texts(path, encoding="cp1252").texts == ["plain", "café"]
     with pytest.raises(ValueError, match="encoding='utf-9' is not known"):
         load_texts(path, encoding="utf-9")
+    with pytest.raises(ValueError, match="encoding='utf-16' has other ends of lines than ASCII: save"):
+        load_texts(path, encoding="utf-16")
+    path.write_bytes("one\ntwo\n".encode("utf-8-sig"))
+    assert load_texts(path, encoding="utf-8-sig").texts == ["one", "two"]
 
 
 BAD: list[tuple[str, Any, str]] = [
@@ -150,6 +171,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("cut.txt.xz", lzma.compress(b"a\n" * 9999)[:-40], "cannot be read"),
     ("no.txt.gz", b"plain", "cannot be read"),
     ("no.parquet", b"PAR1nothing", "cannot be read as parquet"),
+    ("no.arrow", b"xx", r"no\.arrow cannot be read as a stream of arrow"),
     ("photo.png", b"x", "not a file of texts by its name"),
 ]
 
@@ -176,6 +198,14 @@ def test_other_objects_are_refused(given: Any) -> None:
         return
     with pytest.raises((ValueError, FileNotFoundError)):
         load_texts(given)
+
+
+def test_datasets_without_a_length_or_a_name_are_refused() -> None:
+    rows = pytest.importorskip("datasets").Dataset.from_dict({"text": TEXTS})
+    with pytest.raises(ValueError, match="data of type IterableDataset cannot be read as texts: give a list"):
+        load_texts(rows.to_iterable_dataset())
+    with pytest.raises(ValueError, match="source='hf:' names no dataset: write hf:NAME"):
+        load_texts("hf:")
 
 
 def test_hostile_strings_stay_texts() -> None:

@@ -48,7 +48,8 @@ def load_texts(
         encoding: of text files.
         max_length: tokens of a text that are used; None for as many as the encoder takes.
 
-    Files of more than 1 GiB are read on access. Empty texts are left out, with a warning.
+    Files of more than 1 GiB are read on access. Empty texts are left out, with a warning, but not of those; and the
+    labels of JSON lines are not read then.
 
     Examples:
         >>> load_texts(["A sentence.", "Another one."]).texts
@@ -57,9 +58,13 @@ def load_texts(
     if max_length is not None:
         checks.whole("max_length", max_length)
     try:
-        "".encode(encoding)
-    except (LookupError, UnicodeError) as error:
+        newline = b"\n".decode(encoding)
+    except UnicodeError:
+        newline = ""
+    except LookupError as error:
         raise ValueError(f"encoding={encoding!r} is not known: use one such as utf-8 or cp1252") from error
+    if newline != "\n":
+        raise ValueError(f"encoding={encoding!r} has other ends of lines than ASCII: save the file as UTF-8")
     found = _from_source(source, split, column, encoding)
     return found if max_length is None else replace(found, max_length=max_length, _tokens={})
 
@@ -89,8 +94,7 @@ def _from_source(source: Any, split: str, column: str | None, encoding: str) -> 
     if suffix == ".parquet":
         return _from_columns(files.read_parquet(path, [path], column), path.name, column)
     if suffix == ".arrow":
-        rows = required("datasets", "data").Dataset.from_file(str(checks.regular_file(path)))
-        return _from_columns(files.dataset_columns(rows, path, column), path.name, column)
+        return _from_columns(files.read_arrow(path, column), path.name, column)
     raise ValueError(f"source={str(source)!r} is not a file of texts by its name: give {_KINDS}")
 
 
@@ -110,6 +114,8 @@ def _from_folder(path: Path, split: str, column: str | None) -> TextSet:
 
 def _from_hub(source: str, split: str, column: str | None) -> TextSet:
     name, _, config = source.removeprefix("hf:").partition(":")
+    if not name:
+        raise ValueError(f"source={source!r} names no dataset: write hf:NAME or hf:NAME:CONFIG")
     try:
         rows = required("datasets", "data").load_dataset(name, config or None, split=split)
     except (ValueError, OSError) as error:
@@ -128,7 +134,7 @@ def _from_object(source: Any, split: str, column: str | None, name: str = "texts
         return _from_object(source[split], split, column, name)
     if isinstance(source, TextSet):
         return source
-    if type(source).__module__.partition(".")[0] == "datasets" and hasattr(source, "column_names"):
+    if type(source).__module__.partition(".")[0] == "datasets" and hasattr(source, "num_rows"):
         return _from_columns(files.dataset_columns(source, name, column), name, column)
     if callable(source):
         return _from_object(source(split), split, column, name)
@@ -172,13 +178,13 @@ def _labels(cells: Sequence[Any] | None, name: str) -> tuple[Tensor | None, tupl
     if cells is None:
         return None, ()
     missing = (None, "", -1)
-    present = {cell for cell in cells if cell not in missing}
+    present = [cell for cell in cells if cell not in missing]
     if not present:
         return None, ()
     if any(isinstance(cell, float) or not isinstance(cell, str | int) for cell in present):
         warnings.warn(f"the labels of {name} are neither names nor whole numbers: it is read without", stacklevel=5)
         return None, ()
-    ordered = sorted(present, key=lambda cell: (isinstance(cell, str), cell))
+    ordered = sorted(set(present), key=lambda cell: (isinstance(cell, str), cell))
     number = {cell: place for place, cell in enumerate(ordered)}
     labels = torch.tensor([-1 if cell in missing else number[cell] for cell in cells])
     return labels, tuple(map(str, ordered))

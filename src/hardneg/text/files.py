@@ -133,11 +133,10 @@ def _mapped_lines(path: Path, encoding: str, read: Callable[[str, int], Any]) ->
 def read_json_lines(path: Path, encoding: str, column: str | None) -> Mapping[str, Sequence[Any]]:
     """The columns of a file of JSON objects, one per line."""
     if path.suffix.lower() not in OPENERS and path.stat().st_size > IN_MEMORY:
-        with path.open("rb") as file:
-            first = _json_object(decoded_line(file.readline(), path, 1, encoding), path, 1)
-        name = text_column([*first], column, path)
         rows, _ = _mapped_lines(path, encoding, lambda text, number: _json_object(text, path, number))
-        found = {name: StreamedTexts(len(rows), lambda row: str(rows.read(row).get(name)))}
+        first = rows.read(0) if len(rows) else {}
+        name = text_column([*first], column, path)
+        found = {name: _checked_texts(len(rows), lambda row: rows.read(row).get(name), name, path)}
         if ID_COLUMN in first and name != ID_COLUMN:
             found[ID_COLUMN] = StreamedTexts(len(rows), lambda row: rows.read(row).get(ID_COLUMN))
         return found
@@ -202,6 +201,30 @@ def read_parquet(path: Path, files: Sequence[Path], column: str | None) -> Mappi
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
+def read_arrow(path: Path, column: str | None) -> Mapping[str, Sequence[Any]]:
+    """The columns of a file that ``datasets`` wrote, in the streaming format of arrow."""
+    load = required("datasets", "data").Dataset.from_file
+    try:
+        rows = load(str(checks.regular_file(path)))
+    except required("pyarrow", "data").ArrowException as error:
+        raise ValueError(
+            f"{path} cannot be read as a stream of arrow ({error}): write it again by datasets, or as parquet"
+        ) from error
+    return dataset_columns(rows, path, column)
+
+
+def _checked_texts(size: int, read: Callable[[int], Any], column: str, path: Path | str) -> StreamedTexts:
+    """The texts of a column that are read on access, empty where there is none; read: the cell of a row."""
+
+    def text(row: int) -> str:
+        cell = read(row)
+        if cell is not None and not isinstance(cell, str):
+            raise ValueError(f"row {row} of column {column!r} of {path} is {type(cell).__name__}, not text")
+        return cell or ""
+
+    return StreamedTexts(size, text)
+
+
 def dataset_columns(rows: Any, path: Path | str, column: str | None) -> Mapping[str, Sequence[Any]]:
     """The columns of texts, labels and ids of a ``datasets.Dataset``."""
     names = used_columns(rows.column_names, path, column)
@@ -209,7 +232,7 @@ def dataset_columns(rows: Any, path: Path | str, column: str | None) -> Mapping[
         name: rows.select_columns([name]).with_format(None)[:][name] for name in names[1:]
     }
     if rows.num_rows and (rows.data.nbytes or 0) > IN_MEMORY:
-        found[names[0]] = StreamedTexts(len(rows), lambda row: rows[row][names[0]] or "")
+        found[names[0]] = _checked_texts(len(rows), lambda row: rows[row][names[0]], names[0], path)
     else:
         found[names[0]] = list(rows.select_columns([names[0]]).with_format(None)[:][names[0]])
     for name in names[1:]:
