@@ -15,6 +15,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -244,6 +245,9 @@ def test_the_model_card_gets_every_setting(model: SentenceTransformer) -> None:
         ({"loss": hn.simclr(), "symmetric": True}, "symmetric=True needs a loss with in_batch='other'"),
         ({"loss": hn.clip(), "symmetric": True}, "symmetric=True needs a loss with in_batch='other'"),
         ({"mask_duplicates": "yes"}, "mask_duplicates"),
+        ({"loss": hn.gist()}, r"hn\.Guided needs a guide model, .*: pass guide=SentenceTransformer"),
+        ({"loss": hn.simcse(hardening={"own": hn.Guided()})}, "pass guide=SentenceTransformer"),
+        ({"guide": nn.Identity()}, "a guide model needs .*: add it to the loss, or leave guide out"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
@@ -265,6 +269,17 @@ def test_arguments_of_another_loss_are_named(
 ) -> None:
     with pytest.raises(TypeError, match=message):
         made(*arguments, **options)
+
+
+def test_static_embeddings_are_refused_by_the_cached_loss(tmp_path: Path) -> None:
+    """Their tokens are in one row, so mini-batches of it would read beyond its end."""
+    rows = StaticEmbedding(tiny_model(tmp_path).tokenizer, embedding_dim=8)
+    static = SentenceTransformer(modules=[rows], device="cpu")
+    with pytest.raises(ValueError, match=r"static embeddings .* cannot be split into mini-batches"):
+        CachedHardNegativeLoss(static)
+    ours = HardNegativeLoss(static, mask_duplicates=False)
+    expected = MultipleNegativesRankingLoss(static)(features(static, columns(3)), None)
+    assert_close(ours(features(static, columns(3))), expected)
 
 
 def test_a_supervised_loss_asks_for_a_column_of_labels(model: SentenceTransformer) -> None:

@@ -95,6 +95,9 @@ class HardNegativeLoss(nn.Module):
                 f"symmetric=True needs a loss with in_batch='other' and symmetric=False, got {loss.in_batch!r} and "
                 f"{loss.symmetric}: set it here or in the loss"
             )
+        if _needs_guide(loss) != (guide is not None):
+            remedy = "pass guide=SentenceTransformer(…)" if guide is None else "add it to the loss, or leave guide out"
+            raise ValueError(f"hn.Guided needs a guide model, and a guide model needs hn.Guided: {remedy}")
         self.model = model
         self.loss = loss
         self.mask_duplicates = checks.boolean("mask_duplicates", mask_duplicates)
@@ -230,6 +233,11 @@ class CachedHardNegativeLoss(_CachedLossMixin, HardNegativeLoss):  # type: ignor
     ) -> None:
         options: dict[str, Any] = {"mask_duplicates": mask_duplicates, "gather_across_devices": gather_across_devices}
         HardNegativeLoss.__init__(self, model, loss, symmetric=symmetric, guide=guide, **options, **unknown)
+        if any(isinstance(part, nn.EmbeddingBag) for part in model.modules()):  # its texts have no rows
+            raise ValueError(
+                "the texts of a model with static embeddings (EmbeddingBag) cannot be split into mini-batches: use "
+                "HardNegativeLoss"
+            )
         self.mini_batch_size = checks.whole("mini_batch_size", mini_batch_size)
         self.mini_batch_num_tokens = (
             None if mini_batch_num_tokens is None else checks.whole("mini_batch_num_tokens", mini_batch_num_tokens)
@@ -312,6 +320,11 @@ def _check_arguments(made: type, model: object, unknown: Mapping[str, Any]) -> N
         if name == "scale":
             hint = f"it is 1 / temperature of the loss: pass hn.simcse(1 / {given})"
         raise TypeError(f"{made.__name__}() has no argument {name!r}: {hint}")
+
+
+def _needs_guide(loss: InfoNCE) -> bool:
+    by_source = loss.hardening.values() if isinstance(loss.hardening, BySource) else [loss.hardening]
+    return any(part.needs_guide for hardening in by_source for part in hardening)
 
 
 def _total(parts: Mapping[str, Tensor]) -> Tensor:
