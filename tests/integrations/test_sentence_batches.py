@@ -251,5 +251,33 @@ def test_mistakes_give_one_line(tmp_path: Path) -> None:
         wrong.train()
 
 
-def test_a_data_set_of_one_row_has_one_batch() -> None:
+def test_a_data_set_of_one_row_has_one_batch(tmp_path: Path) -> None:
     assert list(ProximityBatches()(pairs(1), BATCH, False)) == [[0]]
+    model = tiny_model(tmp_path / "model")
+    run = trainer(
+        tmp_path, model, HardNegativeLoss(model), pairs(1), [RefreshCallback()], batch_sampler=ProximityBatches()
+    )
+    run.train()
+    assert losses_of(run) == [0.0]
+
+
+def test_a_data_set_smaller_than_a_batch_has_none_if_the_last_is_dropped(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    run = trainer(
+        tmp_path, model, HardNegativeLoss(model), pairs(), [RefreshCallback()], batch_sampler=ProximityBatches(),
+        eval_dataset=pairs(3, seed=9), eval_strategy="epoch", dataloader_drop_last=True,
+    )  # fmt: skip
+    run.train()
+    assert run.state.global_step == ROWS // BATCH
+    sampler = ProximityBatches()(pairs(3), BATCH, True)
+    assert (len(sampler), list(sampler)) == (0, [])  # type: ignore[arg-type]
+
+
+def test_streamed_data_cannot_be_encoded_for_a_graph(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    run = trainer(
+        tmp_path, model, HardNegativeLoss(model), pairs().to_iterable_dataset(), [RefreshCallback()], max_steps=2,
+        batch_sampler=ProximityBatches(),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="and a data set that is not streamed"):
+        run.train()

@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, IterableDataset, Sampler
 
 from hardneg import checks
 from hardneg.checks import TensorLike
 from hardneg.extras import required
 from hardneg.losses.infonce import InfoNCE
 from hardneg.losses.schedules import Setting
-from hardneg.samplers import ProximityBatchSampler, UniformBatchSampler
+from hardneg.samplers import ProximityBatchSampler
 
 _TrainerCallback: Any = required("transformers", "text").TrainerCallback
 
@@ -63,13 +64,13 @@ class ProximityBatches:
         valid_label_columns: Sequence[str] | None = None,
         generator: torch.Generator | None = None,
         seed: int = 0,
-    ) -> UniformBatchSampler:
+    ) -> Sampler[list[int]]:
         """The batch sampler of a data set; the arguments are those of the trainer."""
         size = len(dataset)
         if generator is not None:  # another one for each data set of a training
             seed = int(torch.randint(1 << 48, (), generator=generator))
-        if size < 2:
-            return UniformBatchSampler(size, batch_size, seed, drop_last)
+        if size < 2 or (drop_last and size < batch_size):  # one batch or none, as the trainer's own sampler has
+            return BatchSampler(range(size), batch_size, drop_last)
         return TextBatchSampler(dataset, batch_size, drop_last, valid_label_columns, seed, self.settings)
 
     def __repr__(self) -> str:
@@ -141,8 +142,14 @@ class RefreshCallback(_TrainerCallback):  # type: ignore[misc]
         self.refreshes = 0  # so far
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not list(_samplers(kwargs["train_dataloader"])):
-            raise ValueError("RefreshCallback needs batch_sampler=ProximityBatches() in the training arguments")
+        loader = kwargs["train_dataloader"]
+        # A data set that is too small for a graph has none of these samplers either.
+        composed = isinstance(args.batch_sampler, ProximityBatches) and not isinstance(loader.dataset, IterableDataset)
+        if not composed and not list(_samplers(loader)):
+            raise ValueError(
+                "RefreshCallback needs batch_sampler=ProximityBatches() in the training arguments, and a data set that "
+                "is not streamed"
+            )
         if self.every != "epoch":
             self._refresh(args, **kwargs)
 
