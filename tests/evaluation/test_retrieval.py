@@ -77,3 +77,8 @@ def test_metrics_of_every_k_are_in_the_registry() -> None:
 def test_bad_judgements_are_refused(judgements: list[list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         retrieval_scores(torch.eye(3), torch.eye(3), judgements)
+
+
+def test_an_empty_corpus_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"corpus must have shape \(N, d\) with N ≥ 1, got \(0,\)"):
+        retrieval_scores(torch.eye(3), torch.empty(0), [[0, 0, 1]])

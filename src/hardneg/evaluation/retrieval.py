@@ -30,12 +30,12 @@ def retrieval_scores(queries: TensorLike, corpus: TensorLike, judgements: Tensor
         >>> retrieval_scores(torch.eye(2), torch.eye(2), [[0, 0, 1], [1, 0, 1]], k=2)
         RetrievalScores(ndcg=0.815..., recall=1.0, mrr=0.75)
     """
-    asked = normalized(checks.floating("queries", checks.as_tensor("queries", queries)).double())
-    texts = normalized(checks.floating("corpus", checks.as_tensor("corpus", corpus)).double().to(asked.device))
+    asked, texts = checks.as_tensor("queries", queries), checks.as_tensor("corpus", corpus)
     for name, tensor in (("queries", asked), ("corpus", texts)):
         if tensor.dim() != 2 or len(tensor) == 0:
             raise ValueError(f"{name} must have shape (N, d) with N ≥ 1, got {tuple(tensor.shape)}")
-        checks.require_finite(name, tensor)
+        checks.require_finite(name, checks.floating(name, tensor))
+    asked, texts = normalized(asked.double()), normalized(texts.double().to(asked.device))
     if asked.shape[1] != texts.shape[1]:
         raise ValueError(f"corpus must have d = {asked.shape[1]} as queries, got {texts.shape[1]}: use one encoder")
     k = min(checks.whole("k", k), len(texts))

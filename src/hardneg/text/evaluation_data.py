@@ -1,5 +1,6 @@
 """Sources that an encoder is evaluated on: pairs with scores, and queries with a corpus and judgements."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,10 @@ def _texts(cells: Any, path: Path) -> list[str]:
 
 def _numbers(cells: Any, path: Path) -> list[float]:
     try:
-        return [float(cell) for cell in cells]
+        found = [float(cell) for cell in cells]
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} has a score that is not a number ({error})") from error
+    for row, number in enumerate(found):
+        if not math.isfinite(number):
+            raise ValueError(f"{path}, row {row} has the score {number}, which is not a number: leave the row out")
+    return found
