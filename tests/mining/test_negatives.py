@@ -114,6 +114,20 @@ def test_a_guide_drops_what_it_scores_above_the_lowest_positive(seed: int) -> No
     assert expected.dropped["guide"] > 0
 
 
+def test_candidates_above_a_limit_are_counted_once_if_a_guide_refuses_most_of_the_others() -> None:
+    queries, corpus, positives = exact_case(0, queries=3, documents=900)
+    draw = np.random.default_rng(0)
+    scores = np.where(draw.random(900) < 0.01, 0.1, 0.9)  # of the guide, for every query
+    scores[np.concatenate(positives)] = 0.5
+    guide = np.tile([[1.0, 0.0]], (3, 1)), np.stack([scores, np.sqrt(1 - scores**2)], axis=1)
+    expected = loop.mined(queries, corpus, positives, 5, max_score=0.0, guide=lambda _, document: scores[document])
+    found = mine((queries, corpus, positives), 5, hardening=hn.Uniform(), max_score=0.0, guide=guide)
+    assert min(map(len, expected.negatives)) > 0
+    assert expected.dropped["guide"] > 500
+    assert [[i for i in row if i >= 0] for row in found.indices.tolist()] == expected.negatives
+    assert found.dropped == expected.dropped
+
+
 def test_positives_may_be_arrays_and_tensors_of_each_query() -> None:
     queries, corpus, positives = exact_case(0)
     expected = mine((queries, corpus, positives), 3)

@@ -105,17 +105,18 @@ class Job:
         if len(few):
             keys = self.searcher.best(queries[few], min(depth + int(sizes[few].amax()), len(self.corpus)))
             seen.append((few, self._add(selection, few, keys, excluded)))
-        no_limits = torch.empty(len(queries), 0)
         rest = (sizes > _MOST_HIDDEN).nonzero()[:, 0]
-        limits = no_limits
+        limits = torch.empty(len(queries), 0)
+        counted = torch.zeros(len(queries), dtype=torch.bool)  # whether those above the limits are
         while True:
             if len(rest):
                 hidden = _hidden(rest, excluded, seen)
                 keys, above = self.searcher.best_below(
                     queries[rest], min(depth, len(self.corpus)), hidden, limits[rest]
                 )
-                if limits is not no_limits:
-                    selection.skip(rest, above)
+                if limits.shape[1]:
+                    selection.skip(rest, above.masked_fill(counted[rest, None], 0))
+                    counted[rest] = True
                 seen.append((rest, self._add(selection, rest, keys, excluded)))
             rest, limits = selection.open_rows(), selection.limits
             if not len(rest):
