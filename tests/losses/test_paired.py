@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import hardneg as hn
 from hardneg.losses import paired
@@ -316,6 +317,14 @@ def test_a_graph_can_be_used_twice_and_inputs_must_not_change(name: str) -> None
     z2.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.backward()
+
+
+def test_a_loss_with_a_learned_temperature_can_be_checkpointed_in_its_first_call() -> None:
+    loss, other = hn.clip(), hn.clip()
+    z1, z2 = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
+    checkpoint(loss, z1, z2, use_reentrant=False).backward()
+    other(z1, z2).backward()
+    assert_close(*[next(made.parameters()).grad for made in (loss, other)])
 
 
 @pytest.mark.parametrize("backward_inside", [True, False])

@@ -130,7 +130,8 @@ def plan(
             raise ValueError(f"{name} is on {tensor.device}, but z1 on {z1.device}: move all inputs to one device")
     shapes = tuple([None if x is None else (type(x), x.shape, x.dtype, x.device) for x in tensors])
     dtype = torch.float64 if torch.float64 in [x.dtype for x in tensors if x is not None] else torch.float32
-    scale = inverse_temperature(settings, z1, dtype)
+    with torch.no_grad():  # a call that is repeated by torch.utils.checkpoint has its plan, and saves as many tensors
+        scale = inverse_temperature(settings, z1, dtype)
     rule = weight_rule(settings, [], scale, half_precision(z1, z1 if z2 is None else z2))
     if settings.bands:
         rule = banded_rule(settings, rule, None, None, scale)
