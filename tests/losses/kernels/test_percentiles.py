@@ -188,9 +188,13 @@ def test_an_anchor_without_negatives_gets_no_gradient_when_some_are_drawn() -> N
     assert anchors.grad[1].tolist() == [0, 0, 0, 0]
 
 
-def test_compiled_and_eager_bands_over_a_queue_agree() -> None:
+@pytest.mark.parametrize(
+    ("backend", "temperature"),
+    [("auto", 0.2), ("tiled", 0.2), ("tiled", 0.02)],  # the last with a row maximum
+)
+def test_compiled_and_eager_bands_over_a_queue_agree(backend: Any, temperature: float) -> None:
     z1, z2, queue = torch.randn(4, 8), torch.randn(4, 8), torch.randn(2500, 8)
-    loss = hn.InfoNCE(0.2, in_batch=None, hardening=hn.Ring(0.5, 0.9))
+    loss = hn.InfoNCE(temperature, in_batch=None, hardening=hn.Ring(0.5, 0.9), backend=backend)
     torch._dynamo.reset()
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     one, other = z1.clone().requires_grad_(), z1.clone().requires_grad_()

@@ -84,9 +84,9 @@ def sorted_edges(scores: Tensor, rule: Rule) -> Edges:
     start, end = rule.ranks(eligible)
     masked = columns - eligible  # they are sorted before the others
     ordered, order = scores.sort(dim=1, stable=True)
-    first = (masked + start).clamp(max=columns - 1)[:, None]
-    last = (masked + end - 1).clamp(min=0)[:, None]
-    low, low_index, high, high_index = (table.gather(1, at)[:, 0] for at in (first, last) for table in (ordered, order))
+    first, last = (masked + start).clamp(max=columns - 1), (masked + end - 1).clamp(min=0)
+    every = torch.arange(len(scores), device=scores.device)  # a compiled graph could not keep views, as of a gather
+    low, low_index, high, high_index = (table[every, at] for at in (first, last) for table in (ordered, order))
     # Disjoint rings, or no candidates at all, keep nothing: a band that starts above every score and ends below.
     empty = end <= start
     low, high = low.masked_fill(empty, torch.inf), high.masked_fill(empty, -torch.inf)

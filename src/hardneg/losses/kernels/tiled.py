@@ -129,8 +129,9 @@ class _Strips(torch.autograd.Function):
         for rows, scores in strips(anchors, candidates, scale):
             for result, part in zip(results, reduction.forward(rows, scores), strict=True):
                 result[rows] = part
-        # A single strip is kept for the backward pass.
-        ctx.strip = scores if reduction.keeps_exponentials and len(scores) == size else None
+        # A single strip is kept for the backward pass; a compiled graph cannot keep this view of the buffer.
+        kept = reduction.keeps_exponentials and len(scores) == size and not torch.compiler.is_compiling()
+        ctx.strip = scores if kept else None
         ctx.reduction, ctx.is_anchors = reduction, [block is None for block in blocks]
         ctx.save_for_backward(scale, anchors, *results, *[block for block in blocks if block is not None])
         ctx.mark_non_differentiable(results[2])
