@@ -103,6 +103,22 @@ def test_pairs_of_a_file_are_left_out_with_the_reason(capsys: pytest.CaptureFixt
     assert set(folder.iterdir()) == before
 
 
+def test_an_index_finds_the_candidates(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexFlatIP(16)
+    index.add(CORPUS / np.linalg.norm(CORPUS, axis=1, keepdims=True))
+    faiss.write_index(index, "corpus.faiss")
+    assert hardneg(capsys, *command("--to", "exact.jsonl"))[0] == 0
+    code, out, err = hardneg(capsys, *command("--to", "found.jsonl", "--index", "corpus.faiss"))
+    assert code == 0
+    assert "recall of the index: 1.000 of the best documents" in out + err
+    assert Path("found.jsonl").read_text() == Path("exact.jsonl").read_text()
+    Path("corpus.faiss").write_bytes(b"nothing")
+    code, out, err = hardneg(capsys, *command("--to", "other.jsonl", "--index", "corpus.faiss"))
+    assert code == 2
+    assert "corpus.faiss is not an index that faiss can read" in err
+
+
 def test_texts_are_embedded_and_grouped_by_query(capsys: pytest.CaptureFixture[str], folder: Path, model: str) -> None:
     with Path("pairs.jsonl").open("a") as file:
         file.write(json.dumps({"query": "a red apple", "positive": "red pear"}) + "\n")

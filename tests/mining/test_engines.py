@@ -114,6 +114,47 @@ def test_the_engine_ray_gives_the_result_of_one_process(cluster: Any) -> None:
     assert found.dropped == expected.dropped
 
 
+class Letters(torch.nn.Module):
+    """Counts letters; the process that embeds a given text for the first time is killed."""
+
+    def __init__(self, fatal: str) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.randn(26, 12, generator=torch.Generator().manual_seed(0)))
+        self.fatal = fatal
+
+    def forward(self, texts: list[str]) -> torch.Tensor:
+        marker = Path(os.environ["KILLED"], "killed")
+        if self.fatal in texts and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        counts = [[float(text.count(chr(97 + letter))) for letter in range(26)] for text in texts]
+        found: torch.Tensor = torch.tensor(counts) @ self.weights
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_cluster_embeds_texts_as_one_process_does(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
+) -> None:
+    cluster.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr("hardneg.mining.embedding._CHUNK", 40)
+    draw = np.random.default_rng(2)
+    texts = ["".join(draw.choice([*"abcdefghijklmnopqrstuvwxyz"], 20)) for _ in range(300)]
+    given: dict[str, Any] = {"queries": texts[:100], "corpus": texts, "positives": [[i] for i in range(100)]}
+    given |= {"hardening": hn.Uniform(), "num_negatives": 5}
+    expected = hn.mine(**given, model=Letters(""))
+    cache = tmp_path / "cache" if cached else None
+    found = hn.mine(**given, model=Letters(texts[130]), engine="ray", cache=cache)
+    assert (tmp_path / "killed").exists()
+    assert torch.equal(found.indices, expected.indices)
+    assert torch.equal(found.scores, expected.scores)
+    if cache is not None:
+        assert len([*cache.glob("*.npy")]) == 3 + 8
+        again = hn.mine(**given, model=Letters(texts[130]), cache=cache)
+        assert torch.equal(again.scores, expected.scores)
+
+
 PEAK = """
 import sys, numpy as np, hardneg as hn
 def status(name):

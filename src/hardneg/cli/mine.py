@@ -75,24 +75,29 @@ def mine(
     cache: Annotated[Path | None, typer.Option(help="Folder of embeddings to use again.")] = None,
     memory: Annotated[str, typer.Option(help="Of the search, beyond the model's.")] = "2GiB",
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
+    index: Annotated[
+        Path | None, typer.Option(help="A faiss index of the corpus, searched instead of all documents.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Find hard negatives for each query of a training set, by exact search in a corpus of any size."""
     from hardneg import checks
     from hardneg.mining import resumable
-    from hardneg.mining.engines import ENGINES
     from hardneg.mining.formats import FORMATS, check_place, check_target, has_lists
     from hardneg.mining.memory import checked_memory
+    from hardneg.mining.negatives import refuse_index
     from hardneg.mining.rules import checked_rules
+    from hardneg.mining.tasks import ENGINES
 
     checks.choice("--format", form, [*FORMATS])
     checks.choice("--engine", engine, ENGINES)
+    refuse_index(engine, index)
     check_target(to, has_lists(form, scores))
     if dropped is not None:
         check_target(dropped)
     if page is not None:
         check_place(page)
-    _refuse_same_files((to, dropped, page), (queries, corpus, positives, not_negatives))
+    _refuse_same_files((to, dropped, page), (queries, corpus, positives, not_negatives, index))
     hardening = _hardening(relative, margin, any_score, min_score, ring, beta)
     rules = checked_rules(num_negatives, hardening, _ranks(rank_range), max_score, sample, seed)
     budget = checked_memory(memory)
@@ -103,7 +108,7 @@ def mine(
         given = _embeddings(queries, corpus, positives)
     else:
         given = _texts(queries, corpus, positives, model, given_prompts, guide, cache)
-    given = replace(given, not_negatives=not_negatives)
+    given = replace(given, not_negatives=not_negatives, index=index)
     if engine == "ray":
         _join_cluster()
     mined = resumable.mine_to(to, given, rules, budget, engine)
@@ -129,6 +134,8 @@ def _show(summary: dict[str, Any]) -> None:
     out.print(table)
     reasons = ", ".join(f"{number:,} by {cell(rule)}" for rule, number in summary["dropped"].items()) or "none"
     say(f"{summary['queries']:,} queries, {summary['negatives']:,} negatives; dropped: {reasons}")
+    if "recall" in summary:
+        say(f"recall of the index: {summary['recall']:.3f} of the best documents, on a sample of the queries")
 
 
 def _hardening(

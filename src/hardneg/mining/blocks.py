@@ -10,7 +10,8 @@ from torch import Tensor
 from hardneg.matmul import row_blocks
 from hardneg.mining import memory as budget
 from hardneg.mining.guide import Guide, lowest, lowest_scores
-from hardneg.mining.keys import unpacked
+from hardneg.mining.index import IndexSearcher, measured_recall
+from hardneg.mining.keys import EMPTY, unpacked
 from hardneg.mining.positives import Lists
 from hardneg.mining.rules import Rules
 from hardneg.mining.search import Hidden, Searcher
@@ -36,7 +37,7 @@ class Job:
     """Everything that determines the result.
 
     duplicates: documents of each query that equal a positive · not_negatives: others that the user leaves out ·
-    memory: bytes · device: of the search
+    memory: bytes · device: of the search · index: what finds candidates instead of an exact search
     """
 
     queries: Vectors
@@ -48,6 +49,7 @@ class Job:
     not_negatives: Lists
     guide: Guide | None = None
     device: str = "cpu"
+    index: IndexSearcher | None = None
 
     @property
     def depth(self) -> int:
@@ -65,6 +67,10 @@ class Job:
     def searcher(self) -> Searcher:
         """Searches the corpus, which stays on a GPU that has room for it from one block to the next."""
         return Searcher.within(self.corpus, self.memory, self.device)
+
+    def recall(self) -> float | None:
+        """The share of the best documents that the index finds; None without an index."""
+        return None if self.index is None else measured_recall(self.searcher, self.index, self.queries, self.depth)
 
     def run(self, number: int) -> Block:
         """Mine the queries of one block."""
@@ -99,11 +105,12 @@ class Job:
     def _select(self, selection: Selection, queries: Tensor, excluded: Lists) -> None:
         """Search and select, and search again for the queries that have too few: below their limits, what is new."""
         depth = self.rules.depth(selection.candidates, self.guide is not None)
+        searcher = self.searcher if self.index is None else self.index
         sizes = torch.from_numpy(excluded.sizes)
         few = (sizes <= _MOST_HIDDEN).nonzero()[:, 0]
         seen: list[tuple[Tensor, Tensor]] = []
         if len(few):
-            keys = self.searcher.best(queries[few], min(depth + int(sizes[few].amax()), len(self.corpus)))
+            keys = searcher.best(queries[few], min(depth + int(sizes[few].amax()), len(self.corpus)))
             seen.append((few, self._add(selection, few, keys, excluded)))
         rest = (sizes > _MOST_HIDDEN).nonzero()[:, 0]
         limits = torch.empty(len(queries), 0)
@@ -111,13 +118,13 @@ class Job:
         while True:
             if len(rest):
                 hidden = _hidden(rest, excluded, seen)
-                keys, above = self.searcher.best_below(
-                    queries[rest], min(depth, len(self.corpus)), hidden, limits[rest]
-                )
+                keys, above = searcher.best_below(queries[rest], min(depth, len(self.corpus)), hidden, limits[rest])
                 if limits.shape[1]:
                     selection.skip(rest, above.masked_fill(counted[rest, None], 0))
                     counted[rest] = True
                 seen.append((rest, self._add(selection, rest, keys, excluded)))
+                if self.index is not None:
+                    selection.end_at_last(rest[keys[:, -1] == EMPTY])  # the index finds no more
             rest, limits = selection.open_rows(), selection.limits
             if not len(rest):
                 return

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hardneg.mining import tasks
 from hardneg.mining.files import replaced
 from hardneg.mining.vectors import NpyFile, Shards, Vectors
-from hardneg.progress import progress
 
 _CHUNK = 8192  # texts per call of the model, and per file of the cache
 # Of models of sentence-transformers, beside the weights.
@@ -21,29 +21,38 @@ _SETTINGS = ("prompts", "default_prompt_name", "truncate_dim", "max_seq_length",
 _SENTENCE_TRANSFORMERS = {"queries": "encode_query", "corpus": "encode_document"}
 
 
-def embed(name: str, texts: Sequence[str], model: object, prompt: str | None, cache: Path | None) -> Vectors:
+def embed(
+    name: str, texts: Sequence[str], model: object, prompt: str | None, cache: Path | None, engine: str = "local"
+) -> Vectors:
     """Embeddings (N, d) of texts. name: "queries" or "corpus" · cache: a folder, or None to keep them in memory"""
-    encode = _encoder(name, model, prompt)
-    chunks = range(0, len(texts), _CHUNK)
+    chunks = [texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK)]
+    shared, title = (name, model, prompt), f"embedding the {name}"
+    _encoder(*shared)  # raises if the model is none
     if cache is None:
-        parts = [encode(texts[start : start + _CHUNK]) for start in progress(chunks, f"embedding the {name}")]
-        return Vectors(name, np.concatenate(parts))
+        parts = dict(tasks.run(engine, _encoded, shared, chunks, title))
+        return Vectors(name, np.concatenate([parts[number] for number in range(len(chunks))]))
     key = hashlib.blake2b(weights_key(model).encode() + repr((name, prompt)).encode(), digest_size=20).hexdigest()
     cache.mkdir(parents=True, exist_ok=True)
-    files = []
-    for start in progress(chunks, f"embedding the {name}"):
-        some = texts[start : start + _CHUNK]
-        file = cache / f"{_content_key(key, some)}.npy"
-        if not file.exists():
-            rows = encode(some)
-            content = io.BytesIO()  # what numpy writes to a file itself fails on a full disk without naming it
-            np.save(content, rows, allow_pickle=False)
-            with replaced(file) as out:
-                out.write(content.getbuffer())
-        files.append(NpyFile(file))
-        if len(files[-1]) != len(some):
-            raise ValueError(f"{file} has {len(files[-1])} rows instead of {len(some)}: remove it from the cache")
+    paths = [cache / f"{_content_key(key, some)}.npy" for some in chunks]
+    missing = [number for number, path in enumerate(paths) if not path.exists()]
+    for place, rows in tasks.run(engine, _encoded, shared, [chunks[number] for number in missing], title):
+        content = io.BytesIO()  # what numpy writes to a file itself fails on a full disk without naming it
+        np.save(content, rows, allow_pickle=False)
+        with replaced(paths[missing[place]]) as out:
+            out.write(content.getbuffer())
+    files = [NpyFile(path) for path in paths]
+    for file, some in zip(files, chunks, strict=True):
+        if len(file) != len(some):
+            raise ValueError(f"{file.path} has {len(file)} rows instead of {len(some)}: remove it from the cache")
     return Shards(name, files)
+
+
+def _encoded(shared: tuple[str, object, str | None], texts: Sequence[str]) -> NDArray[np.float32]:
+    """One task: the embeddings of a chunk. On a cluster a SentenceTransformer goes to the GPU of its worker."""
+    name, model, prompt = shared
+    if hasattr(model, "encode") and isinstance(model, nn.Module) and torch.cuda.is_available():
+        model = model.to("cuda")
+    return _encoder(name, model, prompt)(texts)
 
 
 def _encoder(name: str, model: object, prompt: str | None) -> Callable[[Sequence[str]], NDArray[np.float32]]:

@@ -1,7 +1,6 @@
-"""Where the blocks of a job run: in this process, or as tasks of a Ray cluster; finished blocks may be kept on disk."""
+"""The blocks of a job, which run in this process or on a cluster; finished blocks may be kept on disk."""
 
 import io
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.extras import required
 from hardneg.mining.blocks import Block, Job
 from hardneg.mining.files import replaced
 from hardneg.mining.selection import Dropped
-from hardneg.progress import progress
-
-ENGINES = ("local", "ray")
-_RETRIES = 8  # of a block whose worker was lost
+from hardneg.mining.tasks import has_gpus, run
 
 
 def run_blocks(job: Job, engine: str, folder: Path | None = None) -> list[Block]:
@@ -26,8 +21,10 @@ def run_blocks(job: Job, engine: str, folder: Path | None = None) -> list[Block]
     files = [None if folder is None else folder / f"block-{number:06}.npz" for number in numbers]
     missing = [number for number, file in zip(numbers, files, strict=True) if file is None or not file.exists()]
     fresh: dict[int, Block] = {}
-    for number, block in (_on_ray if engine == "ray" else _here)(job, missing):
-        file = files[number]
+    if engine == "ray":
+        job = replace(job, device="cuda" if has_gpus() else "cpu")  # of the workers, not of this process
+    for place, block in run(engine, _block, job, missing, "mining"):
+        number, file = missing[place], files[missing[place]]
         if file is None:
             fresh[number] = block
         else:
@@ -35,26 +32,7 @@ def run_blocks(job: Job, engine: str, folder: Path | None = None) -> list[Block]
     return [fresh[number] if file is None else _read(file) for number, file in enumerate(files)]
 
 
-def _here(job: Job, numbers: list[int]) -> Iterator[tuple[int, Block]]:
-    for place in progress(range(len(numbers)), "mining"):
-        yield numbers[place], job.run(numbers[place])
-
-
-def _on_ray(job: Job, numbers: list[int]) -> Iterator[tuple[int, Block]]:
-    """Blocks as tasks; a task whose worker or node is lost runs again."""
-    ray = required("ray", "cluster")
-    if not ray.is_initialized():
-        raise ValueError('engine="ray" needs a cluster: call ray.init(address="auto") first, or use engine="local"')
-    has_gpus = bool(ray.cluster_resources().get("GPU"))
-    shared = ray.put(replace(job, device="cuda" if has_gpus else "cpu"))  # of the workers, not of this process
-    task = ray.remote(max_retries=_RETRIES, num_gpus=int(has_gpus))(_run)
-    waiting = {task.remote(shared, number): number for number in numbers}
-    while waiting:
-        done, _ = ray.wait([*waiting], num_returns=1)
-        yield waiting.pop(done[0]), ray.get(done[0])
-
-
-def _run(job: Job, number: int) -> Block:
+def _block(job: Job, number: int) -> Block:
     return job.run(number)
 
 

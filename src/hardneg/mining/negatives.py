@@ -1,4 +1,4 @@
-"""`hardneg.mine`: the best negatives of a corpus for each query, by exact search."""
+"""`hardneg.mine`: the best negatives of a corpus for each query, by exact search or by an index of the user."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,14 +11,16 @@ from hardneg import checks
 from hardneg.losses.hardening import BelowPositive, Hardening
 from hardneg.mining.blocks import Block, Job
 from hardneg.mining.embedding import checked_prompts, embed
-from hardneg.mining.engines import ENGINES, run_blocks
+from hardneg.mining.engines import run_blocks
 from hardneg.mining.guide import checked_guide
+from hardneg.mining.index import checked_index
 from hardneg.mining.memory import checked_memory, tile_size
 from hardneg.mining.not_negatives import NONE, checked_pairs, left_out
 from hardneg.mining.positives import Ints, checked_positives, duplicates
 from hardneg.mining.result import Mined
 from hardneg.mining.rules import DUPLICATE, Rules, checked_rules
 from hardneg.mining.selection import Dropped
+from hardneg.mining.tasks import ENGINES
 from hardneg.mining.texts import checked_texts, is_texts, places
 from hardneg.mining.vectors import Vectors, open_vectors
 
@@ -44,6 +46,7 @@ def mine(
     seed: int = 0,
     memory: str | int = "2GiB",
     engine: str = "local",
+    index: Any = None,
 ) -> Mined:
     """Find hard negatives in a corpus, by exact search within a memory budget.
 
@@ -69,6 +72,9 @@ def mine(
         seed: of the draw.
         memory: budget of the search beyond the arrays given, as "512MiB" or in bytes.
         engine: "local", or "ray" for an existing Ray cluster.
+        index: an approximate index of the corpus that finds candidates instead of the exact search: one of faiss, or
+            a function of unit vectors (B, d) and k that returns documents (B, k), −1 for none. ``mined.recall`` is
+            the share of the best documents that it found for up to 100 queries.
 
     Returns:
         `Mined`: ``indices`` (Q, k), ``scores`` (Q, k), ``dropped`` by rule, ``save(path, format=…)``.
@@ -82,10 +88,17 @@ def mine(
     rules = checked_rules(num_negatives, hardening, rank_range, max_score, sample, seed)
     budget = checked_memory(memory)
     checks.choice("engine", engine, ENGINES)
+    refuse_index(engine, index)
     pairs = checked_pairs(not_negatives, queries, corpus)  # before texts are embedded
-    query_vectors, corpus_vectors, texts = _vectors(queries, corpus, positives, rules, model, prompts, cache)
-    job = make_job(query_vectors, corpus_vectors, positives, texts, rules, budget, guide, pairs)
+    query_vectors, corpus_vectors, texts = _vectors(queries, corpus, positives, rules, model, prompts, cache, engine)
+    job = make_job(query_vectors, corpus_vectors, positives, texts, rules, budget, guide, pairs, index)
     return finish(job, run_blocks(job, engine), texts)
+
+
+def refuse_index(engine: str, index: object) -> None:
+    """Raise if an index is given that the engine does not search."""
+    if index is not None and engine != "local":
+        raise ValueError(f'index= is searched in this process: use engine="local", got engine={engine!r}')
 
 
 def make_job(
@@ -97,6 +110,7 @@ def make_job(
     memory: int,
     guide: Any = None,
     pairs: Ints = NONE,
+    index: Any = None,
 ) -> Job:
     """Check the inputs together, and find the duplicates of positives. pairs: (2, P) that are no negatives"""
     if queries.shape[1] != corpus.shape[1]:
@@ -118,7 +132,8 @@ def make_job(
     others = left_out(pairs, lists, same, len(corpus))
     _check_number(rules, len(corpus) - int((lists.sizes + same.sizes + others.sizes).min()))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Job(queries, corpus, lists, same, rules, memory, others, filter_guide, device)
+    found_by = None if index is None else checked_index(index, corpus, memory)
+    return Job(queries, corpus, lists, same, rules, memory, others, filter_guide, device, found_by)
 
 
 def finish(job: Job, blocks: Sequence[Block], texts: Texts | None) -> Mined:
@@ -135,6 +150,7 @@ def finish(job: Job, blocks: Sequence[Block], texts: Texts | None) -> Mined:
         names,
         Dropped.joined([block.dropped for block in blocks]),
         texts,
+        job.recall(),
     )
     if len(mined.short):
         warnings.warn(
@@ -160,7 +176,14 @@ def _check_number(rules: Rules, most: int) -> None:
 
 
 def _vectors(
-    queries: Any, corpus: Any, positives: Any, rules: Rules, model: Any, prompts: Any, cache: str | Path | None
+    queries: Any,
+    corpus: Any,
+    positives: Any,
+    rules: Rules,
+    model: Any,
+    prompts: Any,
+    cache: str | Path | None,
+    engine: str,
 ) -> tuple[Vectors, Vectors, Texts | None]:
     """Queries and corpus as embeddings, and their texts."""
     for name, given in (("queries", queries), ("corpus", corpus)):
@@ -181,7 +204,7 @@ def _vectors(
     check_texts(texts, positives, rules)
     given_prompts, folder = checked_prompts(prompts), None if cache is None else Path(cache)
     embedded = [
-        embed(name, some, model, given_prompts.get(name), folder)
+        embed(name, some, model, given_prompts.get(name), folder, engine)
         for name, some in zip(("queries", "corpus"), texts, strict=True)
     ]
     return embedded[0], embedded[1], texts

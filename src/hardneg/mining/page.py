@@ -32,6 +32,8 @@ def _numbers(mined: "Mined") -> Part:
     rows += [("queries with too few negatives", len(mined.short))]
     rows += [(f"dropped by {rule}", number) for rule, number in mined.dropped.items()]
     cells = "".join(f'<tr><th scope="row">{breakable(n)}</th><td class="number">{v:,}</td></tr>' for n, v in rows)
+    if mined.recall is not None:
+        cells += f'<tr><th scope="row">recall of the index</th><td class="number">{mined.recall:.3f}</td></tr>'
     hint = "A dropped candidate is counted for the first rule that drops it."
     return Part("numbers", "Numbers", hint, f'<table class="narrow"><tbody>{cells}</tbody></table>')
 

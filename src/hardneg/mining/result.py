@@ -31,6 +31,7 @@ class Mined:
         rules: names of the rules, to which ``dropped_candidates.rule`` refers.
         dropped_candidates: up to 100 candidates of each query that were ranked and dropped, best first.
         texts: of the queries and of the corpus; None if embeddings were given.
+        recall: the share of the best documents that an approximate index found; None for the exact search.
     """
 
     indices: Tensor
@@ -41,6 +42,7 @@ class Mined:
     rules: tuple[str, ...] = field(repr=False)
     dropped_candidates: Dropped = field(repr=False)
     texts: tuple[Sequence[str], Sequence[str]] | None = field(default=None, repr=False)
+    recall: float | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -115,9 +117,10 @@ class Mined:
         return list(zip(documents[order].tolist(), numbers[order].tolist(), strict=True))
 
     def summary(self) -> dict[str, Any]:
-        """Numbers of queries, negatives and dropped candidates, and quartiles of the cosines."""
+        """Numbers of queries, negatives and dropped candidates, quartiles of the cosines, and recall of an index."""
         found = self.scores[self.indices >= 0]
-        return {
+        recall = {} if self.recall is None else {"recall": self.recall}
+        return recall | {
             "queries": len(self),
             "negatives": len(found),
             "queries_with_too_few": len(self.short),

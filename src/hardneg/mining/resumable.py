@@ -13,6 +13,7 @@ from hardneg.mining.blocks import Job
 from hardneg.mining.embedding import embed, weights_key
 from hardneg.mining.engines import run_blocks
 from hardneg.mining.files import replaced
+from hardneg.mining.index import read_index
 from hardneg.mining.negatives import check_texts, finish, make_job
 from hardneg.mining.not_negatives import checked_pairs
 from hardneg.mining.result import Mined
@@ -34,6 +35,7 @@ class Input:
     guide: Any = None
     cache: Path | None = None
     not_negatives: Path | None = None
+    index: Path | None = None  # a file of faiss
 
 
 def work_folder(target: Path) -> Path:
@@ -55,9 +57,10 @@ def mine_to(target: Path, given: Input, rules: Rules, memory: int, engine: str) 
     existed = folder.exists()
     folder.mkdir(exist_ok=True)
     try:
-        vectors, texts = _embedded(given, given.cache or folder / "embeddings")
-        job = make_job(*vectors, given.positives, texts, rules, memory, given.guide, pairs)
-        _keep_or_clear(folder, _settings(job, given.guide))
+        vectors, texts = _embedded(given, given.cache or folder / "embeddings", engine)
+        index = None if given.index is None else read_index(given.index)
+        job = make_job(*vectors, given.positives, texts, rules, memory, given.guide, pairs, index)
+        _keep_or_clear(folder, _settings(job, given))
         blocks = run_blocks(job, engine, folder)
     except BaseException:
         if not existed and not any(folder.rglob("*.np[yz]")):
@@ -71,16 +74,18 @@ def discard(target: Path) -> None:
     shutil.rmtree(work_folder(target), ignore_errors=True)
 
 
-def _embedded(given: Input, cache: Path) -> tuple[tuple[Vectors, Vectors], tuple[Sequence[str], Sequence[str]] | None]:
+def _embedded(
+    given: Input, cache: Path, engine: str
+) -> tuple[tuple[Vectors, Vectors], tuple[Sequence[str], Sequence[str]] | None]:
     if given.model is None:
         return (open_vectors("queries", given.queries), open_vectors("corpus", given.corpus)), None
     prompts = given.prompts or {}
-    queries = embed("queries", given.queries, given.model, prompts.get("queries"), cache)
-    corpus = embed("corpus", given.corpus, given.model, prompts.get("corpus"), cache)
+    queries = embed("queries", given.queries, given.model, prompts.get("queries"), cache, engine)
+    corpus = embed("corpus", given.corpus, given.model, prompts.get("corpus"), cache, engine)
     return (queries, corpus), (given.queries, given.corpus)
 
 
-def _settings(job: Job, guide: object) -> dict[str, Any]:
+def _settings(job: Job, given: Input) -> dict[str, Any]:
     """What finished blocks depend on."""
     lists = {"positives": job.positives, "not_negatives": job.not_negatives}
     hashes = {
@@ -89,7 +94,8 @@ def _settings(job: Job, guide: object) -> dict[str, Any]:
     return {
         "hardneg": hardneg.__version__,
         "rules": repr(job.rules),
-        "guide": None if guide is None else weights_key(guide),
+        "guide": None if given.guide is None else weights_key(given.guide),
+        "index": None if given.index is None else _state(given.index),
         "memory": job.memory,
         "device": job.device,
         **hashes,
@@ -99,17 +105,22 @@ def _settings(job: Job, guide: object) -> dict[str, Any]:
 
 
 def _identity(vectors: Vectors) -> list[Any]:
-    """Name, size and time of each file."""
+    """Name, size and, unless the name tells the content, time of each file."""
     files = vectors.files if isinstance(vectors, Shards) else [vectors]
     found = []
     for file in files:
         if not isinstance(file, NpyFile | ParquetFile):
             raise ValueError(f"{file.name} is not in a file: give a path")
-        state = file.path.stat()
         # Files of the cache are named by their content, and are the same when they are written again.
-        time = 0 if file.path.stem.isalnum() and len(file.path.stem) == 40 else state.st_mtime_ns
-        found.append([str(file.path.resolve()), state.st_size, time])
+        named = file.path.stem.isalnum() and len(file.path.stem) == 40
+        found.append(_state(file.path)[: 2 if named else 3])
     return found
+
+
+def _state(path: Path) -> list[Any]:
+    """Name, size and time of a file."""
+    state = path.stat()
+    return [str(path.resolve()), state.st_size, state.st_mtime_ns]
 
 
 def _keep_or_clear(folder: Path, settings: dict[str, Any]) -> None:

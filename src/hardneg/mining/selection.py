@@ -87,6 +87,10 @@ class Selection:
         if self.limit_names:
             self.rank[rows] += above[:, -1]
 
+    def end_at_last(self, rows: Tensor) -> None:
+        """End the ranks of some queries with the last candidate."""
+        self.end[rows] = torch.minimum(self.end[rows], self.rank[rows])
+
     def add(self, rows: Tensor, scores: Tensor, documents: Tensor) -> None:
         """Select from the next candidates of some queries. scores, documents: (R, D) in order of rank, −1 at the end"""
         rank = self.rank[rows, None] + torch.arange(scores.shape[1])
