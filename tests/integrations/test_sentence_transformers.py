@@ -277,9 +277,26 @@ def test_static_embeddings_are_refused_by_the_cached_loss(tmp_path: Path) -> Non
     static = SentenceTransformer(modules=[rows], device="cpu")
     with pytest.raises(ValueError, match=r"static embeddings .* cannot be split into mini-batches"):
         CachedHardNegativeLoss(static)
-    ours = HardNegativeLoss(static, mask_duplicates=False)
-    expected = MultipleNegativesRankingLoss(static)(features(static, columns(3)), None)
-    assert_close(ours(features(static, columns(3))), expected)
+
+
+def test_static_embeddings_mask_duplicates_and_empty_texts(tmp_path: Path) -> None:
+    rows = StaticEmbedding(tiny_model(tmp_path).tokenizer, embedding_dim=8)
+    static = SentenceTransformer(modules=[rows], device="cpu")
+    texts = columns(3)
+    expected = MultipleNegativesRankingLoss(static)(features(static, texts), None)
+    assert_close(HardNegativeLoss(static)(features(static, texts)), expected)
+    assert_close(HardNegativeLoss(static, mask_duplicates=False)(features(static, texts)), expected)
+    texts[2][0] = texts[0][1]  # a negative that is the anchor of another row
+    texts[2][1] = ""
+    z = static.encode([text for column in texts for text in column], convert_to_tensor=True)
+    z1, z2, given = torch.nn.functional.normalize(z).split(len(texts[0]))
+    scores = torch.cat([z1 @ z2.T, z1 @ given.T], dim=1) / 0.05
+    out = torch.zeros_like(scores, dtype=torch.bool)
+    out[:, len(z1) + 1] = True  # the empty text
+    out[1, len(z1)] = True  # the anchor's own text
+    wanted = torch.nn.functional.cross_entropy(scores.masked_fill(out, -torch.inf), torch.arange(len(z1)))
+    assert_close(HardNegativeLoss(static)(features(static, texts)), wanted)
+    assert not torch.isclose(wanted, expected, atol=1e-3)
 
 
 def test_a_supervised_loss_asks_for_a_column_of_labels(model: SentenceTransformer) -> None:

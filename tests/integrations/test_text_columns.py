@@ -28,6 +28,18 @@ def test_ids_are_equal_exactly_if_the_tokens_are() -> None:
     assert token_counts(features).tolist() == [len(row) for row in rows]
 
 
+def test_ids_of_static_embeddings_are_those_of_rows() -> None:
+    rows = [[1, 2], [], [3], [1, 2], [2, 1, 4], []]
+    features = {
+        "input_ids": torch.tensor([token for row in rows for token in row]),
+        "offsets": torch.tensor([0, 2, 2, 3, 5, 8]),
+    }
+    assert torch.equal(token_ids(features), token_ids(padded(rows, 3, left=False)))
+    assert token_counts(features).tolist() == [2, 0, 1, 2, 3, 0]
+    empty = {"input_ids": torch.tensor([], dtype=torch.long), "offsets": torch.tensor([0])}
+    assert token_counts(empty).tolist() == [0]
+
+
 def test_without_a_mask_every_token_counts() -> None:
     tokens = torch.tensor([[1, 2, 0], [1, 2, 3]])
     mask = torch.ones_like(tokens)

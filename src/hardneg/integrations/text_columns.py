@@ -13,8 +13,9 @@ from hardneg.randomness import integers
 def token_ids(features: Mapping[str, Any]) -> Tensor:
     """An id ≥ 0 of each text, (B,): a hash of its tokens, in which padding on either side does not count.
 
-    features: of one column, with "input_ids" (B, L), and "attention_mask" if texts are padded. Two texts with different
-    tokens have the same id with a probability of about 2⁻⁶².
+    features: of one column, with "input_ids" (B, L), and "attention_mask" if texts are padded; of static embeddings,
+    "input_ids" (T,) of all texts, and "offsets" (B,) of their first tokens. Two texts with different tokens have the
+    same id with a probability of about 2⁻⁶².
 
     Examples:
         >>> ids = token_ids({
@@ -63,6 +64,7 @@ class Guide:
         """The embeddings of each column, (B, e). columns: features of the other model"""
         found = []
         for column in columns:
+            _require("offsets" not in column)
             tokens, _ = _tokens(column)
             self.guide.to(tokens.device)  # no-op if it is there
             features = dict(column)  # a copy: models add their outputs to the features
@@ -75,22 +77,36 @@ class Guide:
 
 
 def has_tokens(features: Mapping[str, Any]) -> bool:
-    """Whether a column has tokens in rows (B, L): not images, nor texts that are joined to one sequence."""
+    """Whether the tokens of each text of a column are known: not of images, nor of texts joined to one sequence."""
     tokens = features.get("input_ids")
-    return isinstance(tokens, Tensor) and tokens.dim() == 2 and "cu_seq_lens_q" not in features
+    rows = isinstance(tokens, Tensor) and tokens.dim() == (1 if "offsets" in features else 2)
+    return rows and "cu_seq_lens_q" not in features
 
 
 def _tokens(features: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """The tokens (B, L), and 1 where there is one and 0 for padding."""
-    if not has_tokens(features):
-        raise ValueError(
-            "texts are compared by tokens in rows (B, L), which these inputs do not have: pass mask_duplicates=False, "
-            "and no guide"
-        )
-    tokens: Tensor = features["input_ids"]
+    _require(has_tokens(features))
+    tokens: Tensor = features["input_ids"].long()
+    if "offsets" in features:
+        return _rows(tokens, features["offsets"])
     mask = features.get("attention_mask")
     mask = mask if isinstance(mask, Tensor) and mask.shape == tokens.shape else torch.ones_like(tokens)
-    return tokens.long(), mask.long()
+    return tokens, mask.long()
+
+
+def _rows(tokens: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_tokens`, from the tokens (T,) of all texts, as of static embeddings, and the first one of each text."""
+    sizes = torch.cat([offsets, offsets.new_tensor([len(tokens)])]).diff()
+    mask = torch.arange(int(sizes.max()), device=tokens.device) < sizes[:, None]
+    return tokens.new_zeros(mask.shape).masked_scatter(mask, tokens), mask.long()
+
+
+def _require(has: bool) -> None:
+    if not has:
+        raise ValueError(
+            "texts are compared by their tokens, which these inputs do not have in rows (B, L): pass "
+            "mask_duplicates=False, and no guide"
+        )
 
 
 @lru_cache(maxsize=64)
