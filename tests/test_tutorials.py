@@ -1,5 +1,7 @@
 """The tutorials run as they are written: files are saved, commands and code run in order, with fewer epochs."""
 
+import json
+import random
 import re
 import sys
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ SMALLER = {
     "epochs: 100": "epochs: 2", "trainer.epochs=120": "trainer.epochs=3", "trainer.epochs=20": "trainer.epochs=1",
     "simclr,debiased,hcl --seeds 2": "simclr,hcl --seeds 1", "resnet18": "tiny", "size: 64": "size: 16",
     "size=64": "size=16", "batch_size: 16": "batch_size: 8",
+    "train(model, pairs, 5, seed)": "train(model, pairs, 1, seed)",
 }  # fmt: skip
 
 
@@ -111,3 +114,30 @@ def test_from_metric_learning(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(names["queue"]) == 512
     effective = [loss.diagnostics()["effective_negatives"] for loss in names["losses"].values()]
     assert effective[0] > max(effective[1:])
+
+
+def make_pairs() -> None:
+    """Queries of three words, and texts with a synonym of each; some of both are held out."""
+    draw = random.Random(0)
+    found = sorted({tuple(sorted(draw.sample(range(120), 3))) for _ in range(700)})
+    draw.shuffle(found)
+    pairs = [
+        {"query": " ".join(f"w{word}" for word in words), "positive": " ".join(f"s{word}" for word in words)}
+        for words in found
+    ]
+    documents = [{"text": pair["positive"]} for pair in pairs[500:]]
+    for name, rows in (("pairs", pairs[:500]), ("held_out", pairs[500:]), ("documents", documents)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def test_a_retrieval_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("sentence_transformers", "datasets", "accelerate"):
+        pytest.importorskip(name)
+    make_pairs()
+    names, printed = follow("tutorial-retrieval", capsys)
+    assert "2500 negatives" in printed[0].replace(",", "")
+    assert "recall" not in printed[0]
+    assert Path("mined.html").exists()
+    results = names["results"]
+    assert results["before"] > 0.2  # chance is 0.02
+    assert min(results["negatives of the batch"], results["mined negatives, too"]) > results["before"]
