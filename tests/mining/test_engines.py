@@ -177,7 +177,7 @@ BLAS_BUFFER = 32 << 20  # bytes that OpenBLAS maps at once
 def test_a_corpus_four_times_the_budget_is_mined_within_it(kind: str, tmp_path: Path) -> None:
     """A corpus of 96 MiB in six .npy files, or in one row group of a parquet file, and a budget of 24 MiB.
 
-    The libraries' buffer of matrix products is not part of it: it is made in the first product, or in a later one.
+    The library's buffer of matrix products is not part of it: it is made in the first product, or in a later one.
     """
     (tmp_path / "corpus").mkdir()
     (tmp_path / "small").mkdir()
@@ -191,5 +191,6 @@ def test_a_corpus_four_times_the_budget_is_mined_within_it(kind: str, tmp_path: 
         else:
             column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(some.reshape(-1)), 64)
             pyarrow.parquet.write_table(pyarrow.table({"embedding": column}), tmp_path / folder / "rows.parquet")
-    done = children.run([sys.executable, "-c", PEAK, str(tmp_path)], check=True)
+    one = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each thread may map a buffer of its own
+    done = children.run([sys.executable, "-c", PEAK, str(tmp_path)], check=True, env=one)
     assert int(done.stdout) <= checked_memory("24MiB") + BLAS_BUFFER
