@@ -45,6 +45,7 @@ TABLES = {
     "cifar10.json": ("CIFAR-10, 60 epochs", "training.md#measured"),
     "proximity": ("CIFAR-10, 30 epochs", "proximity-batches.md#measured-runs"),
     "images": ("CIFAR-10", ""),
+    "images-cpu": ("CIFAR-10, 5 epochs", "#cifar-10-on-a-cpu"),
     "tinyimagenet": ("tinyimagenet100_32", ""),
     "quickthoughts": ("sentences", "#sentences"),
     "simcse": ("sentences", ""),
