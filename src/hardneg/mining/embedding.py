@@ -28,14 +28,15 @@ def embed(
     chunks = [texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK)]
     shared, title = (name, model, prompt), f"embedding the {name}"
     _encoder(*shared)  # raises if the model is none
+    encoded = _encoded_by_worker if engine == "ray" else _encoded
     if cache is None:
-        parts = dict(tasks.run(engine, _encoded, shared, chunks, title))
+        parts = dict(tasks.run(engine, encoded, shared, chunks, title))
         return Vectors(name, np.concatenate([parts[number] for number in range(len(chunks))]))
     key = hashlib.blake2b(weights_key(model).encode() + repr((name, prompt)).encode(), digest_size=20).hexdigest()
     cache.mkdir(parents=True, exist_ok=True)
     paths = [cache / f"{_content_key(key, some)}.npy" for some in chunks]
     missing = [number for number, path in enumerate(paths) if not path.exists()]
-    for place, rows in tasks.run(engine, _encoded, shared, [chunks[number] for number in missing], title):
+    for place, rows in tasks.run(engine, encoded, shared, [chunks[number] for number in missing], title):
         content = io.BytesIO()  # what numpy writes to a file itself fails on a full disk without naming it
         np.save(content, rows, allow_pickle=False)
         with replaced(paths[missing[place]]) as out:
@@ -48,11 +49,16 @@ def embed(
 
 
 def _encoded(shared: tuple[str, object, str | None], texts: Sequence[str]) -> NDArray[np.float32]:
-    """One task: the embeddings of a chunk. On a cluster a SentenceTransformer goes to the GPU of its worker."""
+    """One task: the embeddings of a chunk."""
+    return _encoder(*shared)(texts)
+
+
+def _encoded_by_worker(shared: tuple[str, object, str | None], texts: Sequence[str]) -> NDArray[np.float32]:
+    """As `_encoded`; a SentenceTransformer goes to the GPU of the worker, if it has one."""
     name, model, prompt = shared
     if hasattr(model, "encode") and isinstance(model, nn.Module) and torch.cuda.is_available():
         model = model.to("cuda")
-    return _encoder(name, model, prompt)(texts)
+    return _encoded((name, model, prompt), texts)
 
 
 def _encoder(name: str, model: object, prompt: str | None) -> Callable[[Sequence[str]], NDArray[np.float32]]:
