@@ -132,6 +132,18 @@ def mined_texts(
     return [by_query[one] for one, _ in pairs]
 
 
+def spreads(found: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Print and return mean and standard deviation of the nDCG@10 of each row."""
+    rows = [
+        {"row": name, "ndcg_10": values, "mean": statistics.fmean(values),
+         "std": statistics.stdev(values) if len(values) > 1 else None}
+        for name, values in found.items()
+    ]  # fmt: skip
+    for row in rows:
+        print(f"{row['row']:24} {row['mean']:.4f} ± {row['std'] or 0:.4f}")
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -161,13 +173,7 @@ def main() -> None:
             train(encoder, pairs, negatives, seed + 1000)
             found.setdefault(name, []).append(ndcg(encoder, held_out, held_out_corpus))
         print({name: f"{values[-1]:.4f}" for name, values in found.items()})
-    rows = [
-        {"negatives": name, "ndcg_10": values, "mean": statistics.fmean(values),
-         "std": statistics.stdev(values) if len(values) > 1 else None}
-        for name, values in found.items()
-    ]  # fmt: skip
-    for row in rows:
-        print(f"{row['negatives']:22} {row['mean']:.4f} ± {row['std'] or 0:.4f}")
+    rows = spreads(found)
     made = {"command": f"python benchmarks/mined_negatives.py --data sts.tsv.xz --seeds {given.seeds}", "rows": rows,
             "processor": record.processor(), "torch": torch.__version__, "python": platform.python_version(),
             "hardneg": hn.__version__, "pairs": len(pairs), "held_out_pairs": len(held_out)}  # fmt: skip

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -72,13 +71,7 @@ def main() -> None:
             sizes = write_pairs(data, Path())
             for name, value in follow(seed).items():
                 values.setdefault(name, []).append(value)
-    rows = [
-        {"row": name, "ndcg_10": some, "mean": statistics.fmean(some),
-         "std": statistics.stdev(some) if len(some) > 1 else None}
-        for name, some in values.items()
-    ]  # fmt: skip
-    for row in rows:
-        print(f"{row['row']:24} {row['mean']:.4f} ± {row['std'] or 0:.4f}")
+    rows = mined_negatives.spreads(values)
     made = {"command": f"python benchmarks/retrieval_guide.py --data sts.tsv.xz --seeds {given.seeds}", "rows": rows,
             "sizes": sizes, "commit": commit, "processor": record.processor(), "threads": torch.get_num_threads(),
             "torch": torch.__version__, "python": platform.python_version(),
