@@ -175,8 +175,9 @@ def main() -> None:
         print({name: f"{values[-1]:.4f}" for name, values in found.items()})
     rows = spreads(found)
     made = {"command": f"python benchmarks/mined_negatives.py --data sts.tsv.xz --seeds {given.seeds}", "rows": rows,
-            "processor": record.processor(), "torch": torch.__version__, "python": platform.python_version(),
-            "hardneg": hn.__version__, "pairs": len(pairs), "held_out_pairs": len(held_out)}  # fmt: skip
+            "commit": record.commit(), "processor": record.processor(), "torch": torch.__version__,
+            "python": platform.python_version(), "hardneg": hn.__version__, "pairs": len(pairs),
+            "held_out_pairs": len(held_out)}  # fmt: skip
     record.write(given.to, made)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import processor, write
+from record import commit, processor, write
 from stopwatch import Stopwatch, summary
 from torch import Tensor
 
@@ -59,6 +59,7 @@ def main() -> None:
         torch.set_num_threads(1)
     record: dict[str, Any] = {
         "command": " ".join(["python", "benchmarks/text.py", *sys.argv[1:]]),
+        "commit": commit(),
         "device": torch.cuda.get_device_name() if watch.on_gpu else f"{processor()}, {torch.get_num_threads()} threads",
         "versions": {name: required(name, "text").__version__ for name in ("torch", "sentence_transformers")},
     }

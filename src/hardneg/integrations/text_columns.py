@@ -64,8 +64,11 @@ class Guide:
         """The embeddings of each column, (B, e). columns: features of the other model"""
         found = []
         for column in columns:
-            _require("offsets" not in column)
             tokens, _ = _tokens(column)
+            if "offsets" in column:
+                raise ValueError(
+                    "a guide needs tokens in rows (B, L), which static embeddings do not have: leave it out"
+                )
             self.guide.to(tokens.device)  # no-op if it is there
             features = dict(column)  # a copy: models add their outputs to the features
             if not self.shares_tokens:
@@ -85,7 +88,11 @@ def has_tokens(features: Mapping[str, Any]) -> bool:
 
 def _tokens(features: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """The tokens (B, L), and 1 where there is one and 0 for padding."""
-    _require(has_tokens(features))
+    if not has_tokens(features):
+        raise ValueError(
+            "texts are compared by their tokens, which these inputs do not have: pass mask_duplicates=False, and no "
+            "guide"
+        )
     tokens: Tensor = features["input_ids"].long()
     if "offsets" in features:
         return _rows(tokens, features["offsets"])
@@ -99,14 +106,6 @@ def _rows(tokens: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     sizes = torch.cat([offsets, offsets.new_tensor([len(tokens)])]).diff()
     mask = torch.arange(int(sizes.max()), device=tokens.device) < sizes[:, None]
     return tokens.new_zeros(mask.shape).masked_scatter(mask, tokens), mask.long()
-
-
-def _require(has: bool) -> None:
-    if not has:
-        raise ValueError(
-            "texts are compared by their tokens, which these inputs do not have in rows (B, L): pass "
-            "mask_duplicates=False, and no guide"
-        )
 
 
 @lru_cache(maxsize=64)

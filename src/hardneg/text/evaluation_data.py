@@ -81,5 +81,7 @@ def _numbers(cells: Any, path: Path) -> list[float]:
         raise ValueError(f"{path} has a score that is not a number ({error})") from error
     for row, number in enumerate(found):
         if not math.isfinite(number):
-            raise ValueError(f"{path}, row {row} has the score {number}, which is not a number: leave the row out")
+            raise ValueError(
+                f"{path}, row {row} has the score {number}, which is not a finite number: leave the row out"
+            )
     return found
