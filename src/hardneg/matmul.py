@@ -36,6 +36,10 @@ def multiply(
         >>> out
         tensor([[1.5000, 2.0000]])
     """
+    if torch.compiler.is_compiling() and not out.is_contiguous():  # a graph has no products into a part of a matrix
+        found = left @ right.t()
+        out.copy_(torch.add(out, found, alpha=factor) if add else found * factor)
+        return
     if not (_onednn_is_faster_for(left) and (any_size or _suits_onednn(len(left), left.shape[1], len(right)))):
         torch.addmm(out, left, right.t(), beta=1 if add else 0, alpha=factor, out=out)
         return

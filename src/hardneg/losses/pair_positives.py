@@ -73,9 +73,9 @@ class PairPositives:
 
 def pair_positives(anchors: Tensor, parts: Sequence[LabelledRows], scale: Tensor) -> PairPositives | None:
     """The pairs of all parts; None if there are too many, or if the device or build has no product of single pairs."""
-    if anchors.device.type != "cpu" or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    if anchors.device.type != "cpu" or not is_eager():
         return None
-    if not is_eager():
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return None
     index, scores, most = [], [], MOST_PAIRS
     for part in parts:

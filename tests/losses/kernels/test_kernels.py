@@ -162,6 +162,44 @@ def test_compiles_without_a_graph_break(preset: str) -> None:
     assert loss.diagnostics()["anchors"] in (16, 32)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "both sources",
+        "not negatives",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("labels", "rows per anchor", "labelled rows")),
+    ],
+)
+def test_the_tiled_kernel_compiles_without_a_graph_break(case: str) -> None:
+    z1, z2, labels = batch(16, 8)
+    rows, ids = torch.randn(50, 8), torch.arange(16) // 2
+    loss, extra = {
+        "both sources": (hn.hcl(), {"negatives": rows}),
+        "not negatives": (
+            hn.hcl(tau_plus=0.01),
+            {"ids": ids, "not_negatives": torch.tensor([[0, 3], [5, 2], [0, 9], [4, 4]])},
+        ),
+        "labels": (hn.hscl(), {"labels": labels}),
+        "rows per anchor": (hn.hcl(), {"negatives": torch.randn(16, 5, 8)}),
+        "labelled rows": (
+            hn.supcon(),
+            {"labels": labels, "negatives": rows, "negative_labels": torch.arange(50) % 9},
+        ),
+    }[case]
+    loss.backend = "tiled"
+    torch._dynamo.reset()
+    found = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        a, b = z1.clone().requires_grad_(), z2.clone().requires_grad_()
+        value = function(a, b, **extra)
+        value.backward()
+        found.append((value, a.grad, b.grad))
+    for eager, compiled in zip(*found, strict=True):
+        assert_close(compiled, eager)
+    if case == "not negatives":
+        assert found[0][0] < loss(z1, z2, ids=ids)  # the pairs matter
+
+
 def test_compiled_schedules_do_not_recompile_at_every_step() -> None:
     z1, z2, _ = batch(8, 4)
     loss = hn.hcl(beta=hn.Linear(2.0, 0.0))

@@ -46,19 +46,25 @@ class Partners:
 class Identities:
     """Which candidates have the id of the anchor or of its positive, or form a listed pair with the anchor.
 
-    own: (A, V) ids of the views of the anchor's instance · candidates: (N,) ids · partners: None without pairs. The id
+    own: (A, V) ids of the views of the anchor's instance · anchors: (A,) ids · candidates: (N,) ids · pairs: (P, 2), or
+    None · partners: of the pairs; None without any, and in a compiled graph, where their number is not known. The id
     −1 equals no other.
     """
 
     own: Tensor
+    anchors: Tensor
     candidates: Tensor
+    pairs: Tensor | None
     partners: Partners | None
 
     @classmethod
     def of(cls, own: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tensor | None) -> "Identities":
         """own: (A, V) · anchor_ids: (A,) · candidate_ids: (N,) · pairs: (P, 2) of ids ≥ 0, in any order"""
-        partners = None if pairs is None or len(pairs) == 0 else Partners.of(anchor_ids, candidate_ids, pairs)
-        return cls(own.masked_fill(own == UNKNOWN, UNKNOWN - 1), candidate_ids, partners)
+        own = own.masked_fill(own == UNKNOWN, UNKNOWN - 1)
+        if pairs is None or len(pairs) == 0:
+            return cls(own, anchor_ids, candidate_ids, None, None)
+        partners = None if torch.compiler.is_compiling() else Partners.of(anchor_ids, candidate_ids, pairs)
+        return cls(own, anchor_ids, candidate_ids, pairs, partners)
 
     def mask_(self, matrix: Tensor, rows: slice, fill: float) -> None:
         """Overwrite with ``fill`` their entries of ``matrix`` (R, N), whose rows are the anchors ``rows``."""
@@ -66,6 +72,8 @@ class Identities:
             matrix.masked_fill_(ids[:, None] == self.candidates, fill)
         if self.partners is not None:
             matrix[self.partners.pairs(rows)] = fill
+        elif self.pairs is not None:
+            matrix.masked_fill_(are_pairs(self.anchors[rows], self.candidates, self.pairs), fill)
 
 
 def related(own: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tensor | None) -> Tensor:
@@ -78,15 +86,25 @@ def related(own: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tenso
         found |= ids[:, None] == candidate_ids
     if pairs is None or len(pairs) == 0:
         return found
+    return found | are_pairs(anchor_ids, candidate_ids, pairs)
+
+
+def are_pairs(anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tensor) -> Tensor:
+    """Which candidates form a pair with the anchor, (A, N) bool, in memory for A·N numbers.
+
+    anchor_ids: (A,) · candidate_ids: (A, N) or (N,) · pairs: (P, 2), P > 0
+    """
     # Ids become ranks, so that a pair of them is one integer: id < 2⁶³, but rank² < 2⁶³.
-    known, ranks = torch.unique(pairs, return_inverse=True)
-    keys = torch.cat([ranks[:, 0] * len(known) + ranks[:, 1], ranks[:, 1] * len(known) + ranks[:, 0]])
-    anchor_rank, candidate_rank = (
-        torch.searchsorted(known, ids.contiguous()).clamp(max=len(known) - 1) for ids in (anchor_ids, candidate_ids)
-    )
+    known = pairs.flatten().sort().values
+
+    def rank(ids: Tensor) -> Tensor:
+        return torch.searchsorted(known, ids.contiguous()).clamp(max=len(known) - 1)
+
+    first, second = (rank(ids) for ids in pairs.unbind(dim=1))
+    keys = torch.cat([first * len(known) + second, second * len(known) + first]).sort().values
+    anchor_rank, candidate_rank = rank(anchor_ids), rank(candidate_ids)
     occurs = (known[anchor_rank] == anchor_ids)[:, None] & (known[candidate_rank] == candidate_ids)
-    found |= occurs & torch.isin(anchor_rank[:, None] * len(known) + candidate_rank, keys)
-    return found
+    return occurs & are_in(keys, anchor_rank[:, None] * len(known) + candidate_rank)
 
 
 def equal_range(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
