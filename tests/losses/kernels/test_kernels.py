@@ -162,15 +162,9 @@ def test_compiles_without_a_graph_break(preset: str) -> None:
     assert loss.diagnostics()["anchors"] in (16, 32)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "both sources",
-        "not negatives",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("labels", "rows per anchor", "labelled rows")),
-    ],
-)
-def test_the_tiled_kernel_compiles_without_a_graph_break(case: str) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", ["both sources", "not negatives", "labels", "rows per anchor", "labelled rows"])
+def test_the_tiled_kernel_compiles_without_a_graph_break(case: str, backend: str) -> None:
     z1, z2, labels = batch(16, 8)
     rows, ids = torch.randn(50, 8), torch.arange(16) // 2
     loss, extra = {
@@ -189,7 +183,7 @@ def test_the_tiled_kernel_compiles_without_a_graph_break(case: str) -> None:
     loss.backend = "tiled"
     torch._dynamo.reset()
     found = []
-    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+    for function in (loss, torch.compile(loss, fullgraph=True, backend=backend)):
         a, b = z1.clone().requires_grad_(), z2.clone().requires_grad_()
         value = function(a, b, **extra)
         value.backward()
