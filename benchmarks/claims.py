@@ -1,7 +1,7 @@
 """The claims of the papers, what was measured of them here, and the verdict, as tables in Markdown.
 
     python benchmarks/claims.py                # print them
-    python benchmarks/claims.py --write        # into docs/results.md, and all tables of recorded runs into their pages
+    python benchmarks/claims.py --write        # into docs/results.md, with all tables and plots of recorded runs
 
 `benchmarks/claims.yaml` lists the claims: where the paper makes them, and which recorded rows they compare.
 Differences, their significance (Welch's t-test over seeds) and verdicts are computed from `results/`; a row without
@@ -20,6 +20,7 @@ from typing import Any
 
 import evidence_tables
 import yaml
+from evidence_plots import plots
 from evidence_tables import (
     HERE,
     RESULTS,
@@ -31,6 +32,7 @@ from evidence_tables import (
     final_columns,
     rows_of,
     signed,
+    spread,
 )
 
 from hardneg.insight.significance import Difference
@@ -46,7 +48,9 @@ TABLES = {
     "proximity": ("CIFAR-10, 30 epochs", "proximity-batches.md#measured-runs"),
     "images": ("CIFAR-10", ""),
     "images-cpu": ("CIFAR-10, 5 epochs", "#cifar-10-on-a-cpu"),
+    "memory-cpu": ("CIFAR-10, 10 epochs", "#moco-and-memory-banks-on-a-cpu"),
     "tinyimagenet": ("tinyimagenet100_32", ""),
+    "tinyimagenet-cpu": ("tinyimagenet100_32, 5 epochs", "#a-hundred-classes-on-a-cpu"),
     "quickthoughts": ("sentences", "#sentences"),
     "simcse": ("sentences", ""),
     "simcse-cpu": ("6,400 sentences", "#simcse-on-a-cpu"),
@@ -66,8 +70,26 @@ NAMES = {  # of columns that are paths into a record
 }
 Runs = list[dict[str, Any]]
 load_table = cache(evidence_tables.load_table)
-PAGES = [HERE.parent / "docs" / name for name in ("results.md", "proximity-batches.md")]
+DOCS = HERE.parent / "docs"
+PAGES = [DOCS / "results.md", DOCS / "proximity-batches.md", HERE.parent / "README.md"]
 BATCHES = "batches-of-"
+
+
+# The table of the README: its rows by the names they have in the tables of its columns.
+HEADLINE = {
+    "images-cpu": "CIFAR-10, 5 epochs",
+    "tinyimagenet-cpu": "100 classes of Tiny ImageNet, 5 epochs",
+    "digits": "digits, 30 epochs",
+}
+HEADLINE_ROWS = {
+    "SimCLR": ("t = 0.5: SimCLR", "SimCLR", "SimCLR"),
+    "Debiased": ("t = 0.5: Debiased, τ⁺ = 0.1", None, "Debiased"),
+    "HCL, β = 1": ("t = 0.5: HCL, β = 1, τ⁺ = 0.1 (paper)", "HCL, β = 1, τ⁺ = 0.01", "HCL, β = 1"),
+    "HCL, β = 2": ("t = 0.5: HCL, β = 2, τ⁺ = 0.1 (best of the grid)", None, "HCL, β = 2"),
+    "SimCLR, proximity batches": ("t = 0.5: SimCLR + proximity", None, None),
+    "with labels: SCL": ("t = 0.5: SCL", "SCL", "SCL"),
+    "with labels: H-SCL(β = 1)": ("t = 0.5: H-SCL(β = 1)", "H-SCL(β = 1)", "H-SCL(β = 1)"),
+}
 
 
 @dataclass(frozen=True)
@@ -272,16 +294,33 @@ def markdown() -> str:
     return "\n\n".join(f"### {paper}\n\n{table(claims)}" for paper, claims in load().items())
 
 
+def headline() -> str:
+    """The table of the README: kNN after the last epoch."""
+    lines = [["negatives", *HEADLINE.values()], ["---", *["---:"] * len(HEADLINE)]]
+    for title, names in HEADLINE_ROWS.items():
+        cells = []
+        for source, name in zip(HEADLINE, names, strict=True):
+            runs = [] if name is None else rows(source)[name]
+            read = next(iter(final_columns(load_table(source)).values()))
+            values = [value for line in runs if (value := read(line)) is not None]
+            cells.append(spread(values) if values else "–")
+        lines.append([title, *cells])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def filled(page: str) -> str:
     """A page with the current text between ``<!-- NAME -->`` and ``<!-- end -->``.
 
-    NAME is ``claims``, the name of a table (its accuracies), or that with ``batches-of-`` before it (its batches).
+    NAME is ``claims``, ``headline``, the name of a table (its accuracies), or that with ``batches-of-`` before it (its
+    batches).
     """
 
     def part(found: re.Match[str]) -> str:
         name = found[1]
         if name == "claims":
             text = markdown()
+        elif name == "headline":
+            text = headline()
         elif name.startswith(BATCHES):
             text = batch_statistics(load_table(name.removeprefix(BATCHES)), RESULTS)
         else:
@@ -289,6 +328,14 @@ def filled(page: str) -> str:
         return f"<!-- {name} -->\n\n{text}\n\n<!-- end -->"
 
     return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", part, page, flags=re.DOTALL)
+
+
+def drawings() -> dict[str, str]:
+    """The plots of all recorded tables, by the name of their file in docs/."""
+    found: dict[str, str] = {}
+    for name in sorted(file.stem for file in RESULTS.glob("*.jsonl")):
+        found |= plots(load_table(name), RESULTS)
+    return found
 
 
 def main() -> None:
@@ -299,6 +346,8 @@ def main() -> None:
         return
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, text in drawings().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Table:
     """The runs of a table, and which of its rows are compared.
 
     name · about: its settings · data: name of a set · pace: seconds per epoch until some are measured · cells ·
-    against: the baseline of a row, both by name
+    against: the baseline of a row, both by name · curves: the rows that are plotted by epoch
     """
 
     name: str
@@ -74,6 +74,7 @@ class Table:
     pace: float
     cells: tuple[Cell, ...]
     against: dict[str, str] = field(default_factory=dict)
+    curves: tuple[str, ...] = ()
 
 
 def load_table(name: str) -> Table:
@@ -108,9 +109,10 @@ def load_table(name: str) -> Table:
     if len({cell.key for cell in cells}) < len(cells):
         raise ValueError(f"{file} has the same run twice: change a seed or an override")
     against = {row["name"]: row["against"] for row in content["cells"] if "against" in row}
-    if unknown := set(against.values()) - {cell.name for cell in cells}:
-        raise ValueError(f"{file} compares rows with {', '.join(sorted(unknown))}, which it does not have")
-    return Table(file.stem, content["about"], data, float(content["pace"]), tuple(cells), against)
+    curves = tuple(content.get("curves", ()))
+    if unknown := {*against.values(), *curves} - {cell.name for cell in cells}:
+        raise ValueError(f"{file} compares or plots {', '.join(sorted(unknown))}, which it does not have")
+    return Table(file.stem, content["about"], data, float(content["pace"]), tuple(cells), against, curves)
 
 
 def _overrides(content: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,30 @@ def test_the_pages_hold_every_recorded_table_and_all_claims_as_they_are_computed
     assert recorded | {"claims"} <= named
     for page, text in pages.items():
         assert claims.filled(text) == text, f"{page.name} is out of date: run `python benchmarks/claims.py --write`"
+
+
+def test_the_plots_are_those_of_the_recorded_runs(claims: ModuleType) -> None:
+    drawn = claims.drawings()
+    assert len(drawn) > 3
+    shown = "".join(page.read_text(encoding="utf-8") for page in claims.PAGES)
+    for name, text in drawn.items():
+        file = claims.DOCS / name
+        assert file.exists(), f"docs/{name} is missing: run `python benchmarks/claims.py --write`"
+        assert file.read_text(encoding="utf-8") == text, f"{name} is out of date: `python benchmarks/claims.py --write`"
+        assert f"({name})" in shown, f"no page shows {name}"
+
+
+def test_a_plot_has_the_mean_and_spread_of_each_row(claims: ModuleType) -> None:
+    plots = importlib.import_module("evidence_plots")
+    table = claims.load_table("proximity")
+    found = plots.plots(table, claims.RESULTS)
+    values = [line["knn"]["30"] for line in claims.rows("proximity")["SimCLR"]]
+    assert len(values) > 2
+    assert f"SimCLR: {100 * statistics.fmean(values):.1f}<" in found["results-proximity.svg"]
+    titles = re.findall(r"<title>SimCLR: \S+: (\S+) kNN, %</title>", found["results-proximity.svg"])
+    assert sorted(map(float, titles)) == pytest.approx(sorted(100 * value for value in values), abs=0.01)
+    legend = re.findall(r'class="name"[^>]*>([^<]+)', found["results-proximity-epochs.svg"])
+    assert legend == list(table.curves)
 
 
 def test_every_verdict_is_one_of_the_words_that_the_page_explains(claims: ModuleType) -> None:

@@ -3,8 +3,10 @@
 import re
 from xml.etree import ElementTree
 
+import pytest
+
 from hardneg.insight.svg import Series
-from hardneg.insight.svg_file import line_chart_file
+from hardneg.insight.svg_file import dot_chart_file, line_chart_file
 
 NAME = "<script>alert(1)</script> & \x1b[31m"
 
@@ -35,3 +37,16 @@ def test_every_mark_has_a_color_and_lies_in_the_drawing() -> None:
     for color in {color for color, _, _ in marks}:
         assert f".{color} {{ --c: var(--c{color[1:]}); }}" in text
         assert f"--c{color[1:]}: #" in text
+
+
+def test_a_dot_chart_has_a_mark_for_each_value() -> None:
+    text = dot_chart_file([("first", 0, [1.0, 2.0, 4.0]), (NAME, 1, [3.0])], "x", f"Two rows {NAME}")
+    root = ElementTree.fromstring(text)
+    shape = "{http://www.w3.org/2000/svg}"
+    names = [node.text for node in root.iter(f"{shape}text") if node.get("class") == "name"]
+    assert names == ["first", NAME.replace("\x1b", "\\x1b")]
+    marks = [float(x) for x in re.findall(r'class="dot s0"[^>]*translate\((\S+) ', text)]
+    assert (marks[2] - marks[0]) / (marks[1] - marks[0]) == pytest.approx(3, rel=0.01)
+    assert not list(root.iter(f"{shape}script"))
+    height = float(str(root.get("viewBox")).split()[3])
+    assert all(float(y) < height for y in re.findall(r'class="dot[^>]*translate\(\S+ (\S+)\)', text))
