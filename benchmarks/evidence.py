@@ -2,6 +2,7 @@
 
     python benchmarks/evidence.py proximity --minutes 9 --data DIR --out DIR
     python benchmarks/evidence.py proximity --table --out DIR
+    python benchmarks/evidence.py proximity --table --plots DIR
 
 A table is a file `benchmarks/evidence/NAME.yaml`: cells, each a recipe with overrides and seeds, in the order in which
 they are run. All runs of a call share one process, so that a network is compiled once. A finished run is one line of
@@ -33,6 +34,7 @@ import lightning as L
 import numpy as np
 import record
 import torch
+from evidence_plots import plots
 from evidence_tables import (
     HERE,
     RESULTS,
@@ -315,6 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="?", default="proximity", help="of a table, or its .yaml file")
     parser.add_argument("--table", action="store_true", help="print what was recorded, and run nothing")
+    parser.add_argument("--plots", type=Path, help="with --table, the folder in which to write plots as SVG files")
     parser.add_argument("--minutes", type=float, default=9.0, help="after which the call is over")
     parser.add_argument("--whole", action="store_true", help="begin no run that does not fit into the minutes")
     parser.add_argument("--data", type=Path, help="the folder of the data, packed or not")
@@ -325,6 +328,10 @@ def main() -> None:
     table = load_table(options.name)
     if options.table:
         print(markdown(table, options.out))
+        for name, text in plots(table, options.out).items() if options.plots else ():
+            options.plots.mkdir(parents=True, exist_ok=True)
+            (options.plots / name).write_text(text, encoding="utf-8")
+            print(f"wrote {options.plots / name}")
     else:
         work(table, options)
 

@@ -262,3 +262,13 @@ def test_a_difference_in_a_table_is_that_of_welchs_test(evidence: ModuleType, tm
 def test_every_table_is_sound(evidence: ModuleType) -> None:
     tables = [evidence.load_table(file.stem) for file in sorted(evidence.TABLES.glob("*.yaml"))]
     assert {table.name for table in tables} >= {"images", "proximity", "quickthoughts", "simcse", "smoke"}
+
+
+def test_plots_of_recorded_runs_are_written(
+    evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "images-cpu", "--table", "--plots", str(tmp_path / "plots")])
+    evidence.main()
+    for name in ("results-images-cpu.svg", "results-images-cpu-epochs.svg"):
+        recorded = BENCHMARKS.parent / "docs" / name
+        assert (tmp_path / "plots" / name).read_text(encoding="utf-8") == recorded.read_text(encoding="utf-8")
