@@ -40,7 +40,7 @@ def plots(table: Table, out: Path) -> dict[str, str]:
     for name, lines in runs.items():
         values = [100 * value for line in lines if (value := last(line)) is not None]
         if values:
-            rows.append((f"{name}: {statistics.fmean(values):.1f}", 0, values))
+            rows.append((f"{statistics.fmean(values):.1f} · {name}", 0, values))  # long names are cut
     if len(rows) <= MOST_ROWS:
         about = f"{what} after training: a mark for each seed, a bar at the mean"
         found[f"results-{table.name}.svg"] = dot_chart_file(rows, "kNN, %", about)

@@ -53,8 +53,8 @@ def test_a_plot_has_the_mean_and_spread_of_each_row(claims: ModuleType) -> None:
     found = plots.plots(table, claims.RESULTS)
     values = [line["knn"]["30"] for line in claims.rows("proximity")["SimCLR"]]
     assert len(values) > 2
-    assert f"SimCLR: {100 * statistics.fmean(values):.1f}<" in found["results-proximity.svg"]
-    titles = re.findall(r"<title>SimCLR: \S+: (\S+) kNN, %</title>", found["results-proximity.svg"])
+    assert f">{100 * statistics.fmean(values):.1f} · SimCLR<" in found["results-proximity.svg"]
+    titles = re.findall(r"<title>\S+ · SimCLR: (\S+) kNN, %</title>", found["results-proximity.svg"])
     assert sorted(map(float, titles)) == pytest.approx(sorted(100 * value for value in values), abs=0.01)
     legend = re.findall(r'class="name"[^>]*>([^<]+)', found["results-proximity-epochs.svg"])
     assert legend == list(table.curves)
