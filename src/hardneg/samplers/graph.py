@@ -178,9 +178,16 @@ def _score_all(embeddings: Tensor, budget: _MemoryBudget, share: slice) -> _Tile
     """Scores of every row with all other rows: M = N − 1."""
     nodes = torch.arange(budget.size, device=embeddings.device)
     for rows in torch.split(nodes, budget.rows(0, budget.row_bytes))[share]:
-        scores = embeddings[rows] @ embeddings.T  # (R, N)
-        scores[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
-        yield rows[None], nodes[None, None], scores[None]
+        yield rows[None], nodes[None, None], _scores_without_own(embeddings, rows)[None]
+
+
+def _scores_without_own(embeddings: Tensor, rows: Tensor) -> Tensor:
+    """Inner products of some rows (R,) with all, −inf with itself, (R, N).
+
+    A function, because a variable of the generator would keep the tile while the next one is computed.
+    """
+    scores = embeddings[rows] @ embeddings.T
+    return scores.index_put_((torch.arange(len(rows), device=rows.device), rows), scores.new_tensor(-torch.inf))
 
 
 def _score_shared(embeddings: Tensor, budget: _MemoryBudget, share: slice, seed: int) -> _Tiles:
