@@ -77,18 +77,20 @@ BATCHES = "batches-of-"
 
 # The table of the README: its rows by the names they have in the tables of its columns.
 HEADLINE = {
+    "proximity": "CIFAR-10, 30 epochs",
     "images-cpu": "CIFAR-10, 5 epochs",
-    "tinyimagenet-cpu": "100 classes of Tiny ImageNet, 5 epochs",
+    "tinyimagenet-cpu": "100 classes, 5 epochs",
     "digits": "digits, 30 epochs",
 }
 HEADLINE_ROWS = {
-    "SimCLR": ("t = 0.5: SimCLR", "SimCLR", "SimCLR"),
-    "Debiased": ("t = 0.5: Debiased, τ⁺ = 0.1", None, "Debiased"),
-    "HCL, β = 1": ("t = 0.5: HCL, β = 1, τ⁺ = 0.1 (paper)", "HCL, β = 1, τ⁺ = 0.01", "HCL, β = 1"),
-    "HCL, β = 2": ("t = 0.5: HCL, β = 2, τ⁺ = 0.1 (best of the grid)", None, "HCL, β = 2"),
-    "SimCLR, proximity batches": ("t = 0.5: SimCLR + proximity", None, None),
-    "with labels: SCL": ("t = 0.5: SCL", "SCL", "SCL"),
-    "with labels: H-SCL(β = 1)": ("t = 0.5: H-SCL(β = 1)", "H-SCL(β = 1)", "H-SCL(β = 1)"),
+    "SimCLR": ("SimCLR", "t = 0.5: SimCLR", "SimCLR", "SimCLR"),
+    "debiased": (None, "t = 0.5: Debiased, τ⁺ = 0.1", None, "Debiased"),
+    "HCL, β = 1": ("HCL", "t = 0.5: HCL, β = 1, τ⁺ = 0.1 (paper)", "HCL, β = 1, τ⁺ = 0.01", "HCL, β = 1"),
+    "HCL, β = 2": (None, "t = 0.5: HCL, β = 2, τ⁺ = 0.1 (best of the grid)", None, "HCL, β = 2"),
+    "auto": (None, "t = 0.5: auto", None, None),
+    "SimCLR, proximity batches": ("SimCLR + proximity", "t = 0.5: SimCLR + proximity", None, None),
+    "with labels: SCL": (None, "t = 0.5: SCL", "SCL", "SCL"),
+    "with labels: H-SCL(β = 1)": (None, "t = 0.5: H-SCL(β = 1)", "H-SCL(β = 1)", "H-SCL(β = 1)"),
 }
 
 
