@@ -39,6 +39,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.device, self.backend, self.quick = torch.device(options.device), options.backend, options.quick
         self.seed: int = options.seed
+        self.commit: str = options.commit or record.commit()
         self.out: Path | None = None if options.quick else options.out
         self.watch = Stopwatch(self.device)
         self.began, self.deadline = time.perf_counter(), time.perf_counter() + options.seconds
@@ -67,6 +68,7 @@ class Bench:
         self.rows: list[dict[str, Any]] = []
         self.section = {
             "command": "python " + " ".join(["benchmarks/fused.py", *sys.argv[1:]]),
+            "commit": self.commit,
             "product_tflops": self.rate / 1e12,
             "rows": self.rows,
         }

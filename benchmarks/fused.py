@@ -5,7 +5,7 @@
     python benchmarks/fused.py --quick --device cpu --backend tiled    tiny sizes on a CPU, to test the script
 
 first       first calls in new processes (`first_call.py`), cold and from Triton's disk cache, B = 256, d = 128: the
-            presets one after the other, SimCLR alone, and the first call of torch.compile
+            presets one after the other, and the first call of torch.compile
 compiled    torch.compile(loss, fullgraph=True) against eager at B = 16,384: memory and time; CUDA graphs at B = 256
 supervised  SCL, H-SCL and SupCon against SupCon in plain PyTorch, including the host, as in `small`
 ring        bands of ranks over a queue, time of the device: finding the band (the forward pass) against product and
@@ -190,6 +190,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=seed_of_the_day(), help="of the random settings")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--commit", default="", help="of this copy of a checkout")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing written")
     parser.add_argument("--table", action="store_true", help="print the stored results as Markdown")
     options = parser.parse_args()
@@ -215,7 +216,8 @@ def main() -> None:
 def arguments(options: argparse.Namespace) -> list[str]:
     """The options as they were given, without the sections."""
     given = [f"--device={options.device}", f"--backend={options.backend}", f"--out={options.out}"]
-    return [*given, f"--seconds={options.seconds}", f"--seed={options.seed}", *(["--quick"] if options.quick else [])]
+    given += [f"--seconds={options.seconds}", f"--seed={options.seed}", f"--commit={options.commit}"]
+    return [*given, *(["--quick"] if options.quick else [])]
 
 
 if __name__ == "__main__":

@@ -48,9 +48,8 @@ def first(bench: Bench) -> None:
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             bench.add(settings | {"peer": " ".join(names), "error": f"{type(error).__name__}: {error}"})
 
-    for name in (PRESETS[0], COMPILED):
-        with tempfile.TemporaryDirectory() as folder:
-            add("cold, alone", (name,), folder)
+    with tempfile.TemporaryDirectory() as folder:
+        add("cold", (COMPILED,), folder)
     with tempfile.TemporaryDirectory() as folder:
         add("cold", PRESETS, folder)
         add("on disk", PRESETS, folder)
