@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 HARDNEG_DATA ?= $(wildcard $(abspath ../shared/data))
 export HARDNEG_DATA
 
-.PHONY: demo browser test test-slow test-all lowest lint bench docs data clean
+.PHONY: demo browser test test-slow test-all test-gpu lowest lint bench docs data clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make test      lint, types and the quick tests"
 	@echo "make test-slow the slow tests only"
 	@echo "make test-all  lint, types and all tests, on newly drawn examples"
+	@echo "make test-gpu  the tests that need a CUDA device only, with the torch of PYTHON"
 	@echo "make lowest    quick tests with the lowest versions of all dependencies but torch, in a fresh environment"
 	@echo "make lint      ruff and mypy only"
 	@echo "make bench     measure the loss, the ring and the sampler; writes results/"
@@ -50,6 +51,10 @@ test-slow: $(VENV)/dev.stamp browser
 
 test-all: lint browser
 	HARDNEG_FRESH_EXAMPLES=1 $(BIN)/pytest -n 2 --dist=worksteal -m "slow or not slow"
+
+# In the environment of PYTHON, because constraints.txt names a build of torch for CPUs.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -n 8 --dist=worksteal --durations=10 -m gpu $$(grep -rl 'mark\.gpu' tests --include='test_*.py')
 
 lowest:
 	$(PYTHON) scripts/lowest.py

@@ -249,7 +249,7 @@ def test_both_passes_draw_the_same_dropout_masks_and_the_gradient_is_theirs() ->
     assert_close(found, gradients(net), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_both_passes_draw_the_same_masks_on_every_device_of_an_encoder() -> None:
     here = nn.Sequential(encoder(), on_host := Mask())
     there = nn.Sequential(nn.Linear(8, 8, **DOUBLE), on_device := Mask()).cuda()

@@ -22,7 +22,6 @@ from hardneg.randomness import generator
 Make = Callable[..., Tensor]
 PROGRAMS = "hardneg.images.triton_programs"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 NORMAL: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.5, 0.8, 0.7)}
 ALMOST = 1 - 2**-24  # the largest float32 below 1 that torch.rand returns
 
@@ -161,7 +160,7 @@ def test_views_in_channels_last_are_the_same_views(monkeypatch: pytest.MonkeyPat
         assert_close(found, expected, atol=1e-6, rtol=0)
 
 
-@needs_gpu
+@pytest.mark.gpu
 @needs_triton
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("views", [simclr_views(32, **NORMAL), moco_views(96), simclr_views(28, scale=(0.3, 0.9))])

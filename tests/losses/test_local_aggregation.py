@@ -271,7 +271,7 @@ def test_training_with_it_contracts_the_clusters() -> None:
     assert spread() < 0.5 * before
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("on_host", [False, True])
 def test_an_accelerator_agrees_with_the_cpu(form: str, on_host: bool) -> None:

@@ -18,7 +18,6 @@ from hardneg.mining.vectors import Vectors
 Call = Callable[..., Any]
 MODULE = "hardneg.mining.half_precision"
 SMALL = {"SAMPLE": 64, "GROUPS": 16, "MIN_CAPACITY": 32, "MOST_COLLECTED": 1 << 9, "SPAN": 256}
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 
 
@@ -117,7 +116,7 @@ def test_the_programs_compile_for_a_gpu(descriptor: bool) -> None:
         assert "st.global" in call(compiled, MODULE, "score", types, {"COLUMNS": 16, "WIDTH": 512})
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["independent", "clusters", "nearly equal", "bitwise equal"])
 @pytest.mark.parametrize(("dim", "depth"), [(384, 100), (65, 10), (768, 300)])
 def test_a_search_on_a_gpu_finds_the_best_of_a_sort_in_float64(kind: str, dim: int, depth: int) -> None:

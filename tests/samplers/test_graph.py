@@ -228,7 +228,7 @@ def test_numpy_arrays_give_the_graph_of_the_tensor() -> None:
     assert found.neighbors.tolist() == expected.neighbors.tolist()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("candidates", [50, 999])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_gpu_builds_the_same_graph(candidates: int, mode: str) -> None:
@@ -237,7 +237,7 @@ def test_a_gpu_builds_the_same_graph(candidates: int, mode: str) -> None:
     assert one.neighbors.tolist() == other.neighbors.tolist()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("candidates", [100, 19_999])
 @pytest.mark.parametrize("memory", [1 << 25, 1 << 28])
 def test_gpu_temporaries_stay_within_the_budget(candidates: int, memory: int) -> None:

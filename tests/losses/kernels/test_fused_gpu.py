@@ -14,7 +14,7 @@ from torch import Tensor
 import hardneg as hn
 
 launching = pytest.importorskip("hardneg.losses.kernels.triton.launch", reason="Triton is for Linux only")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = pytest.mark.gpu
 Arguments = dict[str, Tensor]
 
 

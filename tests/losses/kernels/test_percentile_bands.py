@@ -19,7 +19,6 @@ from hardneg.losses.kernels import Eligibility, RowLayout, Rule, percentiles
 
 Rings = tuple[tuple[float, float], ...]
 Call = Callable[..., Any]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux only")
 
 # With these, rows that are short enough for the interpreter have several chunks, and scores near the edges are listed.
@@ -255,7 +254,7 @@ def test_gradients_of_several_strips_and_blocks_are_those_of_float64(call: Call)
         assert_close(found.grads[name].double(), grad, rtol=1e-5, atol=1e-7)
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("rings", RINGS.values(), ids=RINGS.keys())
 @pytest.mark.parametrize(("rows", "columns", "width"), [(256, 65536, 128), (77, 5001, 96), (256, 1000, 768)])
@@ -271,7 +270,7 @@ def test_edges_on_a_gpu_are_those_of_a_stable_sort(
     check(find_edges(coarse, [equal], Eligibility(columns), rule, {}), rule)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_edges_on_a_gpu_are_reproducible_and_do_not_synchronize() -> None:
     anchors, candidates = (torch.randn(rows, 64, device="cuda").bfloat16() for rows in (512, 20000))
     rule, allowed = Rule(rings=((0.9, 0.99),)), torch.rand(512, 20000, device="cuda") < 0.3
