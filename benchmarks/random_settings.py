@@ -4,9 +4,9 @@
 
 The seed is that of the day unless given. Most of the time is spent compiling kernels, so several processes share it.
 
-Half of the cases have vectors of entries 0, ±1 (times a power of two) whose lengths are powers of two, and 1/t is a
-small integer: unit vectors and scores are then exact in every precision, many scores are equal, and bands keep the same
-candidates in float64. The others have Gaussian vectors, without bands.
+Half of the cases have vectors of entries 0, ±1 (times a power of two) whose lengths are powers of two: unit vectors and
+cosines are then exact in every precision, many cosines are equal, and bands keep the same candidates in float64. The
+others have Gaussian vectors, without bands.
 """
 
 import argparse
@@ -38,7 +38,7 @@ KINDS = (
 class Case:
     """Settings of `InfoNCE`, the arguments of a call, which of them need gradients, and what the case contains.
 
-    exact: unit vectors and scores are exact in the dtype of the embeddings
+    exact: unit vectors and cosines are exact in the dtype of the embeddings
     """
 
     options: dict[str, Any]
@@ -151,10 +151,9 @@ def draw_case(draw: Draw) -> Case:
         found = draw.gaussian(number, dim) if like is None else like + 0.7 * draw.gaussian(number, dim)
         return found if normalize else torch.nn.functional.normalize(found, dim=1)
 
-    # With another 1/t, sums of exact products of scaled vectors are rounded, so that equal cosines get unequal ranks.
-    temperature: Any = pick((0.05, 0.1, 0.5, 1.0)) if exact else pick((0.05, 0.1, 0.3, 0.5, 1.0))
+    temperature: Any = pick((0.05, 0.1, 0.3, 0.5, 1.0))
     if draw.maybe(0.2):
-        temperature = hn.Learnable(1.0 if exact else temperature, minimum=pick((0.01, 0.05)))
+        temperature = hn.Learnable(temperature, minimum=pick((0.01, 0.05)))
         kinds.add("learned")
     number = float(temperature().detach()) if isinstance(temperature, hn.Learnable) else temperature
     size = 1.0 if normalize or not exact else float(entries)  # squared length of a vector

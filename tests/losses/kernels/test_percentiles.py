@@ -254,3 +254,32 @@ def test_the_loss_draws_its_negatives_uniformly_from_the_ring(backend: str) -> N
     assert_close(times, times.round(), rtol=0, atol=1e-4)
     assert times.nonzero()[:, 0].tolist() == support
     assert chisquare(times[support].round().numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_cosines_have_ranks_by_index_at_every_temperature(backend: str, dtype: torch.dtype) -> None:
+    # Entries ±1 have exact inner products, many of them equal. Divided by t before they are added, most are not exact.
+    anchors, positives, negatives = (torch.randint(2, (rows, 16)).to(dtype) * 2 - 1 for rows in (30, 30, 50))
+    products = (anchors @ negatives.T).tolist()
+    cut = 0
+    for temperature in (0.07, 0.3, 0.9):
+        loss = hn.InfoNCE(temperature, hn.Ring(0.3, 0.7), in_batch=None, reduction="none", backend=backend)
+        z = anchors.clone().requires_grad_()
+        found = loss(z, positives, negatives=negatives)
+        found.sum().backward()
+        exact = anchors.double().clone().requires_grad_()
+        losses = []
+        for i, row in enumerate(products):
+            order = sorted(range(50), key=lambda j, row=row: (row[j], j))
+            cut += (row[order[14]] == row[order[15]]) + (row[order[34]] == row[order[35]])
+            unit = exact[i] / exact[i].norm()
+            scores = torch.cat([positives[i : i + 1], negatives[order[15:35]]]).double() @ unit / (4 * temperature)
+            losses.append(scores.logsumexp(0) - scores[0])
+        truth = torch.stack(losses)
+        truth.sum().backward()
+        assert_close(found.double(), truth.detach(), rtol=1e-5, atol=1e-5)
+        assert z.grad is not None
+        assert exact.grad is not None
+        assert_close(z.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
+    assert cut > 60  # edges between equal cosines

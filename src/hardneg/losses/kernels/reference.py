@@ -91,16 +91,17 @@ def positive_sums(
 
 def score_matrix(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Tensor:
     """Scores ⟨anchor, candidate⟩·scale of all anchors with all their candidates, (A, N)."""
-    scaled = anchors * scale  # (A, d)
     blocks = []
     for block in candidates:
         if block.dim() == 2:
-            blocks.append(scaled @ block.T)  # (A, N)
+            blocks.append(anchors @ block.T)  # (A, N)
         else:
             # (V, B, d): row i of the block holds the candidates of anchors i, i + B, …
-            views = scaled.reshape(-1, len(block), scaled.shape[1])
+            views = anchors.reshape(-1, len(block), anchors.shape[1])
             blocks.append(torch.einsum("vbd,bnd->vbn", views, block).flatten(0, 1))  # (A, N)
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+    products = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+    # Sums of scaled numbers would be rounded in another way for each candidate: equal cosines would get unequal ranks.
+    return products * scale
 
 
 def support(scores: Tensor, eligibility: Eligibility, rule: Rule, rows: slice) -> Tensor:

@@ -74,18 +74,17 @@ def strips(anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor) -> Iter
     buffer = anchors.new_empty(height, columns)
     for start in range(0, rows, height):
         strip = slice(start, min(start + height, rows))
-        scores = buffer[: strip.stop - start]
-        scaled = anchors[strip] * scale  # (R, d)
+        scores, own = buffer[: strip.stop - start], anchors[strip]
         column = 0
         for block in candidates:
             part = scores[:, column : column + block.shape[-2]]
             if block.dim() == 2:
-                multiply(scaled, block, part)
+                multiply(own, block, part)
             else:
-                own = block[wrapped(strip, len(block), block.device)]  # (R, N, d)
-                part.copy_(torch.bmm(own, scaled[:, :, None])[:, :, 0])
+                given = block[wrapped(strip, len(block), block.device)]  # (R, N, d)
+                part.copy_(torch.bmm(given, own[:, :, None])[:, :, 0])
             column += block.shape[-2]
-        yield strip, scores
+        yield strip, scores.mul_(scale)  # not the anchors: see `reference.score_matrix`
 
 
 @torch.no_grad()
