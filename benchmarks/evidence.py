@@ -1,6 +1,7 @@
-"""Run the missing cells of a table of results within a time limit, or print the table.
+"""Run the missing cells of tables of results within a time limit, or print the tables.
 
-    python benchmarks/evidence.py proximity --minutes 9 --data DIR --out DIR
+    python benchmarks/evidence.py --list
+    python benchmarks/evidence.py images selection --minutes 9 --data DIR --out DIR
     python benchmarks/evidence.py proximity --table --out DIR
     python benchmarks/evidence.py proximity --table --plots DIR
 
@@ -47,6 +48,7 @@ from evidence_tables import (
     lines,
     load_table,
     markdown,
+    overview,
     pending,
     recorded,
 )
@@ -249,9 +251,8 @@ def claimed(folder: Path) -> Iterator[bool]:
         yield True
 
 
-def work(table: Table, options: argparse.Namespace) -> None:
-    """Run missing cells until the time limit."""
-    deadline = time.monotonic() + 60 * options.minutes
+def work(table: Table, options: argparse.Namespace, deadline: float) -> None:
+    """Run missing cells until the deadline."""
     source = data_source(table, options.data)
     if options.data is not None:  # where the metrics of sentences find their files
         os.environ.setdefault("HARDNEG_DATA", str(options.data))
@@ -315,7 +316,8 @@ def work(table: Table, options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", nargs="?", default="proximity", help="of a table, or its .yaml file")
+    parser.add_argument("names", nargs="*", metavar="TABLE", help="name of a table, or its .yaml file")
+    parser.add_argument("--list", action="store_true", help="print what is recorded and missing of all tables")
     parser.add_argument("--table", action="store_true", help="print what was recorded, and run nothing")
     parser.add_argument("--plots", type=Path, help="with --table, the folder in which to write plots as SVG files")
     parser.add_argument("--minutes", type=float, default=9.0, help="after which the call is over")
@@ -325,15 +327,20 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="of this copy of a checkout")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the machine, for the record")
     options = parser.parse_args()
-    table = load_table(options.name)
-    if options.table:
+    deadline = time.monotonic() + 60 * options.minutes
+    if options.list:
+        print(overview(options.out))
+    elif not options.names:
+        parser.error("name one or more tables, or --list to see them")
+    for table in map(load_table, options.names):
+        if not options.table:
+            work(table, options, deadline)
+            continue
         print(markdown(table, options.out))
         for name, text in plots(table, options.out).items() if options.plots else ():
             options.plots.mkdir(parents=True, exist_ok=True)
             (options.plots / name).write_text(text, encoding="utf-8")
             print(f"wrote {options.plots / name}")
-    else:
-        work(table, options)
 
 
 if __name__ == "__main__":

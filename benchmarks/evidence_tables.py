@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from hardneg.training.recipe import Recipe
 HERE = Path(__file__).parent
 TABLES, RESULTS = HERE / "evidence", HERE.parent / "results" / "evidence"
 RAW, UNTRAINED = "raw inner products", "untrained"
+SMOKE = "smoke"  # a table for tests
 TU = "tu:"  # of a set of graphs, which is found by its name
 
 
@@ -65,7 +66,7 @@ class Table:
     """The runs of a table, and which of its rows are compared.
 
     name · about: its settings · data: name of a set · pace: seconds per epoch until some are measured · cells ·
-    against: the baseline of a row, both by name · curves: the rows that are plotted by epoch
+    against: the baseline of a row, both by name · curves: the rows that are plotted by epoch · machine: of the pace
     """
 
     name: str
@@ -75,6 +76,7 @@ class Table:
     cells: tuple[Cell, ...]
     against: dict[str, str] = field(default_factory=dict)
     curves: tuple[str, ...] = ()
+    machine: str = ""
 
 
 def load_table(name: str) -> Table:
@@ -112,7 +114,8 @@ def load_table(name: str) -> Table:
     curves = tuple(content.get("curves", ()))
     if unknown := {*against.values(), *curves} - {cell.name for cell in cells}:
         raise ValueError(f"{file} compares or plots {', '.join(sorted(unknown))}, which it does not have")
-    return Table(file.stem, content["about"], data, float(content["pace"]), tuple(cells), against, curves)
+    pace, machine = float(content["pace"]), content.get("machine", "")
+    return Table(file.stem, content["about"], data, pace, tuple(cells), against, curves, machine)
 
 
 def _overrides(content: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
@@ -255,6 +258,28 @@ def markdown(table: Table, out: Path) -> str:
     return "\n\n".join([*parts, batch_statistics(table, out), origin])
 
 
+def overview(out: Path) -> str:
+    """All tables in Markdown: how many runs are recorded, on which machine, and the minutes of the missing ones.
+
+    A missing run is expected to take as long as those of its row, else of the table, else as the table says.
+    """
+
+    def seconds(cell: Cell, table: Table, done: list[dict[str, Any]]) -> float:
+        alike = [line for line in done if line["name"] == cell.name] or done
+        return statistics.fmean(line["seconds"] for line in alike) if alike else cell.epochs * table.pace
+
+    def row(table: Table) -> list[str]:
+        found, missing = recorded(table, out), list(pending(table, out))
+        done = [found[cell.key] for cell in table.cells if cell.key in found]
+        machine = ", ".join(sorted({line["machine"] for line in done})) or f"{table.machine} (estimated)"
+        minutes = sum(seconds(cell, table, done) for cell in missing) / 60
+        return [table.name, table.data, str(len(done)), str(len(missing)), machine, f"{minutes:,.0f}"]
+
+    headings = ["table", "data", "recorded", "missing", "machine", "minutes of the missing runs"]
+    tables = [load_table(file.stem) for file in sorted(TABLES.glob("*.yaml")) if file.stem != SMOKE]
+    return in_markdown([headings, *map(row, tables)], texts=("table", "data", "machine"))
+
+
 Reading = Callable[[dict[str, Any]], float | None]  # a number of a recorded run, if it has it
 Column = Callable[[str], object]  # what a row shows, by its name
 
@@ -291,6 +316,12 @@ def _mean_of(groups: dict[str, list[dict[str, Any]]], read: Reading, name: str) 
 
 def _rows(groups: Mapping[str, object], columns: Mapping[str, Column]) -> str:
     """A table in Markdown with one row per group."""
-    rows = [["", *columns], ["---", *["---" if name == "against" else "---:" for name in columns]]]
-    rows += [[name, *(str(column(name)) for column in columns.values())] for name in groups]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rows = [[name, *(str(column(name)) for column in columns.values())] for name in groups]
+    return in_markdown([["", *columns], *rows], texts=("", "against"))
+
+
+def in_markdown(rows: list[list[str]], texts: Sequence[str]) -> str:
+    """A table in Markdown. rows: the headings first · texts: headings of the columns that are not numbers"""
+    heading, *others = rows
+    line = ["---" if name in texts else "---:" for name in heading]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [heading, line, *others])

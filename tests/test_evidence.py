@@ -264,6 +264,51 @@ def test_every_table_is_sound(evidence: ModuleType) -> None:
     assert {table.name for table in tables} >= {"images", "proximity", "quickthoughts", "simcse", "smoke"}
 
 
+def test_the_list_of_tables_tells_what_is_missing_and_how_long_it_takes(
+    evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    head = "about: A test.\ndata: digits\nrecipe: digits-simclr\nepochs: 3\npace: 60\nmachine: a GPU\n"
+    (tables / "few.yaml").write_text(
+        head + "cells: [{name: hcl, overrides: [objective.preset=hcl], seeds: [0, 1]}, {name: plain, seeds: [0, 1]}]\n"
+    )
+    (tables / "none.yaml").write_text(head + "cells: [{name: plain, seeds: [0, 1]}]\n")
+    monkeypatch.setattr(sys.modules["evidence_tables"], "TABLES", tables)
+    hcl, other, plain, _ = evidence.load_table("few").cells
+    runs = [(hcl, 100.0), (other, 200.0), (plain, 600.0)]
+    lines = [{"key": cell.key, "name": cell.name, "seconds": spent, "machine": "mine"} for cell, spent in runs]
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "--list", "--out", str(tmp_path)])
+    evidence.main()
+    # The missing run of few is "plain", which took ten minutes; none has two runs of three epochs of a minute.
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| few | digits | 3 | 1 | mine | 10 |", "| none | digits | 0 | 2 | a GPU (estimated) | 6 |"
+    ]  # fmt: skip
+
+
+def test_a_call_goes_on_with_the_next_table(
+    evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[str] = []
+
+    def run_cell(cell: Any, *rest: Any) -> dict[str, Any]:
+        ran.append(cell.name)
+        return {"seconds_per_epoch": {"all": 1.0}}
+
+    monkeypatch.setattr(evidence, "run_cell", run_cell)
+    head = "about: A test.\ndata: digits\nrecipe: digits-simclr\nepochs: 1\npace: 1\n"
+    files = [tmp_path / "first.yaml", tmp_path / "second.yaml"]
+    for file in files:
+        file.write_text(head + f"cells: [{{name: {file.stem}, seeds: [0, 1]}}]\n")
+    monkeypatch.setattr(sys, "argv", ["evidence.py", *map(str, files), "--out", str(tmp_path / "out")])
+    evidence.main()
+    assert ran == ["first", "first", "second", "second"]
+    monkeypatch.setattr(sys, "argv", ["evidence.py"])
+    with pytest.raises(SystemExit):
+        evidence.main()
+
+
 def test_plots_of_recorded_runs_are_written(
     evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
