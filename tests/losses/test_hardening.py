@@ -130,6 +130,36 @@ def test_a_copy_of_the_positive_is_kept_at_margin_zero_and_dropped_above(backend
         assert loss.diagnostics()["without_candidates"] == 256 - kept_by
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_of_the_positive_is_kept_however_the_products_are_summed(backend: str, dtype: torch.dtype) -> None:
+    # Among 512 shared negatives each anchor has its positive. All inner products are near 1, with large partial sums.
+    z1, z2 = ((1 + 0.05 * torch.randn(512, 512)).to(dtype) for _ in range(2))
+    loss = hn.InfoNCE(0.1, hn.BelowPositive(), in_batch=None, backend=backend)
+    loss(z1, z2, negatives=z2, negative_mask=torch.eye(512, dtype=torch.bool))
+    assert loss.diagnostics()["without_candidates"] == 0
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize("form", ["towers", "queue"])
+def test_a_cosine_at_the_threshold_is_kept_at_every_temperature(backend: str, form: str) -> None:
+    # Cosines of vectors of ±1 are exact multiples of 1/8, so that many are at the threshold.
+    anchors, others = (torch.randint(2, (64, 16)).float() * 2 - 1 for _ in range(2))
+    cosines = anchors @ others.T / 16
+    if form == "towers":
+        cosines.fill_diagonal_(-2.0)
+    at_the_threshold = 0
+    for cosine in (-0.375, 0.0, 0.125, 0.5):
+        at_the_threshold += int((cosines == cosine).sum())
+        counts = (cosines >= cosine).sum(dim=1)
+        for temperature in (0.05, 0.07, 0.1, 0.3, 0.5):
+            threshold = hn.Threshold(cosine=cosine)
+            loss = hn.InfoNCE(temperature, threshold, in_batch="other" if form == "towers" else None, backend=backend)
+            loss(anchors, others, negatives=None if form == "towers" else others)
+            assert loss.diagnostics()["support"] == pytest.approx(counts[counts > 0].double().mean().item())
+    assert at_the_threshold > 1000
+
+
 @pytest.mark.parametrize(
     "hardening",
     [

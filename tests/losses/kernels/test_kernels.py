@@ -7,6 +7,7 @@ import pytest
 import torch
 from largest_tensor import LargestTensor
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 
 import hardneg as hn
@@ -198,7 +199,7 @@ def test_compiled_schedules_do_not_recompile_at_every_step() -> None:
     z1, z2, _ = batch(8, 4)
     loss = hn.hcl(beta=hn.Linear(2.0, 0.0))
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
     compiled = torch.compile(loss, fullgraph=True, backend=counter)
     for step in range(30):
         loss.set_progress(step / 30)
@@ -301,7 +302,7 @@ def test_compiled_thresholds_and_priors_do_not_recompile_at_every_step(make: Any
     z1, z2, labels = batch(8, 4)
     loss = make()
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
     compiled = torch.compile(loss, fullgraph=True, backend=counter)
     for step in range(20):
         loss.set_progress(step / 20)
