@@ -37,7 +37,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.losses.kernels import Eligibility, Rule, percentiles, tiled
+from hardneg.losses.kernels import percentiles, tiled
+from hardneg.losses.kernels.interface import Eligibility, Rule
 
 ANCHORS, DIM, TEMPERATURE = 256, 128, 0.07
 RINGS = ((0.9, 0.99), (0.0, 0.9))

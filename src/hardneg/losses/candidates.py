@@ -10,8 +10,9 @@ from torch import Tensor
 from hardneg import checks, distributed
 from hardneg.losses.columns import BatchIds, Columns, LabelledRows
 from hardneg.losses.inputs import Given, Inputs
-from hardneg.losses.kernels import Eligibility, RowLayout, tiled
+from hardneg.losses.kernels import tiled
 from hardneg.losses.kernels.guide import GuideRows
+from hardneg.losses.kernels.interface import Eligibility, RowLayout
 from hardneg.losses.settings import Settings
 from hardneg.losses.sources import BATCH
 

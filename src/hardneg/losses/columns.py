@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hardneg.losses.inputs import Given
-from hardneg.losses.kernels import Eligibility, RowLayout
 from hardneg.losses.kernels.identities import Identities, related
+from hardneg.losses.kernels.interface import Eligibility, RowLayout
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from hardneg.losses.debiasing import log_expected_negative
 from hardneg.losses.diagnostics import CallRecord, joined_record
 from hardneg.losses.hardening import Hardening
 from hardneg.losses.inputs import Inputs, prepare
-from hardneg.losses.kernels import REFERENCE, TILED, HalfCopies, Kernel, LogSums, Rule, tiled
+from hardneg.losses.kernels import REFERENCE, TILED, Kernel, tiled
 from hardneg.losses.kernels.guide import GuideBand, GuideRows
-from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Bound, constant
+from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Bound, HalfCopies, LogSums, Rule, constant
 from hardneg.losses.pair_positives import pair_positives
 from hardneg.losses.positives import LabelPositives, OwnPositives, Positives, log_sum_exp
 from hardneg.losses.settings import Settings

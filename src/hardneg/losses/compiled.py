@@ -13,7 +13,8 @@ from torch import Tensor
 from hardneg import checks
 from hardneg.losses import paired
 from hardneg.losses.inputs import half_precision
-from hardneg.losses.kernels import PairRecord, fused, runs_fused
+from hardneg.losses.kernels import fused, runs_fused
+from hardneg.losses.kernels.interface import PairRecord
 from hardneg.losses.kernels.triton.operators import make_call, pair_record
 from hardneg.losses.kernels.triton.paired_loss import Call, Given, Saved, backward_pass, forward_pass
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hardneg.losses.candidates import CandidateSet
-from hardneg.losses.kernels import Eligibility, PairRecord, Rule, reference, tiled
-from hardneg.losses.kernels.interface import draw
+from hardneg.losses.kernels import reference, tiled
+from hardneg.losses.kernels.interface import Eligibility, PairRecord, Rule, draw
 from hardneg.losses.positives import OwnPositives
 
 

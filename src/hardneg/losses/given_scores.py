@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hardneg import checks, distributed
 from hardneg.losses.candidates import CandidateSet
-from hardneg.losses.kernels import Eligibility, RowLayout
+from hardneg.losses.kernels.interface import Eligibility, RowLayout
 from hardneg.losses.settings import Settings
 from hardneg.losses.sources import GIVEN
 

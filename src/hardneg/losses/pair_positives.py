@@ -12,9 +12,8 @@ from torch.nn.functional import softplus
 
 from hardneg.losses.columns import LabelledRows
 from hardneg.losses.execution import is_eager
-from hardneg.losses.kernels import LogSums, Rule
 from hardneg.losses.kernels.identities import equal_range, expand
-from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, first_order
+from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, LogSums, Rule, first_order
 
 # More pairs than this are not listed. A pair takes about 50 bytes in a call, forward and backward.
 MOST_PAIRS = 1 << 20

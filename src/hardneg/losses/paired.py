@@ -18,17 +18,8 @@ from hardneg import checks, distributed
 from hardneg.losses.combine import banded_rule, inverse_temperature, plain_loss, weight_rule
 from hardneg.losses.hardening import Hardening
 from hardneg.losses.inputs import check_negatives, check_views, half_precision
-from hardneg.losses.kernels import (
-    Eligibility,
-    Gathering,
-    Kernel,
-    LossForm,
-    PairLoss,
-    PairRecord,
-    PairSupport,
-    RowLayout,
-    Rule,
-)
+from hardneg.losses.kernels import Kernel, PairLoss
+from hardneg.losses.kernels.interface import Eligibility, Gathering, LossForm, PairRecord, PairSupport, RowLayout, Rule
 from hardneg.losses.settings import Settings
 
 # Settings of compiled graphs by their key, for as long as a loss has them; see `key_of`.

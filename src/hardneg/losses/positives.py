@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from hardneg.losses.columns import LabelledRows
-from hardneg.losses.kernels import Eligibility, HalfCopies, Kernel, LogSums, Rule, reference, tiled
-from hardneg.losses.kernels.interface import EXACT_SOFTPLUS
+from hardneg.losses.kernels import Kernel, reference, tiled
+from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Eligibility, HalfCopies, LogSums, Rule
 
 
 class Positives(Protocol):

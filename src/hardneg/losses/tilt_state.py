@@ -14,8 +14,8 @@ from hardneg.losses.candidates import CandidateSet
 from hardneg.losses.effective_share import LARGEST_EXPONENT, Supports
 from hardneg.losses.execution import check_forward, is_eager
 from hardneg.losses.hardening import Hardening
-from hardneg.losses.kernels import TILED, HalfCopies, Rule
-from hardneg.losses.kernels.interface import wrapped
+from hardneg.losses.kernels import TILED
+from hardneg.losses.kernels.interface import HalfCopies, Rule, wrapped
 from hardneg.losses.kernels.reference import banded, score_matrix
 from hardneg.losses.settings import Settings, SourceHardening
 

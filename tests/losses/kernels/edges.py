@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hardneg.losses.kernels import Eligibility, Rule
+from hardneg.losses.kernels.interface import Eligibility, Rule
 
 SCALE = 2.0  # 1/temperature
 

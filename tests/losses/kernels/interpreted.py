@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hardneg as hn
 from hardneg import checks
 from hardneg.losses.hardening import Bound, Hardening
-from hardneg.losses.kernels import Eligibility, RowLayout, Rule
+from hardneg.losses.kernels.interface import Eligibility, RowLayout, Rule
 
 Options = dict[str, Any]
 KERNELS = "hardneg.losses.kernels.triton"

@@ -22,7 +22,8 @@ from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg.losses.kernels import RowLayout, reference, tiled
+from hardneg.losses.kernels import reference, tiled
+from hardneg.losses.kernels.interface import RowLayout
 
 Call = Callable[..., Any]
 Arguments = dict[str, Tensor]

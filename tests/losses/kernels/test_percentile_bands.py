@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg.losses.kernels import Eligibility, RowLayout, Rule, percentiles
+from hardneg.losses.kernels import percentiles
+from hardneg.losses.kernels.interface import Eligibility, RowLayout, Rule
 
 Rings = tuple[tuple[float, float], ...]
 Call = Callable[..., Any]

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import hardneg as hn
-from hardneg.losses.kernels import Eligibility, Rule, percentiles, reference, strips
-from hardneg.losses.kernels.interface import draw
+from hardneg.losses.kernels import percentiles, reference, strips
+from hardneg.losses.kernels.interface import Eligibility, Rule, draw
 
 Rings = tuple[tuple[float, float], ...]
 MASKED = -math.inf

@@ -12,17 +12,7 @@ import torch
 from torch import Tensor
 
 from hardneg.losses.kernels import reference, tiled
-from hardneg.losses.kernels.interface import (
-    Eligibility,
-    Gathering,
-    HalfCopies,
-    LogSums,
-    LossForm,
-    PairRecord,
-    PairSupport,
-    RowLayout,
-    Rule,
-)
+from hardneg.losses.kernels.interface import Eligibility, HalfCopies, LogSums, PairRecord, PairSupport, Rule
 
 Units = Callable[[Tensor, Tensor | None, float, torch.dtype | None, str], tuple[Tensor, Tensor]]
 # The loss and its record, which is computed on request; None if the general path must compute this call.
@@ -81,24 +71,3 @@ def fused(device: torch.device) -> Kernel:
 def runs_fused(device: torch.device) -> bool:
     """True if the fused kernel is the fastest on this device: it needs Triton and a GPU with bfloat16 products."""
     return device.type == "cuda" and HAS_TRITON and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-__all__ = [
-    "HAS_TRITON",
-    "REFERENCE",
-    "TILED",
-    "Eligibility",
-    "Gathering",
-    "HalfCopies",
-    "Kernel",
-    "LogSums",
-    "LossForm",
-    "PairLoss",
-    "PairRecord",
-    "PairSupport",
-    "RowLayout",
-    "Rule",
-    "Units",
-    "fused",
-    "runs_fused",
-]
