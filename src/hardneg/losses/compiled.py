@@ -15,8 +15,15 @@ from hardneg.losses import paired
 from hardneg.losses.inputs import half_precision
 from hardneg.losses.kernels import fused, runs_fused
 from hardneg.losses.kernels.interface import PairRecord
-from hardneg.losses.kernels.triton.operators import make_call, pair_record
-from hardneg.losses.kernels.triton.paired_loss import Call, Given, Saved, backward_pass, forward_pass
+from hardneg.losses.kernels.triton.paired_loss import (
+    Call,
+    Given,
+    Saved,
+    backward_pass,
+    forward_pass,
+    make_call,
+    pair_record,
+)
 
 # The numbers of a call are part of `key`, so a graph is compiled for constant settings only; see `InfoNCE._configure`.
 SCHEMA = (
@@ -64,10 +71,9 @@ def _call(*arguments: Any) -> tuple[Call, Given, Tensor | None]:
     settings = paired.KEYS[key]
     plan = paired.plan(settings, fused(z1.device), z1, z2, labels, negatives, exclude, negative_mask)
     assert plan is not None
-    made = make_call(plan.eligibility, plan.rule, plan.form, z1, z2, negatives, labels)
+    made = make_call(plan.eligibility, plan.rule, plan.form, z1, z2, negatives, scale, labels)
     assert made is not None
-    call, by_label = made
-    return call, Given(z1, z2, negatives, scale, by_label), plan.validity
+    return *made, plan.validity
 
 
 def _forward(*arguments: Any) -> list[Tensor]:
@@ -88,7 +94,7 @@ def _forward_shapes(*arguments: Any) -> list[Tensor]:
     anchors = 2 * batch if both else batch
     dtype = half_precision(z1, z1 if z2 is None else z2) or torch.float32
     by_label = settings.supervision in ("positives", "full")
-    ranks = anchors if any(part.percentiles() is not None for part in settings.bands) else 0
+    by_rank = any(part.percentiles() is not None for part in settings.bands)
 
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return z1.new_empty(shape, dtype=dtype)
@@ -98,13 +104,9 @@ def _forward_shapes(*arguments: Any) -> list[Tensor]:
         negatives=new(0) if negatives is None else new(len(negatives), dim, dtype=dtype),
         similarity=new(batch),
         valid=new(),
-        memory=new(9, anchors),
-        positives=new(anchors, 2) if by_label else new(0),
+        memory=new(11, anchors),
         level=new(anchors) if by_label else new(0),
-        low=new(ranks),
-        first=new(ranks, dtype=torch.int32 if ranks else torch.float32),
-        high=new(ranks),
-        last=new(ranks, dtype=torch.int32 if ranks else torch.float32),
+        edges=new(4, anchors) if by_rank else new(0),
     )
     return [new(anchors) if settings.reduction == "none" else new(), *saved]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hardneg.losses.candidates import CandidateSet
 from hardneg.losses.kernels import reference, tiled
-from hardneg.losses.kernels.interface import Eligibility, PairRecord, Rule, draw
+from hardneg.losses.kernels.interface import Eligibility, PairRecord, RowLayout, Rule, draw
 from hardneg.losses.positives import OwnPositives
 
 
@@ -184,18 +184,19 @@ class Diagnostics:
 
 def pair_record(found: PairRecord) -> CallRecord:
     """The record of a call whose kernel computed the whole loss of a paired batch."""
+    rows, device = len(found.anchors), found.anchors.device
     same_label = Eligibility(0)
     if found.groups is not None:
         same_label = Eligibility(
             columns=len(found.candidates),
-            excluded=torch.arange(len(found.anchors), device=found.anchors.device)[:, None],  # the anchor itself
+            excluded=torch.arange(rows, device=device)[:, None],  # the anchor itself
             anchor_groups=found.groups,
             candidate_groups=found.groups,
             same_group=True,
         )
     candidates = CandidateSet(
         anchors=found.anchors,
-        layout=found.layout,
+        layout=found.eligibility.own or RowLayout(rows, 1, 0, rows, device),
         candidates=(found.candidates,),
         eligibility=found.eligibility,
         count_before_labels=lambda: found.count,
@@ -204,7 +205,7 @@ def pair_record(found: PairRecord) -> CallRecord:
         pool=found.anchors,
         same_label=same_label,
     )
-    positive_count = torch.ones_like(found.losses) if found.positive_count is None else found.positive_count
+    positive_count = torch.ones_like(found.count) if found.positive_count is None else found.positive_count
     valid = (found.count > 0) & (positive_count > 0)
     # The kernel's own copies cannot be overwritten by the caller.
     floored = found.floored.bool()

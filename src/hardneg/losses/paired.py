@@ -141,11 +141,10 @@ def key_of(settings: Settings) -> tuple[str, Settings] | None:
 
     The settings are returned as well: the loss must keep them, because `KEYS` does not.
     """
-    support = PairSupport(labels=True)
     if not is_constant(settings) or settings.effective_shares:
         return None
     # Processes may be started after the loss was made.
-    if settings.gather is not False or not _suits_settings(settings, support, settings.supervision != "none"):
+    if settings.gather is not False or not _suits_settings(settings, PairSupport(), settings.supervision != "none"):
         return None
     joint = settings.combine_positives == "in_denominator" and settings.supervision in ("positives", "full")
     plain = settings.supervision == "full" and settings.negative_count == "support"
@@ -159,7 +158,7 @@ def key_of(settings: Settings) -> tuple[str, Settings] | None:
 
 def suits_call(settings: Settings, z1: Tensor, z2: Tensor | None, negatives: Tensor | None) -> bool:
     """True if a compiled call with these tensors may be one operator."""
-    return _suits_tensors(settings, PairSupport(labels=True), z1, z2, negatives)
+    return _suits_tensors(settings, PairSupport(), z1, z2, negatives)
 
 
 def _suits_settings(settings: Settings, support: PairSupport, labelled: bool) -> bool:
@@ -176,7 +175,7 @@ def _suits_settings(settings: Settings, support: PairSupport, labelled: bool) ->
         # With symmetric=True one pass has the anchors of both directions, so a band per anchor would need two.
         and not (per_anchor and (settings.symmetric or not support.bands_per_anchor))
         and (not distributed.gathers(settings.gather) or _suits_gathering(settings, support))
-        and not (labelled and not (support.labels and settings.in_batch == "both"))
+        and not (labelled and settings.in_batch != "both")
         and (settings.supervision not in ("positives", "full") or _suits_label_positives(settings))
     )
 

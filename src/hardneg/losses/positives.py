@@ -10,6 +10,7 @@ from torch.nn.functional import softplus
 
 from hardneg.losses.columns import LabelledRows
 from hardneg.losses.kernels import Kernel, reference, tiled
+from hardneg.losses.kernels.identities import equal_range
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Eligibility, HalfCopies, LogSums, Rule
 
 
@@ -142,6 +143,4 @@ def _group_sizes(eligibility: Eligibility) -> Tensor:
     """The number of candidates in each anchor's group, (A,)."""
     assert eligibility.anchor_groups is not None
     assert eligibility.candidate_groups is not None
-    ordered = eligibility.candidate_groups.sort().values
-    first = torch.searchsorted(ordered, eligibility.anchor_groups)
-    return torch.searchsorted(ordered, eligibility.anchor_groups, right=True) - first
+    return equal_range(eligibility.candidate_groups.sort().values, eligibility.anchor_groups)[1]

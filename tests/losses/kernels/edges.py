@@ -41,7 +41,7 @@ def find_edges(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in constants.items():
             patch.setattr(percentile_bands, name, value, raising=False)
-        edges = percentile_bands.edges_and_sums(made, slots)
+        edges = percentile_bands.Edges.of(percentile_bands.edges_and_sums(made, slots))
         scores = [scores.clone() for _, scores in percentile_bands.strips(made)]
     maximum = slots.maximum[0] / percentile_bands.LOG2E.value
     sums = slots.tilted[0], slots.weight[0]

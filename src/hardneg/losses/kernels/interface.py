@@ -136,14 +136,15 @@ class Eligibility:
 
     @property
     def count_per_anchor(self) -> int:
-        """The number of eligible candidates of every anchor, if it is the same for all."""
+        """The number of eligible candidates of every anchor, if ``is_plain``."""
         count = self.columns - (self.pool_views if self.own is not None else 0)
         return count // 2 if self.crossed else count
 
     @property
     def is_plain(self) -> bool:
-        """True if only the excluded candidates are ineligible."""
-        return self.anchor_groups is None and self.allowed is None and self.identities is None
+        """True if all candidates are eligible but those of the anchor's own instance and, if crossed, of its half."""
+        masks = (self.excluded, self.anchor_groups, self.allowed, self.identities)
+        return all(mask is None for mask in masks)
 
 
 class HalfCopies:
@@ -262,18 +263,16 @@ class LossForm:
 class PairRecord:
     """Intermediate results of a kernel that computes the whole loss of a paired batch, without gradients.
 
-    anchors: (A, d) unit vectors, the first views and then the second ones · layout: of their rows · candidates: (N, d)
-    · similarity: (B,) of the pairs, None for positives by label · losses, floored (0 or 1), count: (A,) of the anchors
-    · groups, positive_count: (A,), for positives by label: rows of one group are each other's positives
+    anchors: (A, d) unit vectors, the first views and then the second ones · candidates: (N, d) · similarity: (B,) of
+    the pairs, None for positives by label · floored (0 or 1), count: (A,) of the anchors · groups, positive_count:
+    (A,), for positives by label: rows of one group are each other's positives
     """
 
     eligibility: Eligibility
     rule: Rule
-    layout: RowLayout
     anchors: Tensor
     candidates: Tensor
     similarity: Tensor | None
-    losses: Tensor
     floored: Tensor
     count: Tensor
     groups: Tensor | None = None
@@ -282,14 +281,13 @@ class PairRecord:
 
 @dataclass(frozen=True)
 class PairSupport:
-    """Which calls a kernel's ``pair_loss`` serves beyond pairs in float32.
+    """Which calls a kernel's ``pair_loss`` serves beyond those in float32.
 
-    device: the only type of device, or None for any · labels: labels, with one view or two · float64: that precision ·
-    bands_per_anchor: bands that differ between anchors, such as those by rank · gather: candidates of all processes
+    device: the only type of device, or None for any · float64: that precision · bands_per_anchor: bands that differ
+    between anchors, such as those by rank · gather: candidates of all processes
     """
 
     device: str | None = None
-    labels: bool = False
     float64: bool = False
     bands_per_anchor: bool = True
     gather: bool = False

@@ -16,6 +16,7 @@ from torch.nn.functional import softplus
 
 from hardneg import checks
 from hardneg.losses.kernels.anchor_losses import AnchorLosses, LabelSums, Sums, label_losses, own_positive_losses
+from hardneg.losses.kernels.identities import equal_range
 from hardneg.losses.kernels.interface import EXACT_SOFTPLUS, Eligibility, LossForm, Rule, safe_lengths
 from hardneg.losses.kernels.strips import SAFE_EXPONENT, strip_height
 from hardneg.matmul import multiply
@@ -88,11 +89,9 @@ class Groups:
             checks.values(labels >= -1, "labels must be ≥ −1, where −1 means unknown")
             unknown = -2 - torch.arange(len(labels))  # each unknown label is a separate group
             labels = torch.where(labels >= 0, labels, unknown)
-        ordered = labels.sort().values
-        first = torch.searchsorted(ordered, labels)
-        last = torch.searchsorted(ordered, labels, right=True)
+        first, size = equal_range(labels.sort().values, labels)
         self.numbers = first.to(dtype).repeat(views)
-        self.sizes = (views * (last - first)).to(dtype).repeat(views)
+        self.sizes = (views * size).to(dtype).repeat(views)
 
 
 class PairScores:

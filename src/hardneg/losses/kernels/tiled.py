@@ -32,7 +32,7 @@ from hardneg.matmul import multiply
 
 units = None  # computed by plain operations
 pair_loss = tiled_pairs.pair_loss
-pair_support = PairSupport(device="cpu", labels=True, float64=True, bands_per_anchor=False)
+pair_support = PairSupport(device="cpu", float64=True, bands_per_anchor=False)
 
 
 def log_sums(
@@ -286,7 +286,7 @@ class _NegativeSums:
     def _count(self, rows: slice, scores: Tensor) -> Tensor:
         """The support size of each row, (R,), without reading the scores where it is known."""
         rule, eligibility = self.rule, self.eligibility
-        if rule.draws is None and eligibility.is_plain and eligibility.excluded is None and not self.banded:
+        if rule.draws is None and eligibility.is_plain and not self.banded:
             return scores.new_full((len(scores),), eligibility.count_per_anchor)
         if rule.draws is None and rule.rings and rule.lower is None and rule.upper is None and rule.guide is None:
             return self.bands[rows.start].count.to(scores.dtype)

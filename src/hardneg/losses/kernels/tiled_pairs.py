@@ -13,15 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.losses.kernels.interface import (
-    Eligibility,
-    LossForm,
-    PairRecord,
-    RowLayout,
-    Rule,
-    gradients,
-    saveable,
-)
+from hardneg.losses.kernels.interface import Eligibility, LossForm, PairRecord, Rule, gradients, saveable
 from hardneg.losses.kernels.pair_scores import Groups, PairScores, Strip, UnitVectors, of_strip
 from hardneg.losses.kernels.saved_tensors import unchanged
 from hardneg.matmul import multiply
@@ -269,7 +261,7 @@ def _record(scores: PairScores) -> PairRecord:
     """What the diagnostics of the call need."""
     result = scores.result
     assert result is not None
-    eligibility, losses, batch, unit = scores.eligibility, result.losses, scores.batch, scores.unit.vectors
+    eligibility, losses, unit = scores.eligibility, result.losses, scores.unit.vectors
     anchors = unit if scores.crossed or scores.square else scores.anchors
     groups = None if scores.groups is None else scores.groups.numbers
     if groups is not None and scores.form.labels_exclude:
@@ -278,11 +270,9 @@ def _record(scores: PairScores) -> PairRecord:
     return PairRecord(
         eligibility=eligibility,
         rule=scores.rule,
-        layout=eligibility.own or RowLayout(batch, 1, 0, batch, unit.device),
         anchors=anchors,
         candidates=unit if scores.crossed else scores.candidates,
-        similarity=None if result.scores is None else result.scores[:batch] / scores.scale,
-        losses=losses.values,
+        similarity=None if result.scores is None else result.scores[: scores.batch] / scores.scale,
         floored=torch.zeros_like(losses.values) if floored is None else floored,
         count=count if isinstance(count, Tensor) else torch.full_like(losses.values, count),
         groups=None if scores.own_positive else groups,

@@ -32,7 +32,7 @@ class Kept(NamedTuple):
 
     losses, counts of negatives, floored (0 or 1) · row_max: in base 2, +inf for an empty support · coefficients: of the
     exponentials · positive: gradient of the inner product with the positive; with labels, the number of positives ·
-    scale: direct gradient of the scale · bound: of all |∂L/∂s|
+    scale: direct gradient of the scale · positives: coefficients of positives by label · bound: of all |∂L/∂s|
     """
 
     losses: Tensor
@@ -42,13 +42,25 @@ class Kept(NamedTuple):
     coefficients: Tensor
     positive: Tensor
     scale: Tensor
+    positives: Tensor
     bound: Tensor
 
     @classmethod
     def of(cls, memory: Tensor) -> "Kept":
-        """The parts of (9, A)."""
-        losses, counts, floored, row_max, _, _, positive, scale, bound = memory.unbind()
-        return cls(losses, counts, floored, row_max, memory[4:6].view(-1, 2), positive, scale, bound)
+        """The parts of (11, A)."""
+        losses, counts, floored, row_max, _, _, positive, scale, _, _, bound = memory.unbind()
+        coefficients, positives = memory[4:6].view(-1, 2), memory[8:10].view(-1, 2)  # aligned for any A
+        return cls(losses, counts, floored, row_max, coefficients, positive, scale, positives, bound)
+
+    def weighted(self, grad: Tensor) -> "Kept":
+        """The same with gradients for one of (A,)."""
+        return self._replace(
+            coefficients=self.coefficients * grad[:, None],
+            positive=self.positive * grad,
+            scale=self.scale * grad,
+            positives=self.positives * grad[:, None],
+            bound=self.bound * grad,
+        )
 
 
 @triton.jit
@@ -151,15 +163,14 @@ def finish_pairs(
 
 @triton.jit
 def finish_labels(
-    slots, totals, numbers, similarity, labels_, kept, positives, result, numbers_, anchors, batch, number,
+    slots, totals, numbers, similarity, labels_, kept, result, numbers_, anchors, batch, number,
     BLOCK: tl.constexpr, DECOUPLED: tl.constexpr, JOINT: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     """Losses of a block of anchors whose positives are found by label, from the sums over negatives and positives.
 
     slots: over the positives · totals: over the negatives, with log(Q·G) in ``weight`` · similarity: NaN where an
-    embedding is not finite · labels_: (A,), for a label < −1 the loss is NaN · positives: (A, 2) output, the
-    coefficients of the positives · JOINT: the totals are over negatives and positives together (SupCon) · DECOUPLED:
-    log(Q·G) − p
+    embedding is not finite · labels_: (A,), for a label < −1 the loss is NaN · JOINT: the totals are over negatives and
+    positives together (SupCon) · DECOUPLED: log(Q·G) − p
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, tilt = i < anchors, tl.load(numbers.tilt)
@@ -185,8 +196,8 @@ def finish_labels(
         loss, by_level, slope_coef, plain_coef = soft * each, slope * each, each, each * 0
     not_finite = (total + tl.load(similarity + i % batch, mask=inside, other=0.0)) * 0  # 0, or NaN
     not_finite = tl.where(tl.load(labels_ + i, mask=inside, other=0) < -1, float("nan"), not_finite)
-    tl.store(positives + 2 * i, slope_coef, mask=inside)
-    tl.store(positives + 2 * i + 1, plain_coef, mask=inside)
+    tl.store(kept.positives + 2 * i, slope_coef, mask=inside)
+    tl.store(kept.positives + 2 * i + 1, plain_coef, mask=inside)
     tl.store(kept.floored + i, num_positives * 0, mask=inside)
     tl.store(kept.positive + i, num_positives, mask=inside)
     row_max = tl.load(totals.row_max + i, mask=inside, other=0.0)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hardneg import checks
-from hardneg.losses.kernels.interface import first_order
+from hardneg.losses.kernels.interface import first_order, saveable
 from hardneg.losses.kernels.triton.launch import launch
 
 NUMBERS = 1024  # elements of each matrix per program
@@ -115,8 +115,9 @@ def normalize_backward(
 def normalized(
     z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None, dtype: torch.dtype, names: str
 ) -> tuple[Tensor, Tensor]:
-    """The same as `UnitVectors` without gradients, with the unit vectors in this dtype. Rows must be contiguous."""
+    """The same as `UnitVectors` without gradients, with the unit vectors in this dtype."""
     rows, width = z1.shape
+    z1, z2 = row_contiguous(z1), None if z2 is None else row_contiguous(z2)
     out = z1.new_empty(rows if z2 is None else 2 * rows, width, dtype=dtype)
     similarity = z1.new_empty(rows, dtype=torch.float32)
     block = _block(width)
@@ -138,6 +139,10 @@ class GradientScale(NamedTuple):
     grad: Tensor
     number: Tensor | None
 
+    def value(self) -> Tensor:
+        """The factor, ()."""
+        return self.grad if self.number is None else self.grad / self.number.clamp(min=1)
+
 
 def normalized_backward(
     z1: Tensor,
@@ -155,6 +160,7 @@ def normalized_backward(
     ``for_out`` does not hold it
     """
     rows, width = z1.shape
+    z1, z2 = row_contiguous(z1), None if z2 is None else row_contiguous(z2)
     d1, d2 = z1.new_empty(rows, width), None if z2 is None else z2.new_empty(rows, width)
     grad, number = gradient_scale or (None, None)
     second = for_out[rows:] if for_out.shape[0] > rows else second
@@ -182,9 +188,8 @@ class UnitVectors(torch.autograd.Function):
     def forward(
         ctx: Any, z1: Tensor, z2: Tensor | None, smallest: float, precision: torch.dtype | None, names: str
     ) -> tuple[Tensor, Tensor]:
-        z1, z2 = row_contiguous(z1), None if z2 is None else row_contiguous(z2)
         out, similarity = normalized(z1, z2, smallest, precision, torch.float32, names)
-        ctx.save_for_backward(z1, z2)
+        ctx.save_for_backward(*saveable(z1, z2))
         ctx.smallest, ctx.precision = smallest, precision
         ctx.set_materialize_grads(False)
         return out, similarity

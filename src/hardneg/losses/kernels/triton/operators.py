@@ -11,7 +11,6 @@ candidates excluded by their ids.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,23 +25,22 @@ from hardneg.losses.kernels.interface import (
     LossForm,
     PairRecord,
     PairSupport,
-    RowLayout,
     Rule,
     first_order,
     saveable,
 )
-from hardneg.losses.kernels.triton import backward, normalize, passes, score_tile
-from hardneg.losses.kernels.triton.anchor_losses import Kept, finish_totals
+from hardneg.losses.kernels.triton import backward, normalize, score_tile
+from hardneg.losses.kernels.triton.anchor_losses import finish_totals
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Slots, Totals
 from hardneg.losses.kernels.triton.launch import SMALL_PROBLEM, launch
-from hardneg.losses.kernels.triton.paired_loss import Call, Given, PairedLoss, Saved
+from hardneg.losses.kernels.triton.paired_loss import Given, PairedLoss, Saved, make_call, pair_record
 from hardneg.losses.kernels.triton.passes import Problem, compute_gradients, compute_sums, make_passes, number_groups
 from hardneg.losses.kernels.triton.score_tile import Numbers
 
 BLOCK = 128  # anchors per program of the kernels that finish the sums
 
-pair_support = PairSupport(labels=True, gather=True)
+pair_support = PairSupport(gather=True)
 
 
 def available(device: torch.device) -> bool:
@@ -185,57 +183,11 @@ def pair_loss(
     form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch operations · labels: (B,) ·
     gathering: candidates are both views of all processes · watched: see `PairedLoss`
     """
-    made = make_call(eligibility, rule, form, z1, z2, negatives, labels)
+    made = make_call(eligibility, rule, form, z1, z2, negatives, scale, labels, gathering)
     if made is None:
         return None
-    call, by_label = made
-    call = call if gathering is None else replace(call, gathering=gathering)
+    call, given = made
     seen: list[Saved] = []
-    loss = PairedLoss.apply(z1, z2, negatives, scale, by_label, call, plain, watched, seen)  # type: ignore[no-untyped-call]
-    views = z1.detach(), None if z2 is None else z2.detach()
-    given = Given(*views, None if negatives is None else negatives.detach(), scale, by_label)
-    return loss, lambda: pair_record(call, given, seen[0])
-
-
-def make_call(
-    eligibility: Eligibility,
-    rule: Rule,
-    form: LossForm,
-    z1: Tensor,
-    z2: Tensor | None,
-    negatives: Tensor | None,
-    labels: Tensor | None,
-) -> tuple[Call, Tensor | None] | None:
-    """What `PairedLoss` computes, and the labels of rows (A,) if positives are found by them; None if not supported."""
-    groups, by_label, numbered = None, None, False
-    if labels is not None:
-        by_label = groups = labels.repeat(1 if eligibility.own is None else eligibility.own.views)  # (A,)
-        if numbered := groups.shape[0] >= passes.MIN_SYMMETRIC_ROWS:
-            by_label, groups = passes.numbered_labels(groups, labels.shape[0])
-    if form.labels_exclude:
-        own, views = eligibility.own, eligibility.pool_views
-        eligibility = Eligibility(eligibility.columns, own, views, anchor_groups=groups, candidate_groups=groups)
-    if form.positives == "in_denominator" and not (
-        form.labels_exclude and form.log_number is None and rule.is_untilted and not rule.is_banded
-    ):
-        return None  # the positives are not added to the sum over the negatives
-    tensors = [tensor for tensor in (z1, z2, negatives) if tensor is not None]
-    smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for tensor in tensors))
-    call = Call(eligibility, rule, form, smallest, by_label=not numbered)
-    return call, None if form.positives == "own" else by_label
-
-
-def pair_record(call: Call, given: Given, saved: Saved) -> PairRecord:
-    """The record of a call, for diagnostics."""
-    layout = call.eligibility.own or RowLayout(given.z1.shape[0], 1, 0, given.z1.shape[0], given.z1.device)
-    anchors, candidates, _ = call.split(given, saved.units, saved.negatives)
-    kept, labels, eligibility = Kept.of(saved.memory), given.labels, call.eligibility
-    if eligibility.anchor_groups is not None:  # two unknown labels are not equal
-        groups = eligibility.anchor_groups
-        eligibility = replace(eligibility, anchor_groups=groups.masked_fill(groups < 0, -2))
-    common = (eligibility, call.rule, layout, anchors, candidates)
-    found = (kept.losses, kept.floored, kept.counts)
-    if labels is None:
-        return PairRecord(*common, saved.similarity, *found)
-    instances = torch.arange(labels.shape[0], device=labels.device) % layout.batch
-    return PairRecord(*common, None, *found, torch.where(labels < 0, -2 - instances, labels), kept.positive)
+    loss = PairedLoss.apply(*given, call, plain, watched, seen)  # type: ignore[no-untyped-call]
+    kept = Given._make(None if x is None else x.detach() for x in given)  # without the graph
+    return loss, lambda: pair_record(call, kept, seen[0])

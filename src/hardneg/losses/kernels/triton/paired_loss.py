@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hardneg import distributed
 from hardneg.losses.kernels import interface
-from hardneg.losses.kernels.interface import Eligibility, Gathering, LossForm, RowLayout, Rule
+from hardneg.losses.kernels.interface import Eligibility, Gathering, LossForm, PairRecord, RowLayout, Rule
 from hardneg.losses.kernels.saved_tensors import unchanged
-from hardneg.losses.kernels.triton import normalize, passes, percentile_bands
+from hardneg.losses.kernels.triton import normalize, passes
 from hardneg.losses.kernels.triton.anchor_losses import (
     FormNumbers,
     Kept,
@@ -63,45 +63,46 @@ class Call:
     def precision(self) -> torch.dtype | None:
         return self.rule.half_copies.precision
 
-    def problem(self, given: Given) -> Problem:
-        """The sums over the negatives; for SupCon over all rows but the own one."""
-        eligibility, own = self.eligibility, self.eligibility.own
-        if self.joint(given) and own is not None:
-            rows = own.batch * own.views
-            eligibility = Eligibility(rows, own=RowLayout(rows, 1, 0, rows, own.device), pool_views=1)
-        return Problem(eligibility, self.rule, by_label=self.by_label)
-
-    def joint(self, given: Given) -> bool:
+    @property
+    def joint(self) -> bool:
         """Whether positives and negatives are summed together."""
-        return given.labels is not None and self.form.positives == "in_denominator"
+        return self.form.positives == "in_denominator"
 
-    def positives(self, given: Given, level: Tensor) -> Problem:
-        """The sums over the positives, found by label."""
-        batch, labels = given.z1.shape[0], given.labels
-        rows = batch if given.z2 is None else 2 * batch
-        layout = RowLayout(batch, rows // batch, 0, batch, given.z1.device)
-        same = Eligibility(rows, own=layout, anchor_groups=labels, candidate_groups=labels, same_group=True)
-        return Problem(same, Rule(half_copies=self.rule.half_copies), level=level, by_label=True)
+    def normalized(self, z1: Tensor, z2: Tensor | None, names: str) -> tuple[Tensor, Tensor]:
+        """Unit vectors in the precision of the products, and inner products of pairs; see `normalize.UnitVectors`."""
+        dtype = self.precision or torch.float32
+        return normalize.normalized(z1, z2, self.smallest, self.precision, dtype, names)
 
-    def towers(self, given: Given) -> bool:
-        """Whether anchors z1 are compared with candidates z2."""
-        return given.negatives is None and given.z2 is not None and self.eligibility.columns == given.z1.shape[0]
+    def over_negatives(self, given: Given, units: Tensor, negatives: Tensor) -> BlockPass:
+        """The pass over the negatives; for SupCon over all rows but the own one.
 
-    def split(self, given: Given, rows: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """Anchors and candidates, from the unit vectors of views and of negatives; and whether they are the same."""
-        batch = given.z1.shape[0]
-        if self.gathering is not None:
-            return rows, negatives, False
-        if given.negatives is not None:
-            return rows[:batch], negatives, False
-        return (rows[:batch], rows[batch:], False) if self.towers(given) else (rows, rows, True)
+        units: of the views · negatives: unit vectors of the negatives, or of all processes; empty without any
+        """
+        eligibility, batch = self.eligibility, given.z1.shape[0]
+        rows = batch if eligibility.own is None else batch * eligibility.own.views
+        if self.joint:
+            eligibility = Eligibility(rows, own=RowLayout(rows, 1, 0, rows, units.device), pool_views=1)
+        problem = Problem(eligibility, self.rule, by_label=self.by_label)
+        if negatives.numel() > 0:
+            return BlockPass(problem, given.scale, units[:rows], negatives)
+        if rows < units.shape[0]:  # two towers
+            return BlockPass(problem, given.scale, units[:rows], units[rows:])
+        return BlockPass(problem, given.scale, units, units, self_block=True)
+
+    def over_positives(self, given: Given, units: Tensor, level: Tensor) -> BlockPass:
+        """The pass over the positives, found by label."""
+        batch, rows = given.z1.shape[0], units.shape[0]
+        layout = RowLayout(batch, rows // batch, 0, batch, units.device)
+        same = Eligibility(rows, own=layout, anchor_groups=given.labels, candidate_groups=given.labels, same_group=True)
+        problem = Problem(same, Rule(half_copies=self.rule.half_copies), level=level, by_label=True)
+        return BlockPass(problem, given.scale, units, units, self_block=True)
 
 
 class Saved(NamedTuple):
     """The tensors that the backward pass needs; empty where not used.
 
     units: of the views · negatives: their unit vectors · similarity: of the pairs · valid: number of valid anchors ·
-    memory: (9, A), see `Kept` · positives: (A, 2) coefficients · level: (A,) · low, first, high, last: of `Edges`
+    memory: (11, A), see `Kept` · level: (A,) · edges: (4, A), see `percentile_bands.Edges`
     """
 
     units: Tensor
@@ -109,38 +110,61 @@ class Saved(NamedTuple):
     similarity: Tensor
     valid: Tensor
     memory: Tensor
-    positives: Tensor
     level: Tensor
-    low: Tensor
-    first: Tensor
-    high: Tensor
-    last: Tensor
+    edges: Tensor
+
+
+def make_call(
+    eligibility: Eligibility,
+    rule: Rule,
+    form: LossForm,
+    z1: Tensor,
+    z2: Tensor | None,
+    negatives: Tensor | None,
+    scale: Tensor,
+    labels: Tensor | None,
+    gathering: Gathering | None = None,
+) -> tuple[Call, Given] | None:
+    """What `PairedLoss` computes, and from which tensors; None if not supported. labels: (B,), of the instances"""
+    if form.positives == "in_denominator" and not (
+        form.labels_exclude and form.log_number is None and rule.is_untilted and not rule.is_banded
+    ):
+        return None  # the positives are not added to the sum over the negatives
+    groups, by_label, numbered = None, None, False
+    if labels is not None:
+        by_label = groups = labels.repeat(1 if eligibility.own is None else eligibility.own.views)  # (A,)
+        if numbered := groups.shape[0] >= passes.MIN_SYMMETRIC_ROWS:
+            by_label, groups = passes.numbered_labels(groups, labels.shape[0])
+    if form.labels_exclude:
+        eligibility = replace(eligibility, anchor_groups=groups, candidate_groups=groups)
+    tensors = [tensor for tensor in (z1, z2, negatives) if tensor is not None]
+    smallest = max(1e-30, *(torch.finfo(tensor.dtype).tiny for tensor in tensors))
+    given = Given(z1, z2, negatives, scale, None if form.positives == "own" else by_label)
+    return Call(eligibility, rule, form, smallest, not numbered, gathering), given
 
 
 def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
     """The loss, () or (A,) if not reduced."""
-    z1, z2 = normalize.row_contiguous(given.z1), None if given.z2 is None else normalize.row_contiguous(given.z2)
-    form, dtype = call.form, call.precision or torch.float32
-    if call.gathering is not None and form.reduction == "mean":
+    form, gathering = call.form, call.gathering
+    if gathering is not None and form.reduction == "mean":
         form = replace(form, reduction="sum")
-    units, similarity = normalize.normalized(z1, z2, call.smallest, call.precision, dtype, "z1 or z2")
+    units, similarity = call.normalized(given.z1, given.z2, "z1 or z2")
     empty = units.new_empty(0, dtype=torch.float32)
     negatives, not_finite = empty, None
     if given.negatives is not None:
-        rows = normalize.row_contiguous(given.negatives)
-        negatives, not_finite = normalize.normalized(rows, None, call.smallest, call.precision, dtype, "negatives")
-    if call.gathering is not None:
-        negatives = call.gathering.candidates(units)
-    anchors, candidates, same = call.split(given, units, negatives)
-    problem, joint = passes.with_counts(call.problem(given)), call.joint(given)
-    block_pass = BlockPass(problem, given.scale, anchors, candidates, self_block=same)
+        negatives, not_finite = call.normalized(given.negatives, None, "negatives")
+    elif gathering is not None:
+        negatives = gathering.candidates(units)
+    block_pass = call.over_negatives(given, units, negatives)
+    block_pass = replace(block_pass, problem=passes.with_counts(block_pass.problem))
+    problem = block_pass.problem
     slots, edges = passes.compute_sums([block_pass])
-    memory = units.new_empty(9, anchors.shape[0], dtype=torch.float32)
-    positives, level, kept = empty, empty, Kept.of(memory)
+    memory = units.new_empty(11, block_pass.anchors.shape[0], dtype=torch.float32)
+    level, kept = empty, Kept.of(memory)
     if given.labels is None:
         numbers = FormNumbers(form.log_number or 0.0, *(form.prior or (0.0, 0.0)))
         arguments = slot_arguments(problem, slots, block_pass.numbers) | {
-            "form": numbers, "similarity": similarity, "batch": z1.shape[0], "SUPPORT": form.log_number is None,
+            "form": numbers, "similarity": similarity, "batch": given.z1.shape[0], "SUPPORT": form.log_number is None,
             "DEBIASED": form.prior is not None, "DECOUPLED": form.decoupled,
             "labels_": problem.eligibility.anchor_groups, "LABELLED": problem.eligibility.anchor_groups is not None,
         }  # fmt: skip
@@ -149,84 +173,91 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
         totals = finish_totals(
             problem, slots, block_pass.numbers, 1 if form.log_number is None else 2, form.log_number or 0.0
         )
-        level, positives = totals.weight, units.new_empty(anchors.shape[0], 2, dtype=torch.float32)
-        by_label = BlockPass(call.positives(given, level), given.scale, anchors, anchors, self_block=True)
-        found, _ = passes.compute_sums([by_label])
+        level = totals.weight
+        found, _ = passes.compute_sums([call.over_positives(given, units, level)])
         arguments = {
             "slots": found, "totals": totals, "numbers": block_pass.numbers, "similarity": similarity,
-            "labels_": given.labels, "batch": z1.shape[0], "positives": positives,
-            "number": found.tilted.shape[0], "DECOUPLED": joint or form.decoupled, "JOINT": joint,
+            "labels_": given.labels, "batch": given.z1.shape[0], "number": found.tilted.shape[0],
+            "DECOUPLED": call.joint or form.decoupled, "JOINT": call.joint,
         }  # fmt: skip
         result, valid = finish_by(finish_labels, kept, form, problem, arguments)
     if not_finite is not None:
         result = result + not_finite.sum()
-    if call.gathering is not None and form.reduction != "none":
-        result, valid = distributed.total(torch.stack([result, valid]), call.gathering.group).unbind()
+    if gathering is not None and form.reduction != "none":
+        result, valid = distributed.total(torch.stack([result, valid]), gathering.group).unbind()
         result = result / valid.clamp(min=1) if call.form.reduction == "mean" else result.clone()
-    found_edges = (empty,) * 4 if edges is None else edges
-    return result, Saved(units, negatives, similarity, valid, memory, positives, level, *found_edges)
+    return result, Saved(units, negatives, similarity, valid, memory, level, empty if edges is None else edges)
 
 
 def backward_pass(
     call: Call, given: Given, saved: Saved, grad: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of z1, z2, negatives and scale; those of views always. needed: which of them are wanted."""
-    z1, z2 = normalize.row_contiguous(given.z1), None if given.z2 is None else normalize.row_contiguous(given.z2)
-    anchors, candidates, same = call.split(given, saved.units, saved.negatives)
-    problem, form, kept, scale = call.problem(given), call.form, Kept.of(saved.memory), given.scale
-    mean, reduced, towers = form.reduction == "mean", form.reduction != "none", call.towers(given)
-    _, for_z2, for_negatives, for_scale = needed
-    # All gradients are linear in that of the loss: a single number is multiplied last, without a separate launch.
-    gradient_scale = normalize.GradientScale(grad, saved.valid if mean else None) if reduced else None
-    by_anchor = 1.0 if reduced else grad
-    values = kept.coefficients if reduced else kept.coefficients * grad[:, None]
+    block_pass = call.over_negatives(given, saved.units, saved.negatives)
+    gathering, kept = call.gathering, Kept.of(saved.memory)
+    gradient_scale, world = None, 1 if gathering is None else distributed.world_size(gathering.group)
+    if call.form.reduction == "none":
+        kept = kept.weighted(grad)
+    else:  # all gradients are linear in that of the loss: one number is multiplied last, without a separate launch
+        gradient_scale = normalize.GradientScale(grad, saved.valid if call.form.reduction == "mean" else None)
     factor = None
-    if anchors.dtype == torch.float16:  # a sum of two is below float16's limit, 2¹⁶
-        factor = 2.0**13 / (kept.bound * by_anchor).abs().amax().clamp(min=1e-30)
-    coefficients = Coefficients(values.view(torch.int64), None if problem.bounded else kept.row_max, factor)
-    block_pass = BlockPass(problem, scale, anchors, candidates, self_block=same)
-    edges = None
-    if problem.rule.rings:
-        edges = percentile_bands.Edges(saved.low, saved.first, saved.high, saved.last)
-    for_candidates = for_negatives or (towers and for_z2) or call.gathering is not None
+    if saved.units.dtype == torch.float16:  # a sum of two is below float16's limit, 2¹⁶
+        factor = 2.0**13 / kept.bound.abs().amax().clamp(min=1e-30)
+    row_max = None if block_pass.problem.bounded else kept.row_max
+    coefficients = Coefficients(kept.coefficients.view(torch.int64), row_max, factor)
+    edges = saved.edges if saved.edges.numel() > 0 else None
+    _, for_z2, for_negatives, for_scale = needed
+    towers = given.negatives is None and gathering is None and not block_pass.self_block
+    for_candidates = for_negatives or gathering is not None or (towers and for_z2)
     d_rows, (d_candidates,), d_scale = passes.compute_gradients(
         [block_pass], edges, coefficients, for_scale, True, [for_candidates]
     )
     assert d_rows is not None
-    for_similarity = None
-    if given.labels is None:
-        for_similarity = kept.positive if reduced else kept.positive * grad
-    else:
-        by_label = BlockPass(call.positives(given, saved.level), scale, anchors, anchors, self_block=True)
-        values = saved.positives if reduced else saved.positives * grad[:, None]
-        by_positives = Coefficients(values.view(torch.int64), saved.level, factor)
+    for_similarity: Tensor | None = kept.positive
+    if given.labels is not None:
+        by_positives = Coefficients(kept.positives.view(torch.int64), saved.level, factor)
+        by_label = call.over_positives(given, saved.units, saved.level)
         part, _, share = by_label.gradients(by_positives, for_scale, False)
-        d_rows += part
+        d_rows, for_similarity = d_rows.add_(part), None
         d_scale = None if share is None or d_scale is None else d_scale + share
-    if call.gathering is not None and d_candidates is not None:
-        if reduced:  # so that DDP's average over processes is exact; see `distributed.total_loss`
-            by_process = grad * distributed.world_size(call.gathering.group)
-            by_process = by_process / saved.valid.clamp(min=1) if mean else by_process
+    elif d_scale is not None:
+        d_scale = d_scale + kept.scale.sum()
+    if d_scale is not None and gradient_scale is not None:
+        d_scale = d_scale * gradient_scale.value() * world
+    if gathering is not None and d_candidates is not None:
+        if gradient_scale is not None:  # so that DDP's average over processes is exact; see `distributed.total_loss`
+            by_process = gradient_scale.value() * world
             d_rows, d_candidates = d_rows * by_process, d_candidates * by_process
-            for_similarity = None if for_similarity is None else for_similarity * by_process
-        d_rows, gradient_scale = d_rows + call.gathering.own_gradient(d_candidates), None
+            for_similarity = kept.positive * by_process
+        d_rows, gradient_scale = d_rows + gathering.own_gradient(d_candidates), None
     back = partial(
         normalize.normalized_backward,
         smallest=call.smallest,
         precision=call.precision,
         gradient_scale=gradient_scale,
     )
-    d1, d2 = back(z1, z2, d_rows, for_similarity, second=d_candidates if towers else None)
+    d1, d2 = back(given.z1, given.z2, d_rows, for_similarity, second=d_candidates if towers else None)
     d_negatives = None
     if d_candidates is not None and given.negatives is not None:
-        d_negatives, _ = back(normalize.row_contiguous(given.negatives), None, d_candidates, None)
-    if d_scale is not None:
-        if given.labels is None:
-            d_scale = d_scale + (kept.scale * by_anchor).sum()
-        if reduced:
-            d_scale = d_scale * (grad / saved.valid.clamp(min=1) if mean else grad)
-            d_scale = d_scale if call.gathering is None else d_scale * distributed.world_size(call.gathering.group)
+        d_negatives, _ = back(given.negatives, None, d_candidates, None)
     return d1, d2, d_negatives, d_scale
+
+
+def pair_record(call: Call, given: Given, saved: Saved) -> PairRecord:
+    """The record of a call, for diagnostics."""
+    block_pass = call.over_negatives(given, saved.units, saved.negatives)
+    kept, labels, eligibility = Kept.of(saved.memory), given.labels, call.eligibility
+    if eligibility.anchor_groups is not None:  # two unknown labels are not equal
+        groups = eligibility.anchor_groups
+        eligibility = replace(eligibility, anchor_groups=groups.masked_fill(groups < 0, -2))
+    record = PairRecord(
+        eligibility, call.rule, block_pass.anchors, block_pass.block, saved.similarity, kept.floored, kept.counts
+    )
+    if labels is None:
+        return record
+    instances = torch.arange(labels.shape[0], device=labels.device) % given.z1.shape[0]
+    groups = torch.where(labels < 0, -2 - instances, labels)
+    return replace(record, similarity=None, groups=groups, positive_count=kept.positive)
 
 
 class PairedLoss(torch.autograd.Function):

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardneg.losses.kernels.identities import equal_range
 from hardneg.losses.kernels.interface import Eligibility, RowLayout, Rule, constant
 from hardneg.losses.kernels.strips import SAFE_EXPONENT
 from hardneg.losses.kernels.triton import backward, forward, percentile_bands, score_tile
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Slots
 from hardneg.losses.kernels.triton.launch import PART_MULTIPLE, launch_tiled, num_programs, split_inner_rows
-from hardneg.losses.kernels.triton.percentile_bands import Edges, add_product
+from hardneg.losses.kernels.triton.percentile_bands import add_product
 from hardneg.losses.kernels.triton.score_tile import Bounds, Mask, Numbers, Sizes, Traits
 
 WIDEST = 256
@@ -85,9 +86,8 @@ class Problem:
     @property
     def counted(self) -> bool:
         """Whether the kernel must count the negatives, because their number is not known beforehand."""
-        eligibility = self.eligibility
-        plain = eligibility.is_plain and eligibility.excluded is None and not self.rule.is_banded
-        return self.counts is None and self.level is None and not plain
+        known = self.eligibility.is_plain and not self.rule.is_banded
+        return self.counts is None and self.level is None and not known
 
     @property
     def symmetric(self) -> bool:
@@ -101,9 +101,8 @@ def number_groups(eligibility: Eligibility, rule: Rule) -> tuple[Eligibility, Te
     if eligibility.anchor_groups is None or eligibility.candidate_groups is None:
         return eligibility, None
     ordered = eligibility.candidate_groups.sort().values
-    first = torch.searchsorted(ordered, eligibility.anchor_groups)
-    last = torch.searchsorted(ordered, eligibility.anchor_groups, right=True)
-    found = last > first
+    first, size = equal_range(ordered, eligibility.anchor_groups)
+    found = size > 0
     renumbered = replace(
         eligibility,
         anchor_groups=torch.where(found, first, -1).int(),
@@ -113,7 +112,7 @@ def number_groups(eligibility: Eligibility, rule: Rule) -> tuple[Eligibility, Te
         return renumbered, None
     # An anchor's own instance is in its group, unless the group is unknown.
     own_views = 0 if eligibility.own is None else eligibility.pool_views
-    return renumbered, (eligibility.columns - torch.where(found, last - first, own_views)).float()
+    return renumbered, (eligibility.columns - torch.where(found, size, own_views)).float()
 
 
 def numbered_labels(labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
@@ -372,7 +371,7 @@ def make_passes(problem: Problem, scale: Tensor, anchors: Tensor, blocks: Sequen
     return passes
 
 
-def compute_sums(passes: Sequence[BlockPass]) -> tuple[Slots, Edges | None]:
+def compute_sums(passes: Sequence[BlockPass]) -> tuple[Slots, Tensor | None]:
     """The sums of all blocks, one slot per part; and the edges of the bands, if there are rings."""
     first = passes[0]
     rows, problem = first.anchors.shape[0], first.problem
@@ -398,7 +397,7 @@ def compute_sums(passes: Sequence[BlockPass]) -> tuple[Slots, Edges | None]:
 
 def compute_gradients(
     passes: Sequence[BlockPass],
-    edges: Edges | None,
+    edges: Tensor | None,
     coefficients: Coefficients,
     for_scale: bool,
     for_anchors: bool,

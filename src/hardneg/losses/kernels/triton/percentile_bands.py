@@ -55,6 +55,12 @@ class Edges(NamedTuple):
     high: Tensor
     last: Tensor
 
+    @classmethod
+    def of(cls, memory: Tensor) -> "Edges":
+        """The parts of (4, A) in float32; indices are integers of 32 bits."""
+        low, first, high, last = memory.unbind()
+        return cls(low, first.view(torch.int32), high, last.view(torch.int32))
+
 
 @triton.jit
 def score_key(scores):
@@ -325,13 +331,13 @@ def strips(passes: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
         yield base, buffer[:rows, :columns]
 
 
-def edges_and_sums(passes: Sequence[Any], slots: Any) -> Edges:
-    """The bands of all anchors; their sums are written to the slots, (1, A) each."""
-    first, device = passes[0], passes[0].anchors.device
+def edges_and_sums(passes: Sequence[Any], slots: Any) -> Tensor:
+    """The bands of all anchors, (4, A), see `Edges`; their sums are written to the slots, (1, A) each."""
+    first = passes[0]
     eligibility, rule = first.problem.eligibility, first.problem.rule
-    rows, columns = len(first.anchors), eligibility.columns
-    edges = Edges(*(torch.empty(rows, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32) * 2))
-    counted = eligibility.excluded is not None or not eligibility.is_plain
+    columns = eligibility.columns
+    edges = torch.empty(4, len(first.anchors), device=first.anchors.device, dtype=torch.float32)
+    counted = not eligibility.is_plain
     for base, scores in strips(passes):
         if counted:
             eligible = count_true(scores > -torch.inf)
@@ -339,17 +345,17 @@ def edges_and_sums(passes: Sequence[Any], slots: Any) -> Edges:
         else:
             ranks = (eligibility.count_per_anchor, *known_ranks(eligibility.count_per_anchor, rule.rings))
         arguments = {
-            "scores_": scores, "ranks": ranks, "numbers": first.numbers, "bounds": first.bounds, "edges": edges,
-            "slots": slots, "base": base, "columns": columns, "stride": scores.stride(0), "T": first.traits,
-            "COUNTED": counted, "LISTED": columns > LIST, "CHUNK": CHUNK, "LIST": LIST, "SEARCH": SEARCH,
-            "INTERVALS": 1 << INTERVAL_BITS, "DIGIT": DIGIT_BITS,
+            "scores_": scores, "ranks": ranks, "numbers": first.numbers, "bounds": first.bounds,
+            "edges": Edges.of(edges), "slots": slots, "base": base, "columns": columns, "stride": scores.stride(0),
+            "T": first.traits, "COUNTED": counted, "LISTED": columns > LIST, "CHUNK": CHUNK, "LIST": LIST,
+            "SEARCH": SEARCH, "INTERVALS": 1 << INTERVAL_BITS, "DIGIT": DIGIT_BITS,
         }  # fmt: skip
         launch(band_sums, (len(scores),), arguments, WARPS)
     return edges
 
 
 def gradients(
-    passes: Sequence[Any], edges: Edges, coefficients: Any, needed: Sequence[bool]
+    passes: Sequence[Any], edges: Tensor, coefficients: Any, needed: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor]]:
     """The gradients of the anchors (A, d) and of the blocks; empty for those that are not needed."""
     first = passes[0]
@@ -364,9 +370,9 @@ def gradients(
         # ∂L/∂s overwrites the scores, or is stored in the precision of the product.
         weights = scores if anchors.dtype == torch.float32 else anchors.new_empty(rows, columns)
         arguments = {
-            "scores_": scores, "numbers": first.numbers, "bounds": first.bounds, "edges": edges,
-            "coefficients": coefficients, "result": weights, "base": base, "columns": columns, "T": first.traits,
-            "stride": scores.stride(0), "result_stride": weights.stride(0),
+            "scores_": scores, "numbers": first.numbers, "bounds": first.bounds,
+            "edges": Edges.of(edges), "coefficients": coefficients, "result": weights, "base": base,
+            "columns": columns, "stride": scores.stride(0), "result_stride": weights.stride(0), "T": first.traits,
             "SCALED": coefficients.factor is not None, "CHUNK": 1024,
         }  # fmt: skip
         launch(band_gradient, (rows, math.ceil(columns / 1024)), arguments)
