@@ -40,6 +40,22 @@ class Sums(NamedTuple):
             total = self.log_mean() + (_log(self.number) if form.log_number is None else form.log_number)
         return torch.where(self.number > 0, total, 0.0) if isinstance(self.number, Tensor) else total
 
+    def plus(self, other: "Sums") -> "Sums":
+        """The sums of the same anchors over the candidates of both; their logarithms only if β = 0."""
+        weight = None if self.weight is None or other.weight is None else self.weight + other.weight
+        number = self.number + other.number if isinstance(self.number, Tensor) else self.number
+        if self.row_max is None or other.row_max is None:
+            return Sums(self.tilted + other.tilted, weight, None, number)
+        tilted = torch.logaddexp(self.tilted + self.row_max, other.tilted + other.row_max)
+        return Sums(tilted, weight, torch.zeros_like(tilted), number)
+
+    def nonzero(self) -> "Sums":
+        """The same without zeros or their logarithms, the sums of anchors without negatives, to divide by."""
+        limits = torch.finfo(self.tilted.dtype)
+        least = limits.tiny if self.row_max is None else limits.min
+        weight = None if self.weight is None else self.weight.clamp(min=least)
+        return self._replace(tilted=self.tilted.clamp(min=least), weight=weight)
+
 
 class AnchorLosses(NamedTuple):
     """Losses (A,) and their derivatives.
@@ -61,11 +77,12 @@ class AnchorLosses(NamedTuple):
 class LabelSums(NamedTuple):
     """Sums over the positives p of each anchor that are found by label, (A,) each; None where not needed.
 
-    number: n · total: Σ p · exponentials: Σ e^p, or its logarithm if sums of negatives are logarithms · terms, slopes:
-    Σ softplus(T − p) and its derivative in T = log(Q·G)
+    number: n · log_total: T = log(Q·G) of the negatives, see `Sums.log_total` · total: Σ p · exponentials: Σ e^p, or
+    its logarithm if sums of negatives are logarithms · terms, slopes: Σ softplus(T − p) and its derivative in T
     """
 
     number: Tensor
+    log_total: Tensor
     total: Tensor | None = None
     exponentials: Tensor | None = None
     terms: Tensor | None = None
@@ -106,12 +123,12 @@ def own_positive_losses(sums: Sums, positive: Tensor, scale: float, form: LossFo
     )
 
 
-def label_losses(sums: Sums, positives: LabelSums, log_total: Tensor, form: LossForm) -> AnchorLosses:
-    """The losses of anchors whose positives are found by label. log_total: (A,), see `Sums.log_total`."""
+def label_losses(sums: Sums, positives: LabelSums) -> AnchorLosses:
+    """The losses of anchors whose positives are found by label."""
     valid = positives.number > 0
     if isinstance(sums.number, Tensor):
         valid &= sums.number > 0
-    number, by_exponential = positives.number.clamp(min=1), None
+    number, log_total, by_exponential = positives.number.clamp(min=1), positives.log_total, None
     if positives.terms is not None and positives.slopes is not None:
         values, by_mean = positives.terms / number, positives.slopes / number
     else:

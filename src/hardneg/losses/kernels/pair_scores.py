@@ -7,8 +7,8 @@ One of two forms is used for the scores s of negatives:
 """
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,10 +31,7 @@ class UnitVectors(NamedTuple):
     @classmethod
     def of(cls, dtype: torch.dtype, *parts: Tensor) -> "UnitVectors | None":
         """Those of the rows of all parts; None if dividing by a length would not be safe."""
-        smallest = 0.0
-        for part in parts:
-            if part.dtype == torch.float16:  # of other types it is far below the shortest safe length
-                smallest = torch.finfo(torch.float16).tiny
+        smallest = max(torch.finfo(part.dtype).tiny for part in parts)
         vectors = parts[0].detach() if len(parts) == 1 else torch.cat([part.detach() for part in parts])  # (R, d)
         vectors = vectors if vectors.dtype == dtype else vectors.to(dtype)
         lengths = safe_lengths(vectors, smallest)
@@ -64,16 +61,11 @@ class Strip(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Results of the forward pass.
-
-    scores: (A,) of the pairs if each is the other's only positive ·
-    log_total: (A,) log(Q·G), for positives by label · positives: their sums
-    """
+    """Results of the forward pass. scores: (A,) of the pairs if each is the other's only positive"""
 
     losses: AnchorLosses
     sums: Sums
     scores: Tensor | None = None
-    log_total: Tensor | None = None
     positives: LabelSums | None = None
 
 
@@ -128,11 +120,11 @@ class PairScores:
         self.by_columns = self.crossed or (self.square and not self.banded)
         self.direct = self.tilt in (0.0, 1.0) and (self.tilt + 1) * scale <= SAFE_EXPONENT
         self.own_positive = form.positives == "own"
-        self.count: Tensor | float | None = float(eligibility.count_per_anchor)  # None: read from the scores
-        if self.banded or eligibility.excluded is not None or eligibility.allowed is not None:
-            self.count = None
-        elif groups is not None and form.labels_exclude:
+        self.count: Tensor | float | None = None  # of each anchor's negatives; None: read from the scores
+        if groups is not None and form.labels_exclude and not self.banded:
             self.count = vectors.shape[0] - groups.sizes
+        elif eligibility.is_plain and not self.banded:
+            self.count = float(eligibility.count_per_anchor)
         # Log-sums of columns would be relative to a maximum that changes from strip to strip.
         self.is_served = self.direct or self.tilt == 0 or not self.crossed
         self.result: Result | None = None  # of the forward pass
@@ -163,36 +155,30 @@ class PairScores:
 
     def compute(self) -> tuple[Result, Strip | None]:
         """The losses of all anchors, and the strip that the backward pass may use again, if there is only one."""
-        fields: list[Tensor | None] = []  # of `Sums`, then of the positives: (A,) each
-        columns: list[Tensor | None] = []
-        kept, size = None, self.anchors.shape[0]
+        kept: Strip | None = None
+        rows: list[Sums] = []  # one of each strip
+        columns: Sums | None = None  # of all strips, if columns are anchors
+        pairs: list[Tensor] = []
+        positives: list[LabelSums] = []
         for strip in self.strips():
-            sums = self._sums(strip.negatives, 1)
+            rows.append(self._sums(strip, 1))
             if self.crossed:
-                columns = self._added(columns, self._sums(strip.negatives, 0))
-            part = [*sums, *([strip.pairs] if self.own_positive else self._label_sums(strip, sums))]
-            if strip.rows.stop - strip.rows.start == size:
-                kept, fields = strip, part
-            else:
-                # Copied to one place: small tensors that stay between freed matrices would fragment the memory.
-                fields = fields or [None if values is None else values.new_empty(size) for values in part]
-                for whole, values in zip(fields, part, strict=True):
-                    if whole is not None and values is not None:
-                        whole[strip.rows] = values
-        sums, more = fields[:4], fields[4:]
-        found = _as_sums(_joined(sums, columns) if self.crossed else sums, self.count)
-        if not self.own_positive:
-            log_total, total, exponentials, terms, slopes = more
-            assert log_total is not None
-            assert self.groups is not None
-            positives = LabelSums(self.groups.sizes - 1, total, exponentials, terms, slopes)
-            losses = label_losses(found, positives, log_total, self.form)
-            return Result(losses, found, log_total=log_total, positives=positives), kept
-        scores = more[0]
-        if scores is None:
-            scores = torch.linalg.vecdot(self.anchors, self.unit.vectors[self.batch :]) * self.scale
-        scores = scores.repeat(2) if self.crossed else scores
-        return Result(own_positive_losses(found, scores, self.scale, self.form), found, scores), kept
+                part = self._sums(strip, 0)
+                columns = part if columns is None else columns.plus(part)
+            if strip.pairs is not None:
+                pairs.append(strip.pairs)
+            elif strip.same is not None:
+                positives.append(self._label_sums(strip, rows[-1]))
+            kept = strip if strip.negatives.shape[0] == self.anchors.shape[0] else None
+        sums = joined(rows if columns is None else [*rows, columns])
+        if positives:
+            by_label = joined(positives)
+            return Result(label_losses(sums, by_label), sums, positives=by_label), kept
+        if self.given is not None:
+            pairs = [torch.linalg.vecdot(self.anchors, self.unit.vectors[self.batch :]) * self.scale]
+        pairs = [*pairs, *pairs] if self.crossed else pairs
+        scores = pairs[0] if len(pairs) == 1 else torch.cat(pairs)
+        return Result(own_positive_losses(sums, scores, self.scale, self.form), sums, scores), kept
 
     def _strip(self, rows: slice, buffer: Tensor) -> Strip:
         scores = of_strip(buffer, slice(0, rows.stop - rows.start))
@@ -203,7 +189,7 @@ class PairScores:
         pairs = same = plain = positives = None
         if self.own_positive and diagonals:
             pairs = diagonals[0].clone() if len(diagonals) == 1 else torch.cat(diagonals)
-        outside = self._outside(scores) if self.banded else []
+        outside = self._outside(scores)
         if self.groups is not None:
             numbers = self.groups.numbers
             same = torch.eq(numbers[rows, None], numbers, out=torch.empty_like(scores))
@@ -224,9 +210,8 @@ class PairScores:
                 negatives.masked_fill_(marks != 0, -math.inf)
         if self.given is not None:
             self.eligibility.mask_(negatives, rows, self._fill)
-        if self.own_positive:
+        if same is None or self.own_positive:
             return Strip(rows, negatives, pairs)
-        assert same is not None
         same.diagonal(rows.start).zero_()
         return Strip(rows, negatives, None, same, plain, positives)
 
@@ -239,51 +224,39 @@ class PairScores:
             found.append(torch.gt(scores, self.rule.upper, out=torch.empty_like(scores)))
         return found
 
-    def _sums(self, matrix: Tensor, dim: int) -> list[Tensor | None]:
-        """The fields of `Sums` for the rows of a strip's negatives, or for its columns if ``dim`` is 0."""
-        count = None
-        if self.count is None:
-            count = torch.gt(matrix, self._fill, out=torch.empty_like(matrix)).sum(dim)
+    def _sums(self, strip: Strip, dim: int) -> Sums:
+        """The sums of a strip's rows, or of its columns if ``dim`` is 0."""
+        matrix, number = strip.negatives, self.count
+        if isinstance(number, Tensor):
+            number = of_strip(number, strip.rows)
+        elif number is None:
+            number = torch.gt(matrix, self._fill, out=torch.empty_like(matrix)).sum(dim)
         if self.direct and self.tilt == 0:
-            return [matrix.sum(dim), None, None, count]
+            return Sums(matrix.sum(dim), None, None, number)
         if self.direct:
-            return [torch.linalg.vector_norm(matrix, dim=dim).square_(), matrix.sum(dim), None, count]
+            return Sums(torch.linalg.vector_norm(matrix, dim=dim).square_(), matrix.sum(dim), None, number)
         row_max = matrix.amax(dim, keepdim=True)
         row_max = row_max.masked_fill_(row_max == -math.inf, 0.0)
         shifted = matrix - row_max
         weight = (shifted * self.tilt).exp_().sum(dim).log_() if self.tilt > 0 else None  # 0 · −inf is NaN
-        return [shifted.mul_(self.tilt + 1).exp_().sum(dim).log_(), weight, row_max.squeeze(dim), count]
+        return Sums(shifted.mul_(self.tilt + 1).exp_().sum(dim).log_(), weight, row_max.squeeze(dim), number)
 
-    def _added(self, total: list[Tensor | None], part: list[Tensor | None]) -> list[Tensor | None]:
-        """Sums of columns over the strips so far and one more."""
-        tilted, weight, row_max, count = part
-        if tilted is not None and row_max is not None:  # β = 0, so that sums may be relative to 0
-            tilted, row_max = tilted + row_max, torch.zeros_like(row_max)
-        if not total:
-            return [tilted, weight, row_max, count]
-        add = torch.add if row_max is None else torch.logaddexp
-        return [
-            add(total[0], tilted),  # type: ignore[arg-type]
-            None if weight is None else total[1] + weight,  # type: ignore[operator]
-            row_max,
-            None if count is None else total[3] + count,  # type: ignore[operator]
-        ]
-
-    def _label_sums(self, strip: Strip, sums: list[Tensor | None]) -> list[Tensor | None]:
-        """log(Q·G) of a strip's anchors, and the fields of `LabelSums` after the count."""
-        assert strip.scores is not None
+    def _label_sums(self, strip: Strip, sums: Sums) -> LabelSums:
+        """The sums over the positives by label of a strip's anchors."""
+        assert self.groups is not None
         assert strip.same is not None
-        count = self.count[strip.rows] if isinstance(self.count, Tensor) else self.count
-        log_total = _as_sums(sums, count).log_total(self.form)  # (R,)
+        assert strip.scores is not None
+        log_total = sums.log_total(self.form)  # (R,)
+        found = LabelSums(of_strip(self.groups.sizes, strip.rows) - 1, log_total)
         if strip.positives is not None or self.form.decoupled:
-            total = torch.linalg.vecdot(strip.scores, strip.same)
+            found = found._replace(total=torch.linalg.vecdot(strip.scores, strip.same))
             if strip.positives is None:
-                return [log_total, total, None, None, None]
+                return found
             exponentials = strip.positives.sum(1) if self.direct else strip.positives.logsumexp(1)
-            return [log_total, total, exponentials, None, None]
+            return found._replace(exponentials=exponentials)
         gap = log_total[:, None] - strip.scores
         terms = torch.linalg.vecdot(softplus(gap, threshold=EXACT_SOFTPLUS), strip.same)
-        return [log_total, None, None, terms, torch.linalg.vecdot(gap.sigmoid_(), strip.same)]
+        return found._replace(terms=terms, slopes=torch.linalg.vecdot(gap.sigmoid_(), strip.same))
 
 
 def of_strip(table: Tensor, rows: slice) -> Tensor:
@@ -291,15 +264,12 @@ def of_strip(table: Tensor, rows: slice) -> Tensor:
     return table if rows.stop - rows.start == table.shape[0] else table[rows]
 
 
-def _as_sums(fields: list[Tensor | None], known: Tensor | float | None) -> Sums:
-    """Sums with the counted or the known number of negatives."""
-    tilted, weight, row_max, count = fields
-    assert tilted is not None
-    number = count if known is None else known
-    assert number is not None
-    return Sums(tilted, weight, row_max, number)
+Fields = TypeVar("Fields", Sums, LabelSums)
 
 
-def _joined(one: list[Tensor | None], other: list[Tensor | None]) -> list[Tensor | None]:
-    """Fields of rows, each followed by that of columns; None where there are none."""
-    return [None if a is None or b is None else torch.cat([a, b]) for a, b in zip(one, other, strict=True)]
+def joined(parts: Sequence[Fields]) -> Fields:
+    """The sums of the anchors of all parts, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    fields = zip(*parts, strict=True)
+    return type(parts[0])._make(torch.cat(field) if isinstance(field[0], Tensor) else field[0] for field in fields)

@@ -5,14 +5,16 @@ each row is that of an anchor and so is each column (both views of a batch, or b
 W = ∂L/∂s has a term of the row and one of the column, and one product with W gives the gradient.
 """
 
-import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hardneg.losses.kernels.anchor_losses import LabelSums
 from hardneg.losses.kernels.interface import Eligibility, LossForm, PairRecord, Rule, gradients, saveable
 from hardneg.losses.kernels.pair_scores import Groups, PairScores, Strip, UnitVectors, of_strip
 from hardneg.losses.kernels.saved_tensors import unchanged
@@ -77,12 +79,11 @@ class _PairedLoss(torch.autograd.Function):
         ctx.scores, ctx.strip, ctx.plain, ctx.number = scores, strip, plain, 1
         if reduction == "none":
             return losses.values.clone()  # a view could not be changed in place, as in total += other
-        if reduction == "sum":
-            return losses.values.sum()
-        if losses.valid is None:
-            ctx.number = losses.values.shape[0]
-            return losses.values.mean()
-        ctx.number = losses.valid.sum().clamp(min=1)
+        if reduction == "mean":
+            if losses.valid is None:
+                ctx.number = losses.values.shape[0]
+                return losses.values.mean()
+            ctx.number = losses.valid.sum().clamp(min=1)
         return losses.values.sum() / ctx.number  # type: ignore[no-any-return]
 
     @staticmethod
@@ -90,10 +91,8 @@ class _PairedLoss(torch.autograd.Function):
         inputs = unchanged(ctx)[:4]
         if torch.is_grad_enabled():  # create_graph=True
             return *gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None
-        if torch.is_autocast_enabled("cpu"):
-            with torch.autocast("cpu", enabled=False):
-                return *_backward(ctx, grad, *inputs), None, None, None
-        return *_backward(ctx, grad, *inputs), None, None, None
+        with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
+            return *_backward(ctx, grad, *inputs), None, None, None
 
 
 def _backward(
@@ -130,13 +129,13 @@ def _unit_gradients(
     kept: the only strip, None if there are several · weight: () or (A,), the gradient of each loss, times 1/temperature
     """
     unit, batch, anchors, candidates = scores.unit.vectors, scores.batch, scores.anchors, scores.candidates
-    coefficients = _Coefficients(scores, weight)
-    found = torch.empty_like(unit)
-    by_rows, by_columns = (found, None) if scores.square else (found[:batch], found[batch:])
-    if (for_given and scores.given is not None) or (scores.square and not scores.by_columns):
+    coefficients, found = _Coefficients(scores, weight), torch.empty_like(unit)
+    by_rows = of_strip(found, slice(0, anchors.shape[0]))
+    by_columns: Tensor | None = None
+    if scores.given is None and not scores.square:
+        by_columns = found[batch:]
+    elif (scores.square and not scores.by_columns) or (scores.given is not None and for_given):
         by_columns = torch.empty_like(candidates)
-    elif scores.given is not None:
-        by_columns = None
     for strip in scores.strips() if kept is None else (kept,):
         matrix = coefficients.matrix(strip)  # (R, N)
         multiply(matrix, candidates.t(), of_strip(by_rows, strip.rows))
@@ -160,42 +159,32 @@ class _Coefficients:
     def __init__(self, scores: PairScores, weight: Tensor) -> None:
         result = scores.result
         assert result is not None
-        self._scores, self._result = scores, result
-        losses, sums, tilt = result.losses, result.sums, scores.tilt
+        losses, tilt = result.losses, scores.tilt
+        sums = result.sums if losses.valid is None else result.sums.nonzero()
         through = scores.rule.grad_through_weights and tilt > 0
         by_mean = losses.by_mean * weight
         # METHODS, gradient: (β+1)·softmax_{β+1} − β·softmax_β; with detached weights 1 and 0.
         tilted, weighted = (by_mean * (tilt + 1), by_mean * -tilt) if through else (by_mean, None)
-        self._log_tilted, self._log_weight, self._log_positives = sums.tilted, sums.weight, None
-        positives = None if result.positives is None else result.positives.exponentials
         if scores.direct:
-            # An anchor without negatives has coefficients 0 and sums 0.
-            tilted = tilted / (sums.tilted if losses.valid is None else sums.tilted.masked_fill(sums.tilted == 0, 1.0))
-            if weighted is not None and sums.weight is not None:
-                weighted = weighted / (
-                    sums.weight if losses.valid is None else sums.weight.masked_fill(sums.weight == 0, 1.0)
-                )
-        elif losses.valid is not None:
-            empty = sums.tilted == -math.inf
-            self._log_tilted = sums.tilted.masked_fill(empty, 0.0)
-            self._log_weight = None if sums.weight is None else sums.weight.masked_fill(empty, 0.0)
-            self._log_positives = None if positives is None else positives.masked_fill(positives == -math.inf, 0.0)
+            tilted = tilted / sums.tilted
+            weighted = None if weighted is None or sums.weight is None else weighted / sums.weight
+        self._scores, self._sums, self._positives = scores, sums, result.positives
         self._tilted, self._weighted = tilted, weighted
         self._exponential = None if losses.by_exponential is None else losses.by_exponential * weight
         self.pair = -by_mean if losses.by_positive is None else losses.by_positive * weight
         self._pairs = self.pair
         if scores.own_positive and scores.by_columns:
             half = self.pair[: scores.batch] + self.pair[scores.batch :]
-            self._pairs = half.repeat(2) if scores.square else half
+            self._pairs = torch.cat([half, half]) if scores.square else half
 
     def matrix(self, strip: Strip) -> Tensor:
         """W of a strip, (R, N)."""
         found = self._direct(strip) if self._scores.direct else self._by_logarithms(strip)
-        if self._scores.own_positive:
-            for rows, diagonal in self._scores.pair_diagonals(strip.rows, found):
-                diagonal.copy_(of_strip(self._pairs, rows))
-        else:
-            self._add_positives(strip, found)
+        if self._positives is not None:
+            self._add_positives(strip, self._positives, found)
+            return found
+        for rows, diagonal in self._scores.pair_diagonals(strip.rows, found):
+            diagonal.copy_(of_strip(self._pairs, rows))
         return found
 
     def _rows(self, strip: Strip, values: Tensor) -> Tensor:
@@ -204,57 +193,58 @@ class _Coefficients:
     def _columns(self, values: Tensor) -> Tensor:
         return values[self._scores.batch :] if self._scores.crossed else values  # (N,)
 
+    def _sides(self, strip: Strip) -> list[Callable[[Tensor], Tensor]]:
+        """Functions that broadcast values of anchors to (R, N): of the rows and, if they have terms, of the columns."""
+        rows = partial(self._rows, strip)
+        return [rows, self._columns] if self._scores.by_columns else [rows]
+
     def _sum(self, strip: Strip, values: Tensor) -> Tensor:
         """The values of the anchors of rows and columns, added, (R, N); (R, 1) if columns have no terms."""
         rows = self._rows(strip, values)
         return rows + self._columns(values) if self._scores.by_columns else rows
 
     def _direct(self, strip: Strip) -> Tensor:
-        if self._scores.by_columns:
-            found = self._sum(strip, self._tilted).mul_(strip.negatives)
-        else:
-            found = strip.negatives * self._rows(strip, self._tilted)
+        tilted = self._sum(strip, self._tilted)
+        found = tilted.mul_(strip.negatives) if self._scores.by_columns else strip.negatives * tilted
         if self._weighted is not None:
-            found.add_(self._rows(strip, self._weighted))
-            if self._scores.by_columns:
-                found.add_(self._columns(self._weighted))
+            for of in self._sides(strip):
+                found.add_(of(self._weighted))
         return found if self._scores.tilt == 0 else found.mul_(strip.negatives)  # x, or x²
 
     def _by_logarithms(self, strip: Strip) -> Tensor:
-        found = self._softmaxes(strip, lambda values: self._rows(strip, values))
-        return found.add_(self._softmaxes(strip, self._columns)) if self._scores.by_columns else found
+        found, *columns = (self._softmaxes(strip, of) for of in self._sides(strip))
+        return found.add_(columns[0]) if columns else found
 
     def _softmaxes(self, strip: Strip, of: Callable[[Tensor], Tensor]) -> Tensor:
         """The two terms of the anchors of rows, or of columns. of: their values, broadcast to (R, N)."""
-        tilt, row_max = self._scores.tilt, self._result.sums.row_max
-        assert row_max is not None
-        shifted = strip.negatives - of(row_max)
+        tilt, sums = self._scores.tilt, self._sums
+        assert sums.row_max is not None
+        shifted = strip.negatives - of(sums.row_max)
         weight = None
-        if self._weighted is not None and self._log_weight is not None:
-            weight = (shifted * tilt).sub_(of(self._log_weight)).exp_().mul_(of(self._weighted))
-        found = shifted.mul_(tilt + 1).sub_(of(self._log_tilted)).exp_().mul_(of(self._tilted))
+        if self._weighted is not None and sums.weight is not None:
+            weight = (shifted * tilt).sub_(of(sums.weight)).exp_().mul_(of(self._weighted))
+        found = shifted.mul_(tilt + 1).sub_(of(sums.tilted)).exp_().mul_(of(self._tilted))
         return found if weight is None else found.add_(weight)
 
-    def _add_positives(self, strip: Strip, found: Tensor) -> None:
+    def _add_positives(self, strip: Strip, positives: LabelSums, found: Tensor) -> None:
         """Add the terms of positives by label to ``found`` (R, N)."""
-        by_columns = self._scores.by_columns
         assert strip.same is not None
-        if self._exponential is not None or self._scores.form.decoupled:
-            found.addcmul_(strip.same, self._sum(strip, self.pair))
-            if self._exponential is None or strip.positives is None:
-                return
-            if self._scores.direct:
-                found.addcmul_(strip.positives, self._sum(strip, self._exponential))
-                return
-            assert self._log_positives is not None
-            for of in (lambda values: self._rows(strip, values), self._columns)[: 1 + by_columns]:
-                found.addcmul_((strip.positives - of(self._log_positives)).exp_(), of(self._exponential))
-            return
         assert strip.scores is not None
-        assert self._result.log_total is not None
-        for of in (lambda values: self._rows(strip, values), self._columns)[: 1 + by_columns]:
-            slope = (of(self._result.log_total) - strip.scores).sigmoid_().mul_(of(self.pair))
-            found.addcmul_(strip.same, slope)
+        if positives.slopes is not None:
+            for of in self._sides(strip):
+                slope = (of(positives.log_total) - strip.scores).sigmoid_().mul_(of(self.pair))
+                found.addcmul_(strip.same, slope)
+            return
+        found.addcmul_(strip.same, self._sum(strip, self.pair))
+        if strip.positives is None or self._exponential is None:
+            return
+        if self._scores.direct:
+            found.addcmul_(strip.positives, self._sum(strip, self._exponential))
+            return
+        assert positives.exponentials is not None
+        logs = positives.exponentials.clamp(min=torch.finfo(found.dtype).min)  # finite without positives, too
+        for of in self._sides(strip):
+            found.addcmul_((strip.positives - of(logs)).exp_(), of(self._exponential))
 
 
 def _record(scores: PairScores) -> PairRecord:
