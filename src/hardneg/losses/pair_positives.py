@@ -83,9 +83,8 @@ def pair_positives(anchors: Tensor, parts: Sequence[LabelledRows], scale: Tensor
             return None
         anchor, row = found
         most -= len(anchor)
-        rows = part.rows.flatten(0, -2)
         index.append(anchor)
-        scores.append(_PairScores.apply(anchors, None if rows is anchors else rows, scale, anchor, row))  # type: ignore[no-untyped-call]
+        scores.append(_PairScores.apply(anchors, part.rows.flatten(0, -2), scale, anchor, row))  # type: ignore[no-untyped-call]
     return PairPositives(torch.cat(index), torch.cat(scores), len(anchors))
 
 
@@ -115,13 +114,12 @@ def _pairs(part: LabelledRows, size: int, most: int) -> tuple[Tensor, Tensor] | 
 
 
 class _PairScores(torch.autograd.Function):
-    """Scores scale·⟨anchor, row⟩ (E,) of pairs, in order of the anchor. Rows of None are the anchors."""
+    """Scores scale·⟨anchor, row⟩ (E,) of pairs, in order of the anchor."""
 
     @staticmethod
-    def forward(ctx: Any, anchors: Tensor, rows: Tensor | None, scale: Tensor, anchor: Tensor, row: Tensor) -> Tensor:
-        others = anchors if rows is None else rows
-        pattern = _sparse(anchor, row, anchors.new_zeros(len(row)), (len(anchors), len(others)))
-        products: Tensor = torch.sparse.sampled_addmm(pattern, anchors, others.T, beta=0.0).values()
+    def forward(ctx: Any, anchors: Tensor, rows: Tensor, scale: Tensor, anchor: Tensor, row: Tensor) -> Tensor:
+        pattern = _sparse(anchor, row, anchors.new_zeros(len(row)), (len(anchors), len(rows)))
+        products: Tensor = torch.sparse.sampled_addmm(pattern, anchors, rows.T, beta=0.0).values()
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(anchors, rows, scale, anchor, row, products)
         return products * scale
@@ -130,18 +128,15 @@ class _PairScores(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         anchors, rows, scale, anchor, row, products = ctx.saved_tensors
-        others = anchors if rows is None else rows
         d_scale = (grad * products).sum() if ctx.needs_input_grad[2] else None
         with torch.autocast("cpu", enabled=False):
-            by_anchors = _sparse(anchor, row, grad * scale, (len(anchors), len(others))) @ others
+            d_anchors = _sparse(anchor, row, grad * scale, (len(anchors), len(rows))) @ rows
             d_rows = None
-            if rows is None or ctx.needs_input_grad[1]:
+            if ctx.needs_input_grad[1]:
                 order = row.sort(stable=True).indices
-                transposed = _sparse(row[order], anchor[order], (grad * scale)[order], (len(others), len(anchors)))
+                transposed = _sparse(row[order], anchor[order], (grad * scale)[order], (len(rows), len(anchors)))
                 d_rows = transposed @ anchors
-        if rows is None:
-            by_anchors, d_rows = by_anchors + d_rows, None
-        return by_anchors, d_rows, d_scale, None, None
+        return d_anchors, d_rows, d_scale, None, None
 
 
 def _sparse(row: Tensor, column: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:

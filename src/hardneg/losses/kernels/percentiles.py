@@ -31,15 +31,14 @@ SHORTEST_ROW = 4096
 class Edges:
     """The first and the last candidate in the band of each row, by score and then by index; (R,) each.
 
-    count: number of candidates in the band · tied: (T,) the rows where the indices matter because the candidates at an
-    edge are not all on one side of it; None if that was not determined
+    tied: (T,) the rows where the indices matter because the candidates at an edge are not all on one side of it; None
+    if that was not determined
     """
 
     low: Tensor
     low_index: Tensor
     high: Tensor
     high_index: Tensor
-    count: Tensor
     tied: Tensor | None = None
 
     def outside(self, scores: Tensor) -> Tensor:
@@ -90,7 +89,7 @@ def sorted_edges(scores: Tensor, rule: Rule) -> Edges:
     # Disjoint rings, or no candidates at all, keep nothing: a band that starts above every score and ends below.
     empty = end <= start
     low, high = low.masked_fill(empty, torch.inf), high.masked_fill(empty, -torch.inf)
-    return Edges(low, low_index, high, high_index, (end - start).clamp(min=0))
+    return Edges(low, low_index, high, high_index)
 
 
 def by_values(scores: Tensor, rule: Rule) -> Edges:
@@ -103,21 +102,21 @@ def by_values(scores: Tensor, rule: Rule) -> Edges:
     ordered = np.sort(table, axis=1)
     masked = np.count_nonzero(ordered == -np.inf, axis=1)  # they come before the others
     start, end = (rank.numpy() for rank in rule.ranks(torch.from_numpy(columns - masked)))
-    count, every = np.maximum(end - start, 0), np.arange(rows)
+    nonempty, every = end > start, np.arange(rows)
     first, last = np.minimum(masked + start, columns - 1), np.maximum(masked + end - 1, 0)
     low, high = ordered[every, first], ordered[every, last]
     # The index matters where the score on the other side of an edge has the same score.
     low_tied = (first > 0) & (ordered[every, first - 1] == low)
     high_tied = (last < columns - 1) & (ordered[every, np.minimum(last + 1, columns - 1)] == high)
     low_index, high_index = np.zeros(rows, np.int64), np.full(rows, columns - 1, np.int64)
-    for i in np.flatnonzero((low_tied | high_tied) & (count > 0)):
+    tied = np.flatnonzero((low_tied | high_tied) & nonempty)
+    for i in tied:
         equal = np.flatnonzero(table[i] == low[i])
         low_index[i] = equal[first[i] - np.searchsorted(ordered[i], low[i])]
         equal = np.flatnonzero(table[i] == high[i])
         high_index[i] = equal[last[i] - np.searchsorted(ordered[i], high[i])]
-    low, high = np.where(count > 0, low, np.inf), np.where(count > 0, high, -np.inf)
-    tied = np.flatnonzero((low_tied | high_tied) & (count > 0))
-    found = (low.astype(table.dtype), low_index, high.astype(table.dtype), high_index, count, tied)
+    low, high = np.where(nonempty, low, np.inf), np.where(nonempty, high, -np.inf)
+    found = (low.astype(table.dtype), low_index, high.astype(table.dtype), high_index, tied)
     return Edges(*map(torch.from_numpy, found))
 
 
@@ -147,8 +146,7 @@ def selected(scores: Tensor, rule: Rule) -> Edges:
             high[i], below, equal = order_statistic(row, sample, int(last))
             if 0 <= last - below < equal - 1:
                 high_index[i], tied[i] = np.flatnonzero(row == high[i])[last - below], True
-    found = map(torch.from_numpy, (low, low_index, high, high_index, np.maximum(end - start, 0), np.flatnonzero(tied)))
-    return Edges(*found)
+    return Edges(*map(torch.from_numpy, (low, low_index, high, high_index, np.flatnonzero(tied))))
 
 
 def order_statistic(row: NDArray[Any], sample: NDArray[Any], position: int) -> tuple[float, int, int]:

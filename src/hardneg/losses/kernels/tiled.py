@@ -2,8 +2,7 @@
 
 A strip is a block of anchors against all their candidates, so that ranks and sums are local to it. The forward pass
 keeps a few numbers per anchor; the backward pass recomputes each strip (or reuses it, if there is only one), turns it
-into the coefficients W = ∂L/∂s, and multiplies. Where anchors and candidates are the same rows, one product with W + Wᵀ
-gives the whole gradient.
+into the coefficients W = ∂L/∂s, and multiplies.
 """
 
 from collections.abc import Iterator, Sequence
@@ -110,19 +109,18 @@ def largest_magnitude(anchors: Tensor, candidates: Sequence[Tensor], scale: Tens
 def _reduce(
     reduction: "_NegativeSums | _PositiveSums", anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    blocks = [None if block is anchors else block for block in candidates]
-    results: tuple[Tensor, Tensor, Tensor] = _Strips.apply(reduction, scale, anchors, *blocks)  # type: ignore[no-untyped-call]
+    own = anchors.view_as(anchors)  # a compiled graph refuses one tensor as two arguments
+    results: tuple[Tensor, Tensor, Tensor] = _Strips.apply(reduction, scale, own, *candidates)  # type: ignore[no-untyped-call]
     return results
 
 
 class _Strips(torch.autograd.Function):
-    """Applies a reduction strip by strip, and recomputes the strips in backward. A block of None is the anchors."""
+    """Applies a reduction strip by strip, and recomputes the strips in backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, reduction: "_NegativeSums | _PositiveSums", scale: Tensor, anchors: Tensor, *blocks: Tensor | None
+        ctx: Any, reduction: "_NegativeSums | _PositiveSums", scale: Tensor, anchors: Tensor, *candidates: Tensor
     ) -> tuple[Tensor, ...]:
-        candidates = [anchors if block is None else block for block in blocks]
         size = len(anchors)
         results = anchors.new_empty(size), anchors.new_empty(size), anchors.new_empty(size)
         for rows, scores in strips(anchors, candidates, scale):
@@ -131,8 +129,8 @@ class _Strips(torch.autograd.Function):
         # A single strip is kept for the backward pass; a compiled graph cannot keep this view of the buffer.
         kept = reduction.keeps_exponentials and len(scores) == size and not torch.compiler.is_compiling()
         ctx.strip = scores if kept else None
-        ctx.reduction, ctx.is_anchors = reduction, [block is None for block in blocks]
-        ctx.save_for_backward(scale, anchors, *results, *[block for block in blocks if block is not None])
+        ctx.reduction = reduction
+        ctx.save_for_backward(scale, anchors, *results, *candidates)
         ctx.mark_non_differentiable(results[2])
         ctx.set_materialize_grads(False)
         return results
@@ -148,22 +146,16 @@ class _Strips(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx: Any, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        reduction, is_anchors = ctx.reduction, ctx.is_anchors
-        scale, anchors, *saved = tensors
-        results, given = saved[:3], iter(saved[3:])
-        candidates = [anchors if same else next(given) for same in is_anchors]
-        for_scale, for_anchors, *for_blocks = ctx.needs_input_grad[1:]
-
-        both = reduction.symmetric and is_anchors == [True]
+        reduction, (scale, anchors, *results) = ctx.reduction, tensors[:5]
+        candidates, (for_scale, for_anchors, *for_blocks) = tensors[5:], ctx.needs_input_grad[1:]
         by_rows = torch.zeros_like(anchors)  # Σ_c W·c for each anchor
         by_columns = [
-            torch.zeros_like(block) if needed or (same and not both) else None
-            for block, needed, same in zip(candidates, for_blocks, is_anchors, strict=True)
+            torch.zeros_like(block) if needed else None for block, needed in zip(candidates, for_blocks, strict=True)
         ]
         recomputed = ctx.strip is None
         again = strips(anchors, candidates, scale) if recomputed else [(slice(0, len(anchors)), ctx.strip)]
         for rows, scores in again:
-            coefficients = reduction.coefficients(rows, scores, results, grads, recomputed, both)  # (R, N)
+            coefficients = reduction.coefficients(rows, scores, results, grads, recomputed)  # (R, N)
             column = 0
             for block, collected in zip(candidates, by_columns, strict=True):
                 part = coefficients[:, column : column + block.shape[-2]]
@@ -181,23 +173,18 @@ class _Strips(torch.autograd.Function):
                             collected[block_rows] += outer
                         else:
                             collected.index_add_(0, block_rows, outer)
-        # s = scale·⟨a, c⟩, so ∂L/∂scale = Σ W·⟨a, c⟩; with both halves each pair was counted twice.
-        d_scale = (anchors * by_rows).sum() * (0.5 if both else 1.0) if for_scale else None
-        d_blocks: list[Tensor | None] = []
-        for same, collected in zip(is_anchors, by_columns, strict=True):
-            if same and collected is not None:
-                by_rows += collected
-            d_blocks.append(None if same or collected is None else collected.mul_(scale))
+        # s = scale·⟨a, c⟩, so ∂L/∂scale = Σ W·⟨a, c⟩.
+        d_scale = (anchors * by_rows).sum() if for_scale else None
+        d_blocks = [None if collected is None else collected.mul_(scale) for collected in by_columns]
         return None, d_scale, by_rows.mul_(scale) if for_anchors else None, *d_blocks
 
 
 class _NegativeSums:
     """The two log-sums and the count of `LogSums`, strip by strip, and the gradient of a loss in the scores.
 
-    keeps_exponentials: whether `forward` leaves in its strip what `coefficients` can reuse · symmetric: whether
-    ∂L/∂s_ji can be computed from the strip of row i, if scores are symmetric · row_max: maximum of each row's scores,
-    or 0 where it need not be subtracted · log_tilted, log_weight: log of the sums of e^{(β+1)s} and e^{βs}, with s
-    relative to that maximum
+    keeps_exponentials: whether `forward` leaves in its strip what `coefficients` can reuse · row_max: maximum of each
+    row's scores, or 0 where it need not be subtracted · log_tilted, log_weight: log of the sums of e^{(β+1)s} and
+    e^{βs}, with s relative to that maximum
     """
 
     def __init__(self, eligibility: Eligibility, rule: Rule, anchors: Tensor) -> None:
@@ -208,13 +195,10 @@ class _NegativeSums:
         )  # fmt: skip
         self.bands: dict[int, percentiles.Edges] = {}  # by first row of the strip: the edges of the band
         self.drawn: dict[int, Tensor] = {}  # by first row of the strip: the negatives drawn, (R, k)
-        self.banded = rule.is_banded
         tilt, largest = rule.tilt, rule.max_abs_score
         self.bounded = largest is not None and not isinstance(tilt, Tensor) and (tilt + 1) * largest <= SAFE_EXPONENT
         # With β = 0 or 1 one exponential x = e^s gives both sums and both their derivatives.
         self.keeps_exponentials = self.bounded and rule.draws is None and tilt in (0, 1)
-        unmasked = eligibility.allowed is None and eligibility.identities is None
-        self.symmetric = self.keeps_exponentials and not self.banded and unmasked
 
     def forward(self, rows: slice, scores: Tensor) -> tuple[Tensor, ...]:
         """Three numbers per row; may overwrite ``scores``."""
@@ -223,7 +207,10 @@ class _NegativeSums:
         if rule.draws is not None:
             self.drawn[rows.start] = draw(scores > -torch.inf, rule.draws[rows])
             scores = scores.gather(1, self.drawn[rows.start])
-        count = self._count(rows, scores)
+        if rule.draws is None and self.eligibility.is_plain and not rule.is_banded:
+            count = scores.new_full((len(scores),), self.eligibility.count_per_anchor)
+        else:
+            count = count_true(scores > -torch.inf).to(scores.dtype)
         if self.keeps_exponentials:
             exponentials = scores.exp_()
             total = exponentials.sum(dim=1).log()
@@ -250,9 +237,8 @@ class _NegativeSums:
         results: Sequence[Tensor],
         grads: Sequence[Tensor],
         recomputed: bool,
-        both: bool,
     ) -> Tensor:
-        """∂L/∂s_ij (R, N), or ∂L/∂s_ij + ∂L/∂s_ji if ``both``. results, grads: of all anchors.
+        """∂L/∂s, (R, N). results, grads: of all anchors.
 
         recomputed: ``scores`` are plain and may be overwritten; otherwise they are what `forward` left, and are kept
         """
@@ -267,10 +253,9 @@ class _NegativeSums:
             self._mask(rows, scores)
         if self.keeps_exponentials:
             exponentials = scores.exp_() if recomputed else scores
-            d_tilted, d_weight = d_tilted * (-log_tilted).exp(), d_weight * (-log_weight).exp()
-            derivative = exponentials * (d_tilted[rows, None] + d_tilted if both else d_tilted[rows, None])
+            derivative = exponentials * (d_tilted * (-log_tilted).exp())[rows, None]
             if tilt == 1:
-                derivative.add_(d_weight[rows, None] + d_weight if both else d_weight[rows, None]).mul_(exponentials)
+                derivative.add_((d_weight * (-log_weight).exp())[rows, None]).mul_(exponentials)
             return derivative
         chosen = scores if drawn is None else scores.gather(1, drawn)
         # Drawn candidates need no mask again, except in a row that has no negatives.
@@ -282,15 +267,6 @@ class _NegativeSums:
         if drawn is None:
             return derivative
         return torch.zeros_like(scores).scatter_add_(1, drawn, derivative)
-
-    def _count(self, rows: slice, scores: Tensor) -> Tensor:
-        """The support size of each row, (R,), without reading the scores where it is known."""
-        rule, eligibility = self.rule, self.eligibility
-        if rule.draws is None and eligibility.is_plain and not self.banded:
-            return scores.new_full((len(scores),), eligibility.count_per_anchor)
-        if rule.draws is None and rule.rings and rule.lower is None and rule.upper is None and rule.guide is None:
-            return self.bands[rows.start].count.to(scores.dtype)
-        return count_true(scores > -torch.inf).to(scores.dtype)
 
     def _mask(self, rows: slice, scores: Tensor) -> None:
         """Overwrite with −inf the scores of candidates that are ineligible or outside the bands."""
@@ -321,7 +297,7 @@ class _PositiveSums:
     Its methods and attributes are those of `_NegativeSums`.
     """
 
-    keeps_exponentials = symmetric = False
+    keeps_exponentials = False
 
     def __init__(self, eligibility: Eligibility, offset: Tensor) -> None:
         self.eligibility, self.offset = eligibility, offset
@@ -342,7 +318,6 @@ class _PositiveSums:
         results: Sequence[Tensor],
         grads: Sequence[Tensor],
         recomputed: bool,
-        both: bool,
     ) -> Tensor:
         positive = self._positive(rows, scores)
         derivative = (self.offset[rows, None] - scores).sigmoid_()
