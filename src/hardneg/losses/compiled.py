@@ -71,9 +71,7 @@ def _call(*arguments: Any) -> tuple[Call, Given, Tensor | None]:
     settings = paired.KEYS[key]
     plan = paired.plan(settings, fused(z1.device), z1, z2, labels, negatives, exclude, negative_mask)
     assert plan is not None
-    made = make_call(plan.eligibility, plan.rule, plan.form, z1, z2, negatives, scale, labels)
-    assert made is not None
-    return *made, plan.validity
+    return *make_call(plan.eligibility, plan.rule, plan.form, z1, z2, negatives, scale, labels), plan.validity
 
 
 def _forward(*arguments: Any) -> list[Tensor]:

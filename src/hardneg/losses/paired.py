@@ -146,11 +146,6 @@ def key_of(settings: Settings) -> tuple[str, Settings] | None:
     # Processes may be started after the loss was made.
     if settings.gather is not False or not _suits_settings(settings, PairSupport(), settings.supervision != "none"):
         return None
-    joint = settings.combine_positives == "in_denominator" and settings.supervision in ("positives", "full")
-    plain = settings.supervision == "full" and settings.negative_count == "support"
-    plain = plain and settings.weighting is None and not settings.bands
-    if joint and not plain:
-        return None
     settings = replace(settings, temperature=1.0)  # the operator takes 1/temperature as a tensor
     key = repr(settings)
     return key, KEYS.setdefault(key, settings)
@@ -176,7 +171,7 @@ def _suits_settings(settings: Settings, support: PairSupport, labelled: bool) ->
         and not (per_anchor and (settings.symmetric or not support.bands_per_anchor))
         and (not distributed.gathers(settings.gather) or _suits_gathering(settings, support))
         and not (labelled and settings.in_batch != "both")
-        and (settings.supervision not in ("positives", "full") or _suits_label_positives(settings))
+        and (settings.supervision not in ("positives", "full") or _suits_label_positives(settings, support))
     )
 
 
@@ -186,10 +181,19 @@ def _suits_gathering(settings: Settings, support: PairSupport) -> bool:
     return support.gather and settings.in_batch == "both" and settings.supervision == "none" and not by_rank
 
 
-def _suits_label_positives(settings: Settings) -> bool:
-    """True for the forms of several positives that kernels compute."""
-    combined = settings.combine_positives in ("mean_of_logs", "in_denominator")
+def _suits_label_positives(settings: Settings, support: PairSupport) -> bool:
+    """True for the forms of several positives that the kernel computes."""
+    combined = settings.combine_positives == "mean_of_logs"
+    if settings.combine_positives == "in_denominator":
+        combined = support.weighted_denominator or _has_plain_negatives(settings)
     return combined and settings.prior is None and settings.average == "anchors"
+
+
+def _has_plain_negatives(settings: Settings) -> bool:
+    """True if the total of the negatives is the sum of e^s over all rows of other labels."""
+    tilt = 0.0 if settings.weighting is None else settings.weighting.tilt()
+    untilted = not isinstance(tilt, Tensor) and tilt == 0  # reading a tensor would synchronize with its device
+    return untilted and not settings.bands and settings.supervision == "full" and settings.negative_count == "support"
 
 
 def _suits_tensors(

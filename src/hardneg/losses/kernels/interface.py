@@ -202,11 +202,6 @@ class Rule:
         return weights if self.grad_through_weights else weights.detach()
 
     @property
-    def is_untilted(self) -> bool:
-        """True if weights are known to be equal; reading a tilt that is a tensor would synchronize with its device."""
-        return self.log_weight is None and not isinstance(self.tilt, Tensor) and self.tilt == 0
-
-    @property
     def is_banded(self) -> bool:
         """True if it may keep fewer than all eligible candidates."""
         return self.lower is not None or self.upper is not None or bool(self.rings) or self.guide is not None
@@ -284,13 +279,15 @@ class PairSupport:
     """Which calls a kernel's ``pair_loss`` serves beyond those in float32.
 
     device: the only type of device, or None for any · float64: that precision · bands_per_anchor: bands that differ
-    between anchors, such as those by rank · gather: candidates of all processes
+    between anchors, such as those by rank · gather: candidates of all processes · weighted_denominator: positives in
+    the denominator beside any negatives, not only untilted ones of all other labels
     """
 
     device: str | None = None
     float64: bool = False
     bands_per_anchor: bool = True
     gather: bool = False
+    weighted_denominator: bool = False
 
 
 def wrapped(rows: slice, size: int, device: torch.device) -> slice | Tensor:

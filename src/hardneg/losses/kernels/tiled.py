@@ -31,7 +31,7 @@ from hardneg.matmul import multiply
 
 units = None  # computed by plain operations
 pair_loss = tiled_pairs.pair_loss
-pair_support = PairSupport(device="cpu", float64=True, bands_per_anchor=False)
+pair_support = PairSupport(device="cpu", float64=True, bands_per_anchor=False, weighted_denominator=True)
 
 
 def log_sums(

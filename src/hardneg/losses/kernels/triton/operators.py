@@ -32,11 +32,17 @@ from hardneg.losses.kernels.interface import (
 from hardneg.losses.kernels.triton import backward, normalize, score_tile
 from hardneg.losses.kernels.triton.anchor_losses import finish_totals
 from hardneg.losses.kernels.triton.backward import Coefficients
-from hardneg.losses.kernels.triton.forward import Slots, Totals
+from hardneg.losses.kernels.triton.forward import Totals
 from hardneg.losses.kernels.triton.launch import SMALL_PROBLEM, launch
 from hardneg.losses.kernels.triton.paired_loss import Given, PairedLoss, Saved, make_call, pair_record
-from hardneg.losses.kernels.triton.passes import Problem, compute_gradients, compute_sums, make_passes, number_groups
-from hardneg.losses.kernels.triton.score_tile import Numbers
+from hardneg.losses.kernels.triton.passes import (
+    BlockPass,
+    Problem,
+    compute_gradients,
+    compute_sums,
+    make_passes,
+    number_groups,
+)
 
 BLOCK = 128  # anchors per program of the kernels that finish the sums
 
@@ -60,29 +66,34 @@ def log_sums(
     """The same as `reference.log_sums`, for every rule without general weights."""
     if not suits(anchors, candidates, eligibility, rule):
         return tiled.log_sums(anchors, candidates, scale, eligibility, rule)
-    counts = None
-    if anchors.shape[0] * eligibility.columns > SMALL_PROBLEM:
-        eligibility, counts = number_groups(eligibility, rule)
-    return LogSums(*_run(Problem(eligibility, rule, counts=counts), anchors, candidates, scale))
+    return LogSums(*_sums(anchors, candidates, scale, eligibility, rule))
 
 
 def positive_sums(
     anchors: Tensor, pool: Tensor, scale: Tensor, eligibility: Eligibility, offset: Tensor, half_copies: HalfCopies
 ) -> tuple[Tensor, Tensor]:
     """The same as `reference.positive_sums`."""
-    if not suits(anchors, [pool], eligibility, Rule()):
+    rule = Rule(half_copies=half_copies)
+    if not suits(anchors, [pool], eligibility, rule):
         return tiled.positive_sums(anchors, pool, scale, eligibility, offset, half_copies)
-    if anchors.shape[0] * eligibility.columns > SMALL_PROBLEM:
-        eligibility, _ = number_groups(eligibility, Rule())
-    problem = Problem(eligibility, Rule(half_copies=half_copies), level=offset.detach().contiguous())
-    terms, total, slope = _run(problem, anchors, [pool], scale)
+    terms, total, slope = _sums(anchors, [pool], scale, eligibility, rule, level=offset.detach().contiguous())
     # ∂terms/∂offset is the sum of the slopes, so the gradient of the offset needs no separate pass.
     return terms + slope * (offset - offset.detach()), total
 
 
-def _run(
-    problem: Problem, anchors: Tensor, candidates: Sequence[Tensor], scale: Tensor
+def _sums(
+    anchors: Tensor,
+    candidates: Sequence[Tensor],
+    scale: Tensor,
+    eligibility: Eligibility,
+    rule: Rule,
+    level: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of a `Problem`, (A,) each."""
+    counts = None
+    if anchors.shape[0] * eligibility.columns > SMALL_PROBLEM:
+        eligibility, counts = number_groups(eligibility, rule)
+    problem = Problem(eligibility, rule, level, counts)
     blocks = [None if block is anchors else block for block in candidates]
     results: tuple[Tensor, Tensor, Tensor] = _Fused.apply(problem, scale, anchors, *blocks)  # type: ignore[no-untyped-call]
     return results
@@ -99,10 +110,13 @@ class _Fused(torch.autograd.Function):
         copies = [None if block is None else half_copies(block) for block in blocks]
         passes = make_passes(problem, scale, half_copies(anchors), copies)
         slots, ctx.edges = compute_sums(passes)
-        results, kept = _finish(problem, slots, passes[0].numbers)
-        ctx.problem, ctx.is_self = problem, [block is None for block in blocks]
-        given = [copy for copy in copies if copy is not None]
-        ctx.save_for_backward(scale, *saveable(passes[0].anchors), *kept, *saveable(*given))
+        if problem.level is None:
+            totals: tuple[Tensor, ...] = finish_totals(problem, slots, passes[0].numbers)
+            results = totals[:3]
+        else:
+            totals, results = (), tuple(part[0] if len(part) == 1 else part.sum(dim=0) for part in slots[:3])
+        ctx.problem = problem
+        ctx.save_for_backward(scale, *saveable(passes[0].anchors, *copies), *totals)
         ctx.mark_non_differentiable(results[2])
         ctx.set_materialize_grads(False)
         return results
@@ -110,47 +124,36 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        scale, anchors, *saved = ctx.saved_tensors
-        totals, given = Totals(*saved[: len(Totals._fields)]), iter(saved[len(Totals._fields) :])
-        blocks = [None if own else next(given) for own in ctx.is_self]
         for_scale, for_anchors, *for_blocks = ctx.needs_input_grad[1:]
+        scale, anchors, *saved = ctx.saved_tensors
+        blocks, totals = saved[: len(for_blocks)], saved[len(for_blocks) :]
         with torch.autocast(anchors.device.type, enabled=False):
             passes = make_passes(ctx.problem, scale, anchors, blocks)
-            coefficients = _coefficients(ctx.problem, grads, totals, passes[0].numbers, anchors.dtype == torch.float16)
+            coefficients = _coefficients(passes[0], grads, totals)
             d_anchors, d_blocks, d_scale = compute_gradients(
                 passes, ctx.edges, coefficients, for_scale, for_anchors, for_blocks
             )
         return None, d_scale, d_anchors if for_anchors else None, *d_blocks
 
 
-def _finish(problem: Problem, slots: Slots, numbers: Numbers) -> tuple[tuple[Tensor, ...], Totals]:
-    """The three results of each anchor, and the tensors that the backward pass needs."""
-    if problem.level is not None:
-        found = tuple(part[0] if len(part) == 1 else part.sum(dim=0) for part in slots[:3])
-        return found, Totals(*(found[:1] * len(Totals._fields)))
-    totals = finish_totals(problem, slots, numbers)
-    return totals[:3], totals
-
-
-def _coefficients(
-    problem: Problem, grads: Sequence[Tensor | None], totals: Totals, numbers: Numbers, narrow: bool
-) -> Coefficients:
-    """Coefficients of ∂L/∂s, given the gradients of the results. narrow: they are rounded to float16."""
-    first = torch.zeros_like(totals.counts) if grads[0] is None else grads[0].contiguous()
+def _coefficients(block_pass: BlockPass, grads: Sequence[Tensor | None], saved: Sequence[Tensor]) -> Coefficients:
+    """Coefficients of ∂L/∂s, given the gradients of the results. saved: `Totals`, unless there is a level"""
+    problem, rows = block_pass.problem, block_pass.anchors.shape[0]
+    first = block_pass.scale.new_zeros(rows) if grads[0] is None else grads[0].contiguous()
     second = None if grads[1] is None else grads[1].contiguous()
     factor = None
-    if narrow:  # the softmax is at most 1; a sum of two is below float16's limit, 2¹⁶
+    if block_pass.anchors.dtype == torch.float16:  # the softmax is at most 1; a sum of two is below its limit, 2¹⁶
         beta = problem.rule.tilt
         largest = first.abs().amax() * (2 * beta + 1) + (0.0 if second is None else second.abs().amax() * (beta + 1))
         factor = 2.0**13 / largest.clamp(min=1e-30)
     if problem.level is not None:
         values = torch.stack((first, torch.zeros_like(first) if second is None else second), dim=1)
         return Coefficients(values.view(torch.int64), problem.level, factor)
-    rows = first.shape[0]
-    values = first.new_empty(rows, 2)
+    totals, values = Totals(*saved), first.new_empty(rows, 2)
     arguments = {
-        "for_mean": first, "for_weight": second, "totals": totals, "numbers": numbers, "coefficients": values,
-        "anchors": rows, "BLOCK": BLOCK, "THROUGH": problem.rule.grad_through_weights, "WEIGHED": second is not None,
+        "for_mean": first, "for_weight": second, "totals": totals, "numbers": block_pass.numbers,
+        "coefficients": values, "anchors": rows, "BLOCK": BLOCK, "THROUGH": problem.rule.grad_through_weights,
+        "WEIGHED": second is not None,
     }  # fmt: skip
     launch(backward.score_coefficients, (math.ceil(rows / BLOCK),), arguments)
     return Coefficients(values.view(torch.int64), None if problem.bounded else totals.row_max, factor)
@@ -176,17 +179,14 @@ def pair_loss(
     labels: Tensor | None = None,
     gathering: Gathering | None = None,
     watched: tuple[Tensor | None, ...] = (),
-) -> tuple[Tensor, Callable[[], PairRecord]] | None:
-    """The loss of pairs (B, d) against all others, or of anchors z1 against negatives (N, d); None if not supported.
+) -> tuple[Tensor, Callable[[], PairRecord]]:
+    """The loss of pairs (B, d) against all others, or of anchors z1 against negatives (N, d), and its record.
 
     eligibility: which candidates are eligible; 2B candidates are both views, B candidates are z2 with z1 as anchors ·
     form: of the losses · plain: the same loss of z1, z2, negatives and scale by PyTorch operations · labels: (B,) ·
     gathering: candidates are both views of all processes · watched: see `PairedLoss`
     """
-    made = make_call(eligibility, rule, form, z1, z2, negatives, scale, labels, gathering)
-    if made is None:
-        return None
-    call, given = made
+    call, given = make_call(eligibility, rule, form, z1, z2, negatives, scale, labels, gathering)
     seen: list[Saved] = []
     loss = PairedLoss.apply(*given, call, plain, watched, seen)  # type: ignore[no-untyped-call]
     kept = Given._make(None if x is None else x.detach() for x in given)  # without the graph

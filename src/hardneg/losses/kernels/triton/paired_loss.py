@@ -124,12 +124,8 @@ def make_call(
     scale: Tensor,
     labels: Tensor | None,
     gathering: Gathering | None = None,
-) -> tuple[Call, Given] | None:
-    """What `PairedLoss` computes, and from which tensors; None if not supported. labels: (B,), of the instances"""
-    if form.positives == "in_denominator" and not (
-        form.labels_exclude and form.log_number is None and rule.is_untilted and not rule.is_banded
-    ):
-        return None  # the positives are not added to the sum over the negatives
+) -> tuple[Call, Given]:
+    """What `PairedLoss` computes, and from which tensors. labels: (B,), of the instances"""
     groups, by_label, numbered = None, None, False
     if labels is not None:
         by_label = groups = labels.repeat(1 if eligibility.own is None else eligibility.own.views)  # (A,)
@@ -156,8 +152,11 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
     elif gathering is not None:
         negatives = gathering.candidates(units)
     block_pass = call.over_negatives(given, units, negatives)
-    block_pass = replace(block_pass, problem=passes.with_counts(block_pass.problem))
     problem = block_pass.problem
+    if not problem.by_label:  # of many rows: faster than counting in the kernel
+        counts = passes.number_groups(problem.eligibility, problem.rule)[1]
+        problem = replace(problem, counts=counts)
+        block_pass = replace(block_pass, problem=problem)
     slots, edges = passes.compute_sums([block_pass])
     memory = units.new_empty(11, block_pass.anchors.shape[0], dtype=torch.float32)
     level, kept = empty, Kept.of(memory)

@@ -125,13 +125,6 @@ def numbered_labels(labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     return numbers, torch.where(numbers == -1, labels.shape[0] + rows % batch, numbers)
 
 
-def with_counts(problem: Problem) -> Problem:
-    """The same problem with counts, if groups of anchors alone determine them; for many rows it is faster."""
-    if problem.eligibility.anchor_groups is None or problem.by_label or problem.eligibility.crossed:
-        return problem
-    return replace(problem, counts=number_groups(problem.eligibility, problem.rule)[1])
-
-
 @dataclass(frozen=True)
 class BlockPass:
     """One pass of the anchors over a block of candidates.
