@@ -46,9 +46,9 @@ class Partners:
 class Identities:
     """Which candidates have the id of the anchor or of its positive, or form a listed pair with the anchor.
 
-    own: (A, V) ids of the views of the anchor's instance · anchors: (A,) ids · candidates: (N,) ids · pairs: (P, 2), or
-    None · partners: of the pairs; None without any, and in a compiled graph, where their number is not known. The id
-    −1 equals no other.
+    own: (A, V) ids of the views of the anchor's instance · anchors: (A,) ids · candidates: (N,) or (A, N) ids · pairs:
+    (P, 2), or None · partners: of the pairs; None without any, for candidates per anchor, and in a compiled graph,
+    where their number is not known. The id −1 equals no other.
     """
 
     own: Tensor
@@ -59,34 +59,33 @@ class Identities:
 
     @classmethod
     def of(cls, own: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tensor | None) -> "Identities":
-        """own: (A, V) · anchor_ids: (A,) · candidate_ids: (N,) · pairs: (P, 2) of ids ≥ 0, in any order"""
+        """own: (A, V) · anchor_ids: (A,) · candidate_ids: (N,) or (A, N) · pairs: (P, 2) of ids ≥ 0, in any order"""
         own = own.masked_fill(own == UNKNOWN, UNKNOWN - 1)
         if pairs is None or len(pairs) == 0:
             return cls(own, anchor_ids, candidate_ids, None, None)
-        partners = None if torch.compiler.is_compiling() else Partners.of(anchor_ids, candidate_ids, pairs)
+        dense = candidate_ids.dim() == 2 or torch.compiler.is_compiling()
+        partners = None if dense else Partners.of(anchor_ids, candidate_ids, pairs)
         return cls(own, anchor_ids, candidate_ids, pairs, partners)
 
     def mask_(self, matrix: Tensor, rows: slice, fill: float) -> None:
         """Overwrite with ``fill`` their entries of ``matrix`` (R, N), whose rows are the anchors ``rows``."""
+        candidates = self.candidates if self.candidates.dim() == 1 else self.candidates[rows]
         for ids in self.own[rows].unbind(dim=1):
-            matrix.masked_fill_(ids[:, None] == self.candidates, fill)
+            matrix.masked_fill_(ids[:, None] == candidates, fill)
         if self.partners is not None:
             matrix[self.partners.pairs(rows)] = fill
         elif self.pairs is not None:
-            matrix.masked_fill_(are_pairs(self.anchors[rows], self.candidates, self.pairs), fill)
+            matrix.masked_fill_(are_pairs(self.anchors[rows], candidates, self.pairs), fill)
 
 
 def related(own: Tensor, anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tensor | None) -> Tensor:
-    """As `Identities`, for candidates per anchor: which of them are no negatives, (A, N) bool.
+    """Which candidates per anchor are no negatives, (A, N) bool.
 
     own: (A, V) · anchor_ids: (A,) · candidate_ids: (A, N) · pairs: (P, 2)
     """
     found = torch.zeros_like(candidate_ids, dtype=torch.bool)
-    for ids in own.masked_fill(own == UNKNOWN, UNKNOWN - 1).unbind(dim=1):
-        found |= ids[:, None] == candidate_ids
-    if pairs is None or len(pairs) == 0:
-        return found
-    return found | are_pairs(anchor_ids, candidate_ids, pairs)
+    Identities.of(own, anchor_ids, candidate_ids, pairs).mask_(found, slice(0, len(found)), True)
+    return found
 
 
 def are_pairs(anchor_ids: Tensor, candidate_ids: Tensor, pairs: Tensor) -> Tensor:
