@@ -9,11 +9,14 @@ OVERWRITTEN = r"modified by an inplace operation before backward\(\): call queue
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
+@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("given", [{}, {"scale": 2.0}], ids=["short path", "general path"])
-def test_an_overwritten_input_raises_with_the_error_of_autograd_as_cause(backend: str, given: dict[str, float]) -> None:
+def test_an_overwritten_input_raises_with_the_error_of_autograd_as_cause(
+    backend: str, given: dict[str, float], normalize: bool
+) -> None:
     z1, z2, negatives = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3), torch.randn(6, 3)
     for tensor in (z2, negatives):
-        value = hn.moco(backend=backend)(z1, z2, negatives=negatives, **given)  # type: ignore[arg-type]
+        value = hn.moco(backend=backend, normalize=normalize)(z1, z2, negatives=negatives, **given)  # type: ignore[arg-type]
         tensor.mul_(2)
         with pytest.raises(RuntimeError, match=OVERWRITTEN) as raised:
             value.backward()
