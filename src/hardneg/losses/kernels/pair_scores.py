@@ -246,17 +246,15 @@ class PairScores:
         assert self.groups is not None
         assert strip.same is not None
         assert strip.scores is not None
-        log_total = sums.log_total(self.form)  # (R,)
-        found = LabelSums(of_strip(self.groups.sizes, strip.rows) - 1, log_total)
-        if strip.positives is not None or self.form.decoupled:
-            found = found._replace(total=torch.linalg.vecdot(strip.scores, strip.same))
-            if strip.positives is None:
-                return found
+        number, log_total = of_strip(self.groups.sizes, strip.rows) - 1, sums.log_total(self.form)  # (R,)
+        if strip.positives is None and not self.form.decoupled:
+            gap = log_total[:, None] - strip.scores
+            terms = torch.linalg.vecdot(softplus(gap, threshold=EXACT_SOFTPLUS), strip.same)
+            return LabelSums(number, log_total, terms=terms, slopes=torch.linalg.vecdot(gap.sigmoid_(), strip.same))
+        exponentials, total = None, torch.linalg.vecdot(strip.scores, strip.same)
+        if strip.positives is not None:
             exponentials = strip.positives.sum(1) if self.direct else strip.positives.logsumexp(1)
-            return found._replace(exponentials=exponentials)
-        gap = log_total[:, None] - strip.scores
-        terms = torch.linalg.vecdot(softplus(gap, threshold=EXACT_SOFTPLUS), strip.same)
-        return found._replace(terms=terms, slopes=torch.linalg.vecdot(gap.sigmoid_(), strip.same))
+        return LabelSums(number, log_total, total, exponentials)
 
 
 def of_strip(table: Tensor, rows: slice) -> Tensor:

@@ -194,7 +194,7 @@ def backward_pass(
     """The gradients of z1, z2, negatives and scale; those of views always. needed: which of them are wanted."""
     block_pass = call.over_negatives(given, saved.units, saved.negatives)
     gathering, kept = call.gathering, Kept.of(saved.memory)
-    gradient_scale, world = None, 1 if gathering is None else distributed.world_size(gathering.group)
+    gradient_scale = None
     if call.form.reduction == "none":
         kept = kept.weighted(grad)
     else:  # all gradients are linear in that of the loss: one number is multiplied last, without a separate launch
@@ -222,12 +222,13 @@ def backward_pass(
     elif d_scale is not None:
         d_scale = d_scale + kept.scale.sum()
     if d_scale is not None and gradient_scale is not None:
-        d_scale = d_scale * gradient_scale.value() * world
+        d_scale = d_scale * gradient_scale.value()
     if gathering is not None and d_candidates is not None:
         if gradient_scale is not None:  # so that DDP's average over processes is exact; see `distributed.total_loss`
+            world = distributed.world_size(gathering.group)
             by_process = gradient_scale.value() * world
             d_rows, d_candidates = d_rows * by_process, d_candidates * by_process
-            for_similarity = kept.positive * by_process
+            for_similarity, d_scale = kept.positive * by_process, None if d_scale is None else d_scale * world
         d_rows, gradient_scale = d_rows + gathering.own_gradient(d_candidates), None
     back = partial(
         normalize.normalized_backward,
