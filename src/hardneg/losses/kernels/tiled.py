@@ -189,10 +189,7 @@ class _NegativeSums:
 
     def __init__(self, eligibility: Eligibility, rule: Rule, anchors: Tensor) -> None:
         self.eligibility, self.rule = eligibility, rule
-        size = len(anchors)
-        self.row_max, self.log_tilted, self.log_weight = (
-            anchors.new_zeros(size), anchors.new_zeros(size), anchors.new_zeros(size),
-        )  # fmt: skip
+        self.row_max, self.log_tilted, self.log_weight = (anchors.new_zeros(len(anchors)) for _ in range(3))
         self.bands: dict[int, percentiles.Edges] = {}  # by first row of the strip: the edges of the band
         self.drawn: dict[int, Tensor] = {}  # by first row of the strip: the negatives drawn, (R, k)
         tilt, largest = rule.tilt, rule.max_abs_score
@@ -257,9 +254,8 @@ class _NegativeSums:
             if tilt == 1:
                 derivative.add_((d_weight * (-log_weight).exp())[rows, None]).mul_(exponentials)
             return derivative
-        chosen = scores if drawn is None else scores.gather(1, drawn)
         # Drawn candidates need no mask again, except in a row that has no negatives.
-        chosen = chosen if drawn is None else chosen.masked_fill_(empty[rows, None], -torch.inf)
+        chosen = scores if drawn is None else scores.gather(1, drawn).masked_fill_(empty[rows, None], -torch.inf)
         chosen -= self.row_max[rows, None]
         derivative = (chosen * (tilt + 1)).sub_(log_tilted[rows, None]).exp_().mul_(d_tilted[rows, None])
         if through and (isinstance(tilt, Tensor) or tilt > 0):
