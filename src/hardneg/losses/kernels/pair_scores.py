@@ -7,8 +7,8 @@ One of two forms is used for the scores s of negatives:
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -155,29 +155,30 @@ class PairScores:
 
     def compute(self) -> tuple[Result, Strip | None]:
         """The losses of all anchors, and the strip that the backward pass may use again, if there is only one."""
+        size = self.anchors.shape[0]
         kept: Strip | None = None
-        rows: list[Sums] = []  # one of each strip
-        columns: Sums | None = None  # of all strips, if columns are anchors
-        pairs: list[Tensor] = []
-        positives: list[LabelSums] = []
+        sums: Sums | None = None
+        columns: Sums | None = None  # if columns are anchors
+        pairs: Tensor | None = None
+        positives: LabelSums | None = None
         for strip in self.strips():
-            rows.append(self._sums(strip, 1))
+            part = self._sums(strip, 1)
+            sums = placed(sums, part, strip.rows, size)
             if self.crossed:
-                part = self._sums(strip, 0)
-                columns = part if columns is None else columns.plus(part)
+                more = self._sums(strip, 0)
+                columns = more if columns is None else columns.plus(more)
             if strip.pairs is not None:
-                pairs.append(strip.pairs)
+                pairs = placed_rows(pairs, strip.pairs, strip.rows, size)
             elif strip.same is not None:
-                positives.append(self._label_sums(strip, rows[-1]))
-            kept = strip if strip.negatives.shape[0] == self.anchors.shape[0] else None
-        sums = joined(rows if columns is None else [*rows, columns])
-        if positives:
-            by_label = joined(positives)
-            return Result(label_losses(sums, by_label), sums, positives=by_label), kept
-        if self.given is not None:
-            pairs = [torch.linalg.vecdot(self.anchors, self.unit.vectors[self.batch :]) * self.scale]
-        pairs = [*pairs, *pairs] if self.crossed else pairs
-        scores = pairs[0] if len(pairs) == 1 else torch.cat(pairs)
+                positives = placed(positives, self._label_sums(strip, part), strip.rows, size)
+            kept = strip if strip.negatives.shape[0] == size else None
+        assert sums is not None
+        sums = sums if columns is None else joined(sums, columns)
+        if positives is not None:
+            return Result(label_losses(sums, positives), sums, positives=positives), kept
+        if pairs is None:
+            pairs = torch.linalg.vecdot(self.anchors, self.unit.vectors[self.batch :]) * self.scale
+        scores = pairs.repeat(2) if self.crossed else pairs
         return Result(own_positive_losses(sums, scores, self.scale, self.form), sums, scores), kept
 
     def _strip(self, rows: slice, buffer: Tensor) -> Strip:
@@ -265,9 +266,25 @@ def of_strip(table: Tensor, rows: slice) -> Tensor:
 Fields = TypeVar("Fields", Sums, LabelSums)
 
 
-def joined(parts: Sequence[Fields]) -> Fields:
-    """The sums of the anchors of all parts, one part after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    fields = zip(*parts, strict=True)
-    return type(parts[0])._make(torch.cat(field) if isinstance(field[0], Tensor) else field[0] for field in fields)
+def placed(whole: Fields | None, part: Fields, rows: slice, size: int) -> Fields:
+    """The sums of all anchors, (size,) each, with those of a strip written to their rows. whole: of earlier strips"""
+    if rows.stop - rows.start == size:
+        return part
+    each: Any = zip([None] * len(part) if whole is None else whole, part, strict=True)
+    fields: Any = (placed_rows(old, new, rows, size) if isinstance(new, Tensor) else new for old, new in each)
+    return type(part)._make(fields)
+
+
+def placed_rows(whole: Tensor | None, part: Tensor, rows: slice, size: int) -> Tensor:
+    """The same for one tensor. Small tensors that stay between freed strips would fragment the memory."""
+    if part.shape[0] == size:
+        return part
+    whole = part.new_empty(size) if whole is None else whole
+    whole[rows] = part
+    return whole
+
+
+def joined(rows: Sums, columns: Sums) -> Sums:
+    """The sums of the anchors of rows, then of those of columns."""
+    fields: Any = zip(rows, columns, strict=True)
+    return Sums._make(torch.cat(field) if isinstance(field[0], Tensor) else field[0] for field in fields)

@@ -53,7 +53,7 @@ class Kept(NamedTuple):
         return cls(losses, counts, floored, row_max, coefficients, positive, scale, positives, bound)
 
     def weighted(self, grad: Tensor) -> "Kept":
-        """The same with gradients for one of (A,)."""
+        """The same for the gradients ``grad`` (A,) of the losses, which are 1 here."""
         return self._replace(
             coefficients=self.coefficients * grad[:, None],
             positive=self.positive * grad,
