@@ -27,40 +27,27 @@ class FormNumbers(NamedTuple):
     log_rest: float
 
 
-class Kept(NamedTuple):
-    """Results of each anchor, (A,) each, and its coefficients for a gradient of 1, (A, 2).
+# Rows of the memory (11, A), for a gradient of 1. It is one tensor: to unbind it would take a tenth of a small step.
+LOSSES, COUNTS, FLOORED = (tl.constexpr(row) for row in (0, 1, 2))  # counts of negatives; floored: 0 or 1
+ROW_MAX = tl.constexpr(3)  # in base 2, +inf for an empty support
+COEFFICIENTS = tl.constexpr(4)  # of the exponentials, (A, 2)
+POSITIVE = tl.constexpr(6)  # gradient of the inner product with the positive; with labels, the number of positives
+SCALE = tl.constexpr(7)  # direct gradient of the scale
+POSITIVES = tl.constexpr(8)  # coefficients of positives by label, (A, 2)
+BOUND = tl.constexpr(10)  # of all |∂L/∂s|
+ROWS = 11
 
-    losses, counts of negatives, floored (0 or 1) · row_max: in base 2, +inf for an empty support · coefficients: of the
-    exponentials · positive: gradient of the inner product with the positive; with labels, the number of positives ·
-    scale: direct gradient of the scale · positives: coefficients of positives by label · bound: of all |∂L/∂s|
-    """
 
-    losses: Tensor
-    counts: Tensor
-    floored: Tensor
-    row_max: Tensor
-    coefficients: Tensor
-    positive: Tensor
-    scale: Tensor
-    positives: Tensor
-    bound: Tensor
+def kept_row(memory: Tensor, row: tl.constexpr, weight: Tensor | None = None) -> Tensor:
+    """A number of each anchor, (A,), times ``weight`` (A,)."""
+    found = memory[row.value]
+    return found if weight is None else found * weight
 
-    @classmethod
-    def of(cls, memory: Tensor) -> "Kept":
-        """The parts of (11, A)."""
-        losses, counts, floored, row_max, _, _, positive, scale, _, _, bound = memory.unbind()
-        coefficients, positives = memory[4:6].view(-1, 2), memory[8:10].view(-1, 2)  # aligned for any A
-        return cls(losses, counts, floored, row_max, coefficients, positive, scale, positives, bound)
 
-    def weighted(self, grad: Tensor) -> "Kept":
-        """The same for the gradients ``grad`` (A,) of the losses, which are 1 here."""
-        return self._replace(
-            coefficients=self.coefficients * grad[:, None],
-            positive=self.positive * grad,
-            scale=self.scale * grad,
-            positives=self.positives * grad[:, None],
-            bound=self.bound * grad,
-        )
+def kept_pairs(memory: Tensor, row: tl.constexpr, weight: Tensor | None = None) -> Tensor:
+    """Two numbers of each anchor, (A, 2), times ``weight`` (A,)."""
+    found = memory[row.value : row.value + 2].view(-1, 2)  # aligned for any A
+    return found if weight is None else found * weight[:, None]
 
 
 @triton.jit
@@ -105,7 +92,7 @@ def pair_losses(mean, count, cosine, scale, form, SUPPORT: tl.constexpr, DEBIASE
 
 @triton.jit
 def store_results(
-    kept, result, numbers_, i, anchors, loss, count, valid, by_mean, tilted_sum, weight_sum, row_max, tilt,
+    memory, result, numbers_, i, anchors, loss, count, valid, by_mean, tilted_sum, weight_sum, row_max, tilt,
     THROUGH: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     """Stores the losses of anchors i, what the gradient of their negatives needs, and the sum of a block of losses.
@@ -118,13 +105,15 @@ def store_results(
     tilted_coef, weight_coef = by_mean, by_mean * 0
     if THROUGH:
         tilted_coef, weight_coef = by_mean * (tilt + 1), -by_mean * tilt
-    tl.store(kept.losses + i, loss, mask=inside)
-    tl.store(kept.counts + i, count, mask=inside)
-    tl.store(kept.row_max + i, tl.where(nonempty, row_max, float("inf")), mask=inside)  # see `forward.finish`
-    pair = kept.coefficients + 2 * i
+    tl.store(memory + LOSSES * anchors + i, loss, mask=inside)
+    tl.store(memory + COUNTS * anchors + i, count, mask=inside)
+    tl.store(
+        memory + ROW_MAX * anchors + i, tl.where(nonempty, row_max, float("inf")), mask=inside
+    )  # see `forward.finish`
+    pair = memory + COEFFICIENTS * anchors + 2 * i
     tl.store(pair, tl.div_rn(tilted_coef, tl.where(nonempty, tilted_sum, 1.0)), mask=inside)
     tl.store(pair + 1, tl.div_rn(weight_coef, tl.where(nonempty, weight_sum, 1.0)), mask=inside)
-    tl.store(kept.bound + i, tl.abs(by_mean) * (2 * tilt + 1), mask=inside)
+    tl.store(memory + BOUND * anchors + i, tl.abs(by_mean) * (2 * tilt + 1), mask=inside)
     total = tl.sum(tl.where(inside, loss, 0.0), axis=0)
     number = tl.sum(tl.where(inside & valid, 1.0, 0.0), axis=0)
     tl.store(result + tl.program_id(0), tl.div_rn(total, tl.maximum(number, 1.0)) if MEAN else total)
@@ -133,7 +122,7 @@ def store_results(
 
 @triton.jit
 def finish_pairs(
-    slots, numbers, form, similarity, labels_, kept, result, numbers_, anchors, batch, number, known,
+    slots, numbers, form, similarity, labels_, memory, result, numbers_, anchors, batch, number, known,
     BLOCK: tl.constexpr, KIND: tl.constexpr, BOUNDED: tl.constexpr, COUNTED: tl.constexpr, SUPPORT: tl.constexpr,
     DEBIASED: tl.constexpr, DECOUPLED: tl.constexpr, LABELLED: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
@@ -152,18 +141,18 @@ def finish_pairs(
     )  # fmt: skip
     if LABELLED:
         loss = tl.where(tl.load(labels_ + i, mask=inside, other=0) < -1, float("nan"), loss)
-    tl.store(kept.floored + i, floored.to(tl.float32), mask=inside)
-    tl.store(kept.positive + i, by_positive * scale, mask=inside)
-    tl.store(kept.scale + i, by_scale, mask=inside)
+    tl.store(memory + FLOORED * anchors + i, floored.to(tl.float32), mask=inside)
+    tl.store(memory + POSITIVE * anchors + i, by_positive * scale, mask=inside)
+    tl.store(memory + SCALE * anchors + i, by_scale, mask=inside)
     store_results(
-        kept, result, numbers_, i, anchors, loss, count, count > 0, by_mean, tilted_sum, weight_sum, row_max, tilt,
+        memory, result, numbers_, i, anchors, loss, count, count > 0, by_mean, tilted_sum, weight_sum, row_max, tilt,
         THROUGH, MEAN,
     )  # fmt: skip
 
 
 @triton.jit
 def finish_labels(
-    slots, totals, numbers, similarity, labels_, kept, result, numbers_, anchors, batch, number,
+    slots, totals, numbers, similarity, labels_, memory, result, numbers_, anchors, batch, number,
     BLOCK: tl.constexpr, DECOUPLED: tl.constexpr, JOINT: tl.constexpr, THROUGH: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     """Losses of a block of anchors whose positives are found by label, from the sums over negatives and positives.
@@ -196,13 +185,14 @@ def finish_labels(
         loss, by_level, slope_coef, plain_coef = soft * each, slope * each, each, each * 0
     not_finite = (total + tl.load(similarity + i % batch, mask=inside, other=0.0)) * 0  # 0, or NaN
     not_finite = tl.where(tl.load(labels_ + i, mask=inside, other=0) < -1, float("nan"), not_finite)
-    tl.store(kept.positives + 2 * i, slope_coef, mask=inside)
-    tl.store(kept.positives + 2 * i + 1, plain_coef, mask=inside)
-    tl.store(kept.floored + i, num_positives * 0, mask=inside)
-    tl.store(kept.positive + i, num_positives, mask=inside)
+    pair = memory + POSITIVES * anchors + 2 * i
+    tl.store(pair, slope_coef, mask=inside)
+    tl.store(pair + 1, plain_coef, mask=inside)
+    tl.store(memory + FLOORED * anchors + i, num_positives * 0, mask=inside)
+    tl.store(memory + POSITIVE * anchors + i, num_positives, mask=inside)
     row_max = tl.load(totals.row_max + i, mask=inside, other=0.0)
     store_results(
-        kept, result, numbers_, i, anchors, tl.where(valid, loss, 0.0) + not_finite, count, valid,
+        memory, result, numbers_, i, anchors, tl.where(valid, loss, 0.0) + not_finite, count, valid,
         tl.where(valid, by_level, 0.0), tl.load(totals.tilted_sum + i, mask=inside, other=1.0),
         tl.load(totals.weight_sum + i, mask=inside, other=1.0), row_max, tilt, THROUGH, MEAN,
     )  # fmt: skip
@@ -228,15 +218,15 @@ def finish_totals(problem: Problem, slots: Slots, numbers: Numbers, level: int =
 
 
 def finish_by(
-    program: Any, kept: Kept, form: LossForm, problem: Problem, arguments: dict[str, Any]
+    program: Any, memory: Tensor, form: LossForm, problem: Problem, arguments: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """Runs one of the two kernels above: the reduced loss, or the losses; and the number of valid anchors, ()."""
-    anchors = kept.losses.shape[0]
+    anchors = memory.shape[1]
     blocks, mean = math.ceil(anchors / BLOCK), form.reduction == "mean"
     shape = () if blocks == 1 else (blocks,)
-    result, numbers = kept.losses.new_empty(shape), kept.losses.new_empty(shape)
+    result, numbers = memory.new_empty(shape), memory.new_empty(shape)
     common = {
-        "kept": kept, "result": result, "numbers_": numbers, "anchors": anchors, "BLOCK": BLOCK,
+        "memory": memory, "result": result, "numbers_": numbers, "anchors": anchors, "BLOCK": BLOCK,
         "THROUGH": problem.rule.grad_through_weights, "MEAN": mean and blocks == 1,
     }  # fmt: skip
     launch(program, (blocks,), arguments | common)
@@ -244,4 +234,4 @@ def finish_by(
         numbers = numbers.sum()
         result = result.sum() / numbers.clamp(min=1) if mean else result.sum()
     # A clone: a view could not be changed in place, as in total += other.
-    return kept.losses.clone() if form.reduction == "none" else result, numbers
+    return memory[LOSSES.value].clone() if form.reduction == "none" else result, numbers

@@ -22,12 +22,22 @@ from hardneg.losses.kernels.interface import Eligibility, Gathering, LossForm, P
 from hardneg.losses.kernels.saved_tensors import unchanged
 from hardneg.losses.kernels.triton import normalize, passes
 from hardneg.losses.kernels.triton.anchor_losses import (
+    BOUND,
+    COEFFICIENTS,
+    COUNTS,
+    FLOORED,
+    POSITIVE,
+    POSITIVES,
+    ROW_MAX,
+    ROWS,
+    SCALE,
     FormNumbers,
-    Kept,
     finish_by,
     finish_labels,
     finish_pairs,
     finish_totals,
+    kept_pairs,
+    kept_row,
     slot_arguments,
 )
 from hardneg.losses.kernels.triton.backward import Coefficients
@@ -102,7 +112,7 @@ class Saved(NamedTuple):
     """The tensors that the backward pass needs; empty where not used.
 
     units: of the views · negatives: their unit vectors · similarity: of the pairs · valid: number of valid anchors ·
-    memory: (11, A), see `Kept` · level: (A,) · edges: (4, A), see `percentile_bands.Edges`
+    memory: (11, A), see `anchor_losses` · level: (A,) · edges: (4, A), see `percentile_bands.Edges`
     """
 
     units: Tensor
@@ -128,7 +138,7 @@ def make_call(
     """What `PairedLoss` computes, and from which tensors. labels: (B,), of the instances"""
     groups, by_label, numbered = None, None, False
     if labels is not None:
-        by_label = groups = labels.repeat(1 if eligibility.own is None else eligibility.own.views)  # (A,)
+        by_label = groups = labels if eligibility.own is None else torch.cat([labels] * eligibility.own.views)  # (A,)
         if numbered := groups.shape[0] >= passes.MIN_SYMMETRIC_ROWS:
             by_label, groups = passes.numbered_labels(groups, labels.shape[0])
     if form.labels_exclude:
@@ -158,8 +168,7 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
         problem = replace(problem, counts=counts)
         block_pass = replace(block_pass, problem=problem)
     slots, edges = passes.compute_sums([block_pass])
-    memory = units.new_empty(11, block_pass.anchors.shape[0], dtype=torch.float32)
-    level, kept = empty, Kept.of(memory)
+    memory, level = units.new_empty(ROWS, block_pass.anchors.shape[0], dtype=torch.float32), empty
     if given.labels is None:
         numbers = FormNumbers(form.log_number or 0.0, *(form.prior or (0.0, 0.0)))
         arguments = slot_arguments(problem, slots, block_pass.numbers) | {
@@ -167,7 +176,7 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
             "DEBIASED": form.prior is not None, "DECOUPLED": form.decoupled,
             "labels_": problem.eligibility.anchor_groups, "LABELLED": problem.eligibility.anchor_groups is not None,
         }  # fmt: skip
-        result, valid = finish_by(finish_pairs, kept, form, problem, arguments)
+        result, valid = finish_by(finish_pairs, memory, form, problem, arguments)
     else:
         totals = finish_totals(
             problem, slots, block_pass.numbers, 1 if form.log_number is None else 2, form.log_number or 0.0
@@ -179,7 +188,7 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
             "labels_": given.labels, "batch": given.z1.shape[0], "number": found.tilted.shape[0],
             "DECOUPLED": call.joint or form.decoupled, "JOINT": call.joint,
         }  # fmt: skip
-        result, valid = finish_by(finish_labels, kept, form, problem, arguments)
+        result, valid = finish_by(finish_labels, memory, form, problem, arguments)
     if not_finite is not None:
         result = result + not_finite.sum()
     if gathering is not None and form.reduction != "none":
@@ -193,17 +202,17 @@ def backward_pass(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of z1, z2, negatives and scale; those of views always. needed: which of them are wanted."""
     block_pass = call.over_negatives(given, saved.units, saved.negatives)
-    gathering, kept = call.gathering, Kept.of(saved.memory)
-    gradient_scale = None
-    if call.form.reduction == "none":
-        kept = kept.weighted(grad)
-    else:  # all gradients are linear in that of the loss: one number is multiplied last, without a separate launch
+    gathering, memory = call.gathering, saved.memory
+    gradient_scale, weight = None, grad if call.form.reduction == "none" else None
+    if (
+        weight is None
+    ):  # all gradients are linear in that of the loss: one number is multiplied last, without a separate launch
         gradient_scale = normalize.GradientScale(grad, saved.valid if call.form.reduction == "mean" else None)
     factor = None
     if saved.units.dtype == torch.float16:  # a sum of two is below float16's limit, 2¹⁶
-        factor = 2.0**13 / kept.bound.abs().amax().clamp(min=1e-30)
-    row_max = None if block_pass.problem.bounded else kept.row_max
-    coefficients = Coefficients(kept.coefficients.view(torch.int64), row_max, factor)
+        factor = 2.0**13 / kept_row(memory, BOUND, weight).abs().amax().clamp(min=1e-30)
+    row_max = None if block_pass.problem.bounded else kept_row(memory, ROW_MAX)
+    coefficients = Coefficients(kept_pairs(memory, COEFFICIENTS, weight).view(torch.int64), row_max, factor)
     edges = saved.edges if saved.edges.numel() > 0 else None
     _, for_z2, for_negatives, for_scale = needed
     towers = given.negatives is None and gathering is None and not block_pass.self_block
@@ -212,15 +221,16 @@ def backward_pass(
         [block_pass], edges, coefficients, for_scale, True, [for_candidates]
     )
     assert d_rows is not None
-    for_similarity: Tensor | None = kept.positive
+    for_similarity: Tensor | None = None
     if given.labels is not None:
-        by_positives = Coefficients(kept.positives.view(torch.int64), saved.level, factor)
+        by_positives = Coefficients(kept_pairs(memory, POSITIVES, weight).view(torch.int64), saved.level, factor)
         by_label = call.over_positives(given, saved.units, saved.level)
         part, _, share = by_label.gradients(by_positives, for_scale, False)
-        d_rows, for_similarity = d_rows.add_(part), None
+        d_rows = d_rows.add_(part)
         d_scale = None if share is None or d_scale is None else d_scale + share
-    elif d_scale is not None:
-        d_scale = d_scale + kept.scale.sum()
+    else:
+        for_similarity = kept_row(memory, POSITIVE, weight)
+        d_scale = None if d_scale is None else d_scale + kept_row(memory, SCALE, weight).sum()
     if d_scale is not None and gradient_scale is not None:
         d_scale = d_scale * gradient_scale.value()
     if gathering is not None and d_candidates is not None:
@@ -228,7 +238,8 @@ def backward_pass(
             world = distributed.world_size(gathering.group)
             by_process = gradient_scale.value() * world
             d_rows, d_candidates = d_rows * by_process, d_candidates * by_process
-            for_similarity, d_scale = kept.positive * by_process, None if d_scale is None else d_scale * world
+            for_similarity = kept_row(memory, POSITIVE) * by_process
+            d_scale = None if d_scale is None else d_scale * world
         d_rows, gradient_scale = d_rows + gathering.own_gradient(d_candidates), None
     back = partial(
         normalize.normalized_backward,
@@ -246,18 +257,19 @@ def backward_pass(
 def pair_record(call: Call, given: Given, saved: Saved) -> PairRecord:
     """The record of a call, for diagnostics."""
     block_pass = call.over_negatives(given, saved.units, saved.negatives)
-    kept, labels, eligibility = Kept.of(saved.memory), given.labels, call.eligibility
+    memory, labels, eligibility = saved.memory, given.labels, call.eligibility
     if eligibility.anchor_groups is not None:  # two unknown labels are not equal
         groups = eligibility.anchor_groups
         eligibility = replace(eligibility, anchor_groups=groups.masked_fill(groups < 0, -2))
     record = PairRecord(
-        eligibility, call.rule, block_pass.anchors, block_pass.block, saved.similarity, kept.floored, kept.counts
-    )
+        eligibility, call.rule, block_pass.anchors, block_pass.block, saved.similarity,
+        floored=kept_row(memory, FLOORED), count=kept_row(memory, COUNTS),
+    )  # fmt: skip
     if labels is None:
         return record
     instances = torch.arange(labels.shape[0], device=labels.device) % given.z1.shape[0]
     groups = torch.where(labels < 0, -2 - instances, labels)
-    return replace(record, similarity=None, groups=groups, positive_count=kept.positive)
+    return replace(record, similarity=None, groups=groups, positive_count=kept_row(memory, POSITIVE))
 
 
 class PairedLoss(torch.autograd.Function):

@@ -190,6 +190,8 @@ class BlockPass:
         eligibility, (start, end) = self.problem.eligibility, (self.column, self.column + self.block.shape[0])
         layout = self._own or RowLayout(1, 1, 0, 1, self.anchors.device)
         allowed, excluded, groups = eligibility.allowed, eligibility.excluded, eligibility.candidate_groups
+        if groups is not None and end - start < groups.shape[0]:
+            groups = groups[start:end]
         return Mask(
             column=self.column,
             columns=eligibility.columns,
@@ -199,7 +201,7 @@ class BlockPass:
             excluded=None if excluded is None else excluded.contiguous(),
             num_excluded=0 if excluded is None else excluded.shape[1],
             anchor_groups=eligibility.anchor_groups,
-            candidate_groups=None if groups is None else groups[start:end],
+            candidate_groups=groups,
             allowed=None if allowed is None else allowed.contiguous().view(torch.uint8),
             allowed_rows=1 if allowed is None else allowed.shape[0],
             allowed_columns=1 if allowed is None else allowed.shape[1],
