@@ -1,6 +1,8 @@
 """Each hardening alone: which candidates it keeps, against the plain definition."""
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -158,6 +160,50 @@ def test_a_cosine_at_the_threshold_is_kept_at_every_temperature(backend: str, fo
             loss(anchors, others, negatives=None if form == "towers" else others)
             assert loss.diagnostics()["support"] == pytest.approx(counts[counts > 0].double().mean().item())
     assert at_the_threshold > 1000
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_long_row_of_the_batch_does_not_loosen_the_limit_of_other_anchors(backend: str) -> None:
+    # Row 1 of the candidates scores 1.5 with anchor 0, whose positive scores 1, so that it is no negative of anchor 0.
+    anchors, labels = torch.eye(6, 16), torch.tensor([0, 1, 2, 3, 4, 5])
+    others = anchors.clone()
+    others[1, :2] = torch.tensor([1.5, 0.0])
+    several = {"z2": others[:, None].repeat(1, 2, 1)}
+    cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "other": ({"in_batch": "other"}, {"z2": others}),
+        "both": ({"in_batch": "both"}, {"z2": others}),
+        "several": ({}, several),
+        "labels": ({"supervision": "full"}, {"z2": others, "labels": labels}),
+        "given": ({"in_batch": None}, {"z2": anchors, "negatives": others}),
+    }
+    for name, (settings, tensors) in cases.items():
+        loss = hn.InfoNCE(1.0, hn.BelowPositive(), normalize=False, reduction="none", backend=backend, **settings)
+        values = []
+        for length in (1.0, 1e6):
+            long = {key: x.clone() for key, x in tensors.items()}
+            long["negatives" if name == "given" else "z2"][5] *= length
+            values.append(loss(anchors, **long)[0])
+        assert_close(values[0], values[1], msg=name)
+
+
+def test_a_large_positive_does_not_loosen_the_limit_of_other_given_scores() -> None:
+    loss = hn.InfoNCE(1.0, hn.BelowPositive(), in_batch=None, reduction="none")
+    candidates = torch.tensor([[0.5, 1.01], [0.0, 1.0]])
+    for other in (0.0, -1e4, 1e6):
+        found = loss.from_scores(torch.tensor([[1.0], [other]]), candidates)[0]
+        assert_close(found, torch.tensor(math.log1p(math.exp(-0.5))))  # 1.01 is above the positive
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_cosine_of_exactly_zero_is_kept_by_a_threshold_of_zero(backend: str, dtype: torch.dtype) -> None:
+    # Inner products of small integers are exact; those of the unit vectors are rounded.
+    anchors, others = (torch.randint(-2, 3, (128, 128)).to(dtype) for _ in range(2))
+    products = (anchors @ others.T).fill_diagonal_(-1.0)
+    assert (products == 0).sum() > 200
+    loss = hn.InfoNCE(0.5, hn.Threshold(1.0), in_batch="other", backend=backend)
+    loss(anchors, others)
+    assert loss.diagnostics()["support"] == pytest.approx((products >= 0).sum(dim=1).double().mean().item())
 
 
 @pytest.mark.parametrize(

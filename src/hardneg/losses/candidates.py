@@ -60,6 +60,23 @@ class CandidateSet:
             else self.pair_similarity.repeat(views, 1)
         )
 
+    @torch.no_grad()
+    def longest_positive(self) -> Tensor:
+        """The largest norm of an anchor's positives, (A,); of own positives that of all views of the instance."""
+        rows: Tensor = torch.linalg.vector_norm(self.pool, dim=1)
+        layout = self.layout
+        if self.pair_similarity is not None:
+            own = rows.view(-1, layout.global_batch)[:, layout.offset : layout.offset + layout.batch]  # (V, B)
+            return own.amax(dim=0).repeat(layout.views)
+        one = rows.new_ones(len(self.anchors), 1)
+        found = [
+            tiled.row_maximum(
+                one, [torch.linalg.vector_norm(part.rows, dim=-1, keepdim=True)], one[0, 0], part.eligibility
+            )
+            for part in self.labelled_rows
+        ]
+        return torch.stack(found).amax(dim=0).clamp(min=0)  # −inf without positives
+
     def detached(self, copy: Callable[[Tensor], Tensor] = Tensor.detach) -> "CandidateSet":
         """A copy without the autograd graph. copy: returns detached embeddings, possibly in half precision."""
         return replace(

@@ -177,11 +177,13 @@ def banded_rule(
     best: Tensor | None,
     candidates: CandidateSet | None,
     scale: Tensor,
+    width: int,
     draws: Tensor | None = None,
 ) -> Rule:
     """The rule with its bands and draws.
 
-    best: (A,) score of the best positive, if a band depends on it · draws: (A, k) random integers, if some are drawn
+    best: (A,) score of the best positive, if a band depends on it · candidates: None if no band depends on them ·
+    width: of the embeddings · draws: (A, k) random integers, if some are drawn
     """
     lower: Bound = None
     upper: Bound = None
@@ -196,17 +198,16 @@ def banded_rule(
         percentiles = part.percentiles()
         if percentiles is not None:
             rings.append(percentiles)
-    rounding: float | Tensor = 0.0
+    relative = _reordering(width, scale.dtype)
+    of_numbers, of_positives = 0.0, None
+    if settings.normalize and settings.max_abs_score is not None and not settings.learned_scale:
+        of_numbers = relative * settings.max_abs_score
     if best is not None:
-        dim = 0
-        largest: float | Tensor = 1.0
-        if candidates is not None:
-            dim = candidates.anchors.shape[1]
-            if not settings.normalize:
-                largest = candidates.anchors.detach().norm(dim=1) * candidates.pool.detach().norm(dim=1).amax()
-        rounding = _reordering(dim, scale.dtype) * largest * scale.detach()
-    eps = torch.finfo(scale.dtype).eps
-    lower, upper = _widened(lower, -1, rounding, eps), _widened(upper, 1, rounding, eps)
+        assert candidates is not None
+        of_positives = relative * _magnitude(settings, best, candidates, scale)
+    lower, upper = (
+        _widened(bound, sign, of_numbers, of_positives, scale.dtype) for bound, sign in ((lower, -1), (upper, 1))
+    )
     return replace(weights, lower=lower, upper=upper, rings=tuple(rings), draws=draws, guide=guide)
 
 
@@ -216,15 +217,29 @@ def _guide_band(part: Hardening, rows: GuideRows, other: GuideBand | None) -> Gu
     return GuideBand(rows, highest if other is None else torch.minimum(highest, other.highest))
 
 
-def _widened(bound: Bound, sign: int, rounding: float | Tensor, eps: float) -> Bound:
+def _widened(bound: Bound, sign: int, of_numbers: float, of_positives: Tensor | None, dtype: torch.dtype) -> Bound:
     """A bound moved outwards, because kernels round in other ways: a score that equals it is kept by all of them.
 
-    rounding: of the scores that a bound of tensors is made of
+    of_numbers, of_positives: rounding errors of scores near a bound that is a number, or that follows from a positive
     """
-    if bound is None or isinstance(bound, Tensor):
-        return None if bound is None else bound + sign * rounding
-    found = bound * (1 - 4 * eps), bound * (1 + 4 * eps)
-    return min(found) if sign < 0 else max(found)
+    if bound is None:
+        return None
+    if isinstance(bound, Tensor):
+        return bound if of_positives is None else bound + sign * of_positives
+    return bound + sign * (4 * torch.finfo(dtype).eps * abs(bound) + of_numbers)
+
+
+def _magnitude(settings: Settings, best: Tensor, candidates: CandidateSet, scale: Tensor) -> Tensor:
+    """|a|·|p|/t of each anchor a and its longest positive p, (A,), () if all are equal: rounding is in parts of it.
+
+    A copy of the positive has its length. Longer candidates have larger errors, but must not loosen other bounds.
+    """
+    if settings.normalize:
+        return scale.detach()
+    if candidates.anchors.shape[1] == 1:  # also the scores of `InfoNCE.from_scores`
+        return best.abs().masked_fill(best == -torch.inf, 0)
+    lengths: Tensor = torch.linalg.vector_norm(candidates.anchors.detach(), dim=1)
+    return lengths * candidates.longest_positive() * scale.detach()
 
 
 def _reordering(dim: int, dtype: torch.dtype) -> float:
@@ -317,7 +332,7 @@ def _negatives(
     """The rule with its bands, and the log-sums of the negatives it keeps. best: as in `banded_rule`."""
     rule = weights
     if settings.bands or draws is not None:
-        rule = banded_rule(settings, weights, best, candidates, scale, draws)
+        rule = banded_rule(settings, weights, best, candidates, scale, candidates.anchors.shape[1], draws)
     if rule.guide is not None and kernel is not REFERENCE:
         kernel = TILED  # the fused kernel has no guide
     if candidates.eligibility.columns > 0:

@@ -125,7 +125,7 @@ def plan(
         scale = inverse_temperature(settings, z1, dtype)
     rule = weight_rule(settings, [], scale, half_precision(z1, z1 if z2 is None else z2))
     if settings.bands:
-        rule = banded_rule(settings, rule, None, None, scale)
+        rule = banded_rule(settings, rule, None, None, scale, dim)
     pair_loss = kernel.pair_loss if gathering is None else partial(kernel.pair_loss, gathering=gathering)
     return Plan(settings, shapes, pair_loss, eligibility, rule, _form(settings, eligibility), dtype, validity)
 

@@ -155,7 +155,7 @@ def _estimates(settings: Settings, directions: Sequence[Sequence[CandidateSet]],
             name = "" if settings.by_source is None else candidates.source
             if name in shares and candidates.eligibility.columns > 0:
                 own = settings.of_source(candidates.source)
-                rule = combine.banded_rule(own, weights, best, candidates, scale)
+                rule = combine.banded_rule(own, weights, best, candidates, scale, candidates.anchors.shape[1])
                 supports[name].append(_support(candidates, rule, scale, MOST_ANCHORS // len(every) or 1, calls))
     found = []
     for name, share in shares.items():

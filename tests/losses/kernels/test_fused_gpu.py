@@ -534,3 +534,14 @@ def test_the_loss_of_an_index_or_label_out_of_range_is_nan(wrong: str) -> None:
         labels = torch.arange(70, device="cuda") % 5 - 2
         assert bool(hn.InfoNCE(supervision="full", backend="fused")(**arguments, labels=labels).isnan())
     check_still_right()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dim", [768, 1024, 2048])
+def test_a_copy_of_the_positive_is_kept_however_tensor_cores_round(dtype: torch.dtype, dim: int) -> None:
+    # Inner products near 1 have large partial sums, which tensor cores truncate.
+    z1, z2 = (1 + 0.05 * x for x in views(512, dim).values())
+    loss = hn.InfoNCE(0.1, hn.BelowPositive(), in_batch=None, backend="fused")
+    copies = torch.eye(512, dtype=torch.bool, device="cuda")
+    loss(z1.to(dtype), z2.to(dtype), negatives=z2.to(dtype), negative_mask=copies)
+    assert loss.diagnostics()["without_candidates"] == 0
