@@ -128,9 +128,8 @@ class _Strips(torch.autograd.Function):
                 result[rows] = part
         # A single strip is kept for the backward pass; a compiled graph cannot keep this view of the buffer.
         kept = reduction.keeps_exponentials and len(scores) == size and not torch.compiler.is_compiling()
-        ctx.strip = scores if kept else None
         ctx.reduction = reduction
-        ctx.save_for_backward(scale, anchors, *results, *candidates)
+        ctx.save_for_backward(scale, anchors, *results, scores if kept else None, *candidates)
         ctx.mark_non_differentiable(results[2])
         ctx.set_materialize_grads(False)
         return results
@@ -146,14 +145,14 @@ class _Strips(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx: Any, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        reduction, (scale, anchors, *results) = ctx.reduction, tensors[:5]
-        candidates, (for_scale, for_anchors, *for_blocks) = tensors[5:], ctx.needs_input_grad[1:]
+        reduction, (scale, anchors, *results, strip), candidates = ctx.reduction, tensors[:6], tensors[6:]
+        for_scale, for_anchors, *for_blocks = ctx.needs_input_grad[1:]
         by_rows = torch.zeros_like(anchors)  # Σ_c W·c for each anchor
         by_columns = [
             torch.zeros_like(block) if needed else None for block, needed in zip(candidates, for_blocks, strict=True)
         ]
-        recomputed = ctx.strip is None
-        again = strips(anchors, candidates, scale) if recomputed else [(slice(0, len(anchors)), ctx.strip)]
+        recomputed = strip is None
+        again = strips(anchors, candidates, scale) if recomputed else [(slice(0, len(anchors)), strip)]
         for rows, scores in again:
             coefficients = reduction.coefficients(rows, scores, results, grads, recomputed)  # (R, N)
             column = 0

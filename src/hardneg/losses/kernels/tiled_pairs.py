@@ -48,17 +48,21 @@ def pair_loss(
     if unit is None or (given is None and negatives is not None):
         return None
     groups = None if labels is None else Groups(labels, 1 if z2 is None else 2, dtype)
-    scores = PairScores(unit, z1.shape[0], given, eligibility, scale.item(), rule, form, groups)
+    make = partial(
+        PairScores, batch=z1.shape[0], eligibility=eligibility, scale=scale.item(), rule=rule, form=form, groups=groups
+    )
+    scores = make(unit, given)
     if (isinstance(scores.count, float) and scores.count == 0) or not scores.is_served:
         return None
-    loss = _PairedLoss.apply(z1, z2, negatives, scale, scores, plain, watched)  # type: ignore[no-untyped-call]
+    loss = _PairedLoss.apply(z1, z2, negatives, scale, scores, make, plain, watched)  # type: ignore[no-untyped-call]
     return loss, lambda: _record(scores)
 
 
 class _PairedLoss(torch.autograd.Function):
     """Loss of a paired batch as one autograd function: (), or (A,) if not reduced.
 
-    plain: the same loss of z1, z2, negatives and scale by PyTorch operations, for second derivatives
+    make: returns ``scores`` for the same vectors · plain: the same loss of z1, z2, negatives and scale by PyTorch
+    operations, for second derivatives
     """
 
     @staticmethod
@@ -69,14 +73,17 @@ class _PairedLoss(torch.autograd.Function):
         negatives: Tensor | None,
         scale: Tensor,
         scores: PairScores,
+        make: Callable[[UnitVectors, UnitVectors | None], PairScores],
         plain: Callable[..., Tensor],
         watched: tuple[Tensor | None, ...],
     ) -> Tensor:
         scores.result, strip = scores.compute()
         losses, reduction = scores.result.losses, scores.form.reduction
-        # The original tensors: autograd then raises in the backward pass if one was overwritten.
-        ctx.save_for_backward(*saveable(z1, z2, negatives, scale, *watched))
-        ctx.scores, ctx.strip, ctx.plain, ctx.number = scores, strip, plain, 1
+        vectors, (rows, *matrices) = (*scores.unit, *(scores.given or (None, None))), strip or [None] * 6
+        # The original tensors: autograd then raises in the backward pass if one was overwritten. All that is large is
+        # saved: attributes of ctx live as long as the loss, saved tensors until the backward pass.
+        ctx.save_for_backward(*saveable(z1, z2, negatives, scale), *vectors, *matrices, *saveable(*watched))
+        ctx.make, ctx.result, ctx.rows, ctx.plain, ctx.number = make, scores.result, rows, plain, 1
         if reduction == "none":
             return losses.values.clone()  # a view could not be changed in place, as in total += other
         if reduction == "mean":
@@ -88,20 +95,32 @@ class _PairedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = unchanged(ctx)[:4]
+        tensors = unchanged(ctx)
+        inputs = tensors[:4]
         if torch.is_grad_enabled():  # create_graph=True
-            return *gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None
+            return *gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None, None
+        unit, given = (UnitVectors(*pair) if pair[0] is not None else None for pair in (tensors[4:6], tensors[6:8]))
+        scores = ctx.make(unit, given)
+        scores.result = ctx.result
+        strip = None if ctx.rows is None else Strip(ctx.rows, *tensors[8:13])
         with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
-            return *_backward(ctx, grad, *inputs), None, None, None
+            return *_backward(ctx, grad, scores, strip, *inputs), None, None, None, None
 
 
 def _backward(
-    ctx: Any, grad: Tensor, z1: Tensor, z2: Tensor | None, negatives: Tensor | None, scale: Tensor
+    ctx: Any,
+    grad: Tensor,
+    scores: PairScores,
+    strip: Strip | None,
+    z1: Tensor,
+    z2: Tensor | None,
+    negatives: Tensor | None,
+    scale: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients in z1, z2, the negatives and the scale."""
-    scores, batch = ctx.scores, z1.shape[0]
+    """Gradients in z1, z2, the negatives and the scale. strip: the only one, None if there are several"""
+    batch = z1.shape[0]
     weight = grad * scores.scale / ctx.number
-    by_unit, by_given = _unit_gradients(scores, ctx.strip, weight, ctx.needs_input_grad[2])
+    by_unit, by_given = _unit_gradients(scores, strip, weight, ctx.needs_input_grad[2])
     by_vectors, along = scores.unit.backward(by_unit)  # (R, d), (R, 1)
     if z2 is None:
         d1, d2 = by_vectors.to(z1.dtype), None
@@ -109,12 +128,13 @@ def _backward(
         d1, d2 = by_vectors[:batch].to(z1.dtype), by_vectors[batch:].to(z2.dtype)
     d_negatives = None
     if by_given is not None and negatives is not None:
+        assert scores.given is not None
         d_negatives = scores.given.backward(by_given)[0].to(negatives.dtype)
     d_scale = None
     if ctx.needs_input_grad[3]:
         # s = scale·⟨a, c⟩, so ∂L/∂scale = Σ W·⟨a, c⟩; in a square matrix each vector is both a and c.
         d_scale = along.sum() / 2 if scores.square else along[:batch].sum()
-        by_floor = scores.result.losses.by_floor
+        by_floor = ctx.result.losses.by_floor
         if by_floor is not None:
             d_scale = d_scale - (by_floor * weight).sum()  # the floor of log G is −scale
         d_scale = d_scale / scale
