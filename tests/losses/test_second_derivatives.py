@@ -352,3 +352,9 @@ def test_torch_func_transforms_agree_with_autograd() -> None:
     hessian = torch.func.hessian(lambda z: loss(z, z2))(z1).reshape(40, 40)
     along = unit_directions([z1])[0].reshape(40)
     assert_close(hessian @ along, product_by_grad(lambda z: loss(z, z2), [z1])[0].reshape(40))
+
+
+def test_the_tiled_kernel_is_refused_in_torch_func() -> None:
+    z1, z2 = torch.randn(2, 4, 3).unbind()
+    with pytest.raises(ValueError, match=r"backend='tiled' does not work in torch\.func: use backend='auto'"):
+        torch.func.grad(lambda z: hn.simclr(backend="tiled")(z, z2))(z1)

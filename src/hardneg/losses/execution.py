@@ -30,6 +30,8 @@ def choose_kernel(backend: str, settings: Settings, device: torch.device) -> Ker
         if settings.has_general_weights or not is_eager():
             return kernels.REFERENCE
         backend = "fused" if kernels.runs_fused(device) else "tiled"
+    if backend != "reference" and torch._C._are_functorch_transforms_active():
+        raise ValueError(f"backend={backend!r} does not work in torch.func: use backend='auto' or 'reference'")
     if backend == "fused":
         return kernels.fused(device)
     return kernels.TILED if backend == "tiled" else kernels.REFERENCE
