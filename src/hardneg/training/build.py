@@ -247,7 +247,7 @@ def refresh(
         return normalized(rows) if cosines else rows
 
     shared = shared_embeddings(encode, len(train_set), [module.encoder, module.head])
-    if settings.batches.embeddings == "encode":
+    if settings.batches.encodes:
         return Refresh(batches.sampler, shared)
     # A row is random until its sample has been seen.
     module.recent = MemoryBank(len(train_set), dim, momentum=0.0, gather=processes > 1, seed=settings.seed)
