@@ -166,8 +166,8 @@ class Watch(L.Callback):
 
         return encode
 
-    def _timed(self, refresh: Refresh, given: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        def embeddings() -> Tensor:
+    def _timed(self, refresh: Refresh, given: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        def embeddings() -> Tensor | None:
             wait()
             began = time.perf_counter()
             rows = given()

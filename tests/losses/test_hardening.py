@@ -186,6 +186,44 @@ def test_a_long_row_of_the_batch_does_not_loosen_the_limit_of_other_anchors(back
         assert_close(values[0], values[1], msg=name)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_length_of_the_anchor_or_of_a_masked_positive_does_not_loosen_its_limit(backend: str) -> None:
+    # The positive of the long anchor 0 is short, so that its score is 1; that of the second view of instance 1 is 1.01.
+    anchors, others = torch.eye(4, 8), torch.eye(4, 8)
+    anchors[0], others[0], others[1, 0] = 1e4 * anchors[0], 1e-4 * others[0], 1.01e-4
+    for settings in ({"in_batch": "both"}, {"in_batch": "other"}):
+        loss = hn.InfoNCE(1.0, hn.BelowPositive(), normalize=False, reduction="none", backend=backend, **settings)
+        loss(anchors, others)
+        kept = loss.last_call()._records[0].support[0]
+        assert kept == (5 if settings["in_batch"] == "both" else 2)  # all but those of instance 1 above the limit
+    positives = torch.stack([torch.eye(3, 8), 1e4 * torch.eye(3, 8)], dim=1)
+    mask = torch.tensor([[True, False]]).repeat(3, 1)
+    negatives = 1.01 * torch.eye(3, 8)
+    loss = hn.InfoNCE(1.0, hn.BelowPositive(), in_batch=None, normalize=False, backend=backend)
+    loss(torch.eye(3, 8), positives, negatives=negatives, positive_mask=mask)
+    assert loss.diagnostics()["support"] == 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_copies_of_the_document_among_the_queries_are_kept_at_margin_zero(backend: str) -> None:
+    # Queries are a thousand times shorter than documents; half of them are copies of documents.
+    documents = torch.randn(32, 768)
+    queries = 1e-3 * torch.randn(32, 768)
+    queries[16:] = documents[:16]
+    loss = hn.InfoNCE(
+        1.0, hn.BelowPositive(), in_batch=("query_to_doc", "query_to_query"), normalize=False, reduction="none",
+        backend=backend,
+    )  # fmt: skip
+    loss(queries, documents)
+    scores = queries.double() @ torch.cat([documents, queries]).double().T
+    best = (queries.double() * documents.double()).sum(dim=1)
+    tolerance = 1e-5 * queries.double().norm(dim=1) * documents.double().norm(dim=1)
+    own = torch.eye(32, dtype=torch.bool).repeat(1, 2)
+    assert ((scores[:16, 48:].diagonal() - best[:16]).abs() <= tolerance[:16]).all()  # the copies
+    expected = ((scores <= (best + tolerance)[:, None]) & ~own).sum(dim=1)
+    assert loss.last_call()._records[0].support[:16].tolist() == expected[:16].tolist()
+
+
 def test_a_large_positive_does_not_loosen_the_limit_of_other_given_scores() -> None:
     loss = hn.InfoNCE(1.0, hn.BelowPositive(), in_batch=None, reduction="none")
     candidates = torch.tensor([[0.5, 1.01], [0.0, 1.0]])

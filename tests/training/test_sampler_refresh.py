@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -154,3 +155,34 @@ def test_a_run_builds_its_graphs_from_the_cosines_that_its_loss_scores(tmp_path:
     norms = raw.norm(dim=1)
     assert norms.max() > 1.5 * norms.min()  # else inner products would rank as cosines do
     torch.testing.assert_close(given, raw / norms[:, None])
+
+
+def test_a_graph_from_the_bank_waits_for_the_first_epoch_so_that_every_sample_is_reached(tmp_path: Path) -> None:
+    chosen = ["trainer.knn_every=0", "trainer.insight_every=0", "trainer.batch_size=64", "batches.sampler=proximity",
+              "batches.candidates=500", "batches.neighbors=100", "batches.refresh_every=5",
+              "batches.embeddings=bank"]  # fmt: skip
+    seen: list[set[int]] = []
+    refreshed: list[int] = []
+
+    class Look(L.Callback):
+        def on_train_batch_start(
+            self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        ) -> None:
+            if batch_idx == 0:
+                seen.append(set())
+            seen[-1] |= set((batch if isinstance(batch, Tensor) else batch[0]).tolist())
+
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            refresh = next(one for one in trainer.callbacks if isinstance(one, Refresh))  # type: ignore[attr-defined]
+            refreshed.append(refresh.sampler.refreshes)
+
+    settings = recipe.load(recipe.find("digits-simclr"), [*chosen, "trainer.epochs=3"])
+    run.train(settings, tmp_path / "run", callbacks=[Look()])
+    assert len(seen[0]) == 1297 // 64 * 64  # uniform: each sample once, but for those that do not fill a batch
+    assert refreshed[0] <= 1
+    assert refreshed[2] >= 8
+    assert len(seen[2]) < 1000  # walks repeat samples
+    with pytest.raises(
+        ValueError, match=r"batches\.embeddings=bank .*trainer\.epochs is 1: set batches\.embeddings=encode"
+    ):
+        run.train(recipe.load(recipe.find("digits-simclr"), [*chosen, "trainer.epochs=1"]), tmp_path / "one")

@@ -62,19 +62,20 @@ class CandidateSet:
 
     @torch.no_grad()
     def longest_positive(self) -> Tensor:
-        """The largest norm of an anchor's positives, (A,); of own positives that of all views of the instance."""
-        rows: Tensor = torch.linalg.vector_norm(self.pool, dim=1)
+        """The largest norm of an anchor's positives, (A,); 0 without any."""
+        rows: Tensor = torch.linalg.vector_norm(self.pool, dim=1)  # (P,)
         layout = self.layout
         if self.pair_similarity is not None:
             own = rows.view(-1, layout.global_batch)[:, layout.offset : layout.offset + layout.batch]  # (V, B)
-            return own.amax(dim=0).repeat(layout.views)
-        one = rows.new_ones(len(self.anchors), 1)
-        found = [
-            tiled.row_maximum(
-                one, [torch.linalg.vector_norm(part.rows, dim=-1, keepdim=True)], one[0, 0], part.eligibility
-            )
-            for part in self.labelled_rows
-        ]
+            if layout.views == 2:  # each view is the positive of the other
+                return own.flip(0).flatten()
+            own = own[-self.pair_similarity.shape[1] :]  # (M, B): the pool may begin with the anchors' own view
+            return (own if self.positive_mask is None else own.masked_fill(~self.positive_mask.T, 0)).amax(dim=0)
+        found = []
+        for part in self.labelled_rows:
+            lengths = torch.linalg.vector_norm(part.rows, dim=-1, keepdim=True)
+            anchors, scale = rows.new_ones(len(self.anchors), 1), rows.new_ones(())
+            found.append(tiled.row_maximum(anchors, [lengths], scale, part.eligibility))
         return torch.stack(found).amax(dim=0).clamp(min=0)  # −inf without positives
 
     def detached(self, copy: Callable[[Tensor], Tensor] = Tensor.detach) -> "CandidateSet":

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -171,75 +172,74 @@ def _rescaled_log_weight(weighting: Hardening, factor: float | Tensor, scores: T
     return weighting.log_weight(scores * factor)
 
 
+class BestPositive(NamedTuple):
+    """The score of each anchor's best positive, (A,), and by how much that of a copy of it may differ, (A,) or ()."""
+
+    score: Tensor
+    rounding: Tensor
+
+
+def best_positive(
+    settings: Settings, candidates: CandidateSet, positives: Positives, scale: Tensor
+) -> BestPositive | None:
+    """The best positives of the anchors, None if no band depends on them."""
+    if not settings.needs_positive:
+        return None
+    score, scale, width = positives.best(), scale.detach(), candidates.anchors.shape[1]
+    if settings.normalize:
+        magnitude = scale
+    elif width == 1:  # also the scores of `InfoNCE.from_scores`
+        magnitude = score.abs().masked_fill(score == -torch.inf, 0)
+    else:  # the positives of this anchor only: a long row elsewhere must not loosen its limit
+        lengths: Tensor = torch.linalg.vector_norm(candidates.anchors.detach(), dim=1)
+        magnitude = lengths * candidates.longest_positive() * scale
+    return BestPositive(score, _reordering(width, scale.dtype) * magnitude)
+
+
 def banded_rule(
     settings: Settings,
     weights: Rule,
-    best: Tensor | None,
-    candidates: CandidateSet | None,
+    best: BestPositive | None,
+    guide: GuideRows | None,
     scale: Tensor,
     width: int,
     draws: Tensor | None = None,
 ) -> Rule:
     """The rule with its bands and draws.
 
-    best: (A,) score of the best positive, if a band depends on it · candidates: None if no band depends on them ·
-    width: of the embeddings · draws: (A, k) random integers, if some are drawn
+    best: if a band depends on it · guide: if a band has a guide · width: of the embeddings · draws: (A, k) random
+    integers, if some are drawn
     """
     lower: Bound = None
     upper: Bound = None
-    rings, guide = [], None
+    rings, guide_band = [], None
     for part in settings.bands:
         if part.needs_guide:
-            assert candidates is not None
-            assert candidates.guide is not None
-            guide = _guide_band(part, candidates.guide, guide)
-        low, high = part.bounds(best)
+            assert guide is not None
+            guide_band = _guide_band(part, guide, guide_band)
+        low, high = part.bounds(None if best is None else best.score)
         lower, upper = _tighter(lower, low, lower=True), _tighter(upper, high, lower=False)
         percentiles = part.percentiles()
         if percentiles is not None:
             rings.append(percentiles)
-    relative = _reordering(width, scale.dtype)
-    of_numbers, of_positives = 0.0, None
+    rounding = 0.0  # of scores near a number
     if settings.normalize and settings.max_abs_score is not None and not settings.learned_scale:
-        of_numbers = relative * settings.max_abs_score
-    if best is not None:
-        assert candidates is not None
-        of_positives = relative * _magnitude(settings, best, candidates, scale)
-    lower, upper = (
-        _widened(bound, sign, of_numbers, of_positives, scale.dtype) for bound, sign in ((lower, -1), (upper, 1))
-    )
-    return replace(weights, lower=lower, upper=upper, rings=tuple(rings), draws=draws, guide=guide)
+        rounding = _reordering(width, scale.dtype) * settings.max_abs_score
+
+    def widened(bound: Bound, sign: int) -> Bound:
+        """The bound moved outwards: kernels round in other ways, and all of them keep a score that equals it."""
+        if isinstance(bound, Tensor):
+            return bound if best is None else bound + sign * best.rounding
+        return None if bound is None else bound + sign * (4 * torch.finfo(scale.dtype).eps * abs(bound) + rounding)
+
+    lower, upper = widened(lower, -1), widened(upper, 1)
+    return replace(weights, lower=lower, upper=upper, rings=tuple(rings), draws=draws, guide=guide_band)
 
 
 def _guide_band(part: Hardening, rows: GuideRows, other: GuideBand | None) -> GuideBand:
     """The band of a guide's scores, intersected with another one."""
     highest = part.guide_limit(rows.best) + _reordering(rows.anchors.shape[1], rows.best.dtype)
     return GuideBand(rows, highest if other is None else torch.minimum(highest, other.highest))
-
-
-def _widened(bound: Bound, sign: int, of_numbers: float, of_positives: Tensor | None, dtype: torch.dtype) -> Bound:
-    """A bound moved outwards, because kernels round in other ways: a score that equals it is kept by all of them.
-
-    of_numbers, of_positives: rounding errors of scores near a bound that is a number, or that follows from a positive
-    """
-    if bound is None:
-        return None
-    if isinstance(bound, Tensor):
-        return bound if of_positives is None else bound + sign * of_positives
-    return bound + sign * (4 * torch.finfo(dtype).eps * abs(bound) + of_numbers)
-
-
-def _magnitude(settings: Settings, best: Tensor, candidates: CandidateSet, scale: Tensor) -> Tensor:
-    """|a|·|p|/t of each anchor a and its longest positive p, (A,), () if all are equal: rounding is in parts of it.
-
-    A copy of the positive has its length. Longer candidates have larger errors, but must not loosen other bounds.
-    """
-    if settings.normalize:
-        return scale.detach()
-    if candidates.anchors.shape[1] == 1:  # also the scores of `InfoNCE.from_scores`
-        return best.abs().masked_fill(best == -torch.inf, 0)
-    lengths: Tensor = torch.linalg.vector_norm(candidates.anchors.detach(), dim=1)
-    return lengths * candidates.longest_positive() * scale.detach()
 
 
 def _reordering(dim: int, dtype: torch.dtype) -> float:
@@ -286,7 +286,7 @@ def _anchor_losses(
     similarity = direction[0].own_similarity
     positives = positives_of(direction[0], scale, kernel, weights.half_copies)
     count = positives.count()
-    best = positives.best() if settings.needs_positive else None
+    best = best_positive(settings, direction[0], positives, scale)
     totals, records, validities = [], [], []
     for part in direction:
         own, rule = settings.of_source(part.source), _weights_of_source(settings, weights, part)
@@ -325,14 +325,14 @@ def _negatives(
     candidates: CandidateSet,
     scale: Tensor,
     weights: Rule,
-    best: Tensor | None,
+    best: BestPositive | None,
     kernel: Kernel,
     draws: Tensor | None,
 ) -> tuple[Rule, LogSums]:
     """The rule with its bands, and the log-sums of the negatives it keeps. best: as in `banded_rule`."""
     rule = weights
     if settings.bands or draws is not None:
-        rule = banded_rule(settings, weights, best, candidates, scale, candidates.anchors.shape[1], draws)
+        rule = banded_rule(settings, weights, best, candidates.guide, scale, candidates.anchors.shape[1], draws)
     if rule.guide is not None and kernel is not REFERENCE:
         kernel = TILED  # the fused kernel has no guide
     if candidates.eligibility.columns > 0:

@@ -150,12 +150,13 @@ def _estimates(settings: Settings, directions: Sequence[Sequence[CandidateSet]],
     for direction in sets:
         best = None
         if settings.needs_positive:
-            best = combine.positives_of(direction[0], scale, TILED, HalfCopies(None)).best()
+            positives = combine.positives_of(direction[0], scale, TILED, HalfCopies(None))
+            best = combine.best_positive(settings, direction[0], positives, scale)
         for candidates in direction:
             name = "" if settings.by_source is None else candidates.source
             if name in shares and candidates.eligibility.columns > 0:
                 own = settings.of_source(candidates.source)
-                rule = combine.banded_rule(own, weights, best, candidates, scale, candidates.anchors.shape[1])
+                rule = combine.banded_rule(own, weights, best, candidates.guide, scale, candidates.anchors.shape[1])
                 supports[name].append(_support(candidates, rule, scale, MOST_ANCHORS // len(every) or 1, calls))
     found = []
     for name, share in shares.items():

@@ -48,18 +48,22 @@ class RefreshedBatchSampler(UniformBatchSampler):
         self._set_embeddings(embeddings, mix(self.seed, self.refreshes))
         self.refreshes += 1
 
-    def after_step(self, embeddings: TensorLike | Callable[[], TensorLike]) -> bool:
+    def after_step(self, embeddings: TensorLike | Callable[[], TensorLike | None]) -> bool:
         """Count a training step, and refresh after every ``refresh_every`` of them; return True if it refreshed.
 
-        embeddings: the rows of a memory bank, (N, d), or a function that computes them, called only to refresh
+        embeddings: the rows of a memory bank, (N, d), or a function that computes them, called only to refresh; it may
+        return None to keep the batches as they are
         """
         if self.refresh_every is None:
             raise ValueError("refresh_every is None: pass the number of steps between refreshes, or call refresh()")
         self.steps += 1
-        due = self.steps % self.refresh_every == 0
-        if due:
-            self.refresh(embeddings() if callable(embeddings) else embeddings)
-        return due
+        if self.steps % self.refresh_every != 0:
+            return False
+        found = embeddings() if callable(embeddings) else embeddings
+        if found is None:
+            return False
+        self.refresh(found)
+        return True
 
     def state_dict(self, step: int, epoch: int | None = None) -> dict[str, Any]:
         return super().state_dict(step, epoch) | {"refreshes": self.refreshes, "steps": self.steps}

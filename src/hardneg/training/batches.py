@@ -116,6 +116,11 @@ def sampler(settings: Recipe, size: int, rank: int = 0, processes: int = 1) -> U
                 "refresh_every=0 builds the graph before the first step, when the bank holds no embeddings yet: "
                 "set embeddings=encode"
             )
+        if settings.trainer.epochs == 1 and chosen.embeddings == "bank":
+            raise ValueError(
+                "embeddings=bank has an embedding of every sample after the first epoch only, and trainer.epochs is 1: "
+                "set embeddings=encode"
+            )
         common |= {"coverage": chosen.coverage, "refresh_every": chosen.refresh_every or None}
         if chosen.sampler == "knn":
             return KNNBatchSampler(**common)

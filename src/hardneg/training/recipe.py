@@ -88,16 +88,11 @@ class Batches(Section):
     coverage: str = "walk"
     refresh_every: CountOrZero = 100
     """Steps between two graphs; 0 builds one graph, before the first step."""
-    embeddings: Literal["bank", "encode"] | None = None
-    """What a graph is built from: the last embedding of each sample in training, which costs nothing, or all samples
-    encoded again. By default ``bank``, and ``encode`` if ``refresh_every`` is 0, when there is no embedding yet."""
+    embeddings: Literal["encode", "bank"] = "encode"
+    """What a graph is built from: all samples encoded again, or the last embedding of each in training (from the second
+    epoch on, when each has one)."""
     drop_last: bool = True
     """Leave out the samples at the end of an epoch that do not fill a batch."""
-
-    @property
-    def encodes(self) -> bool:
-        """Whether all samples are encoded for a graph."""
-        return self.embeddings == "encode" or (self.embeddings is None and self.refresh_every == 0)
 
 
 class Evaluation(Section):

@@ -399,6 +399,6 @@ def safe_lengths(vectors: Tensor, smallest: float) -> Tensor | None:
 
 def saveable(*tensors: Tensor | None) -> list[Tensor | None]:
     """The tensors, with inference tensors replaced by copies: autograd cannot save inference tensors."""
-    if torch.is_inference_mode_enabled():  # nothing is saved
+    if torch.is_inference_mode_enabled():  # autograd saves nothing then
         return list(tensors)
     return [x.clone() if x is not None and x.is_inference() else x for x in tensors]

@@ -20,6 +20,8 @@ from hardneg.losses.kernels.pair_scores import Groups, PairScores, Strip, UnitVe
 from hardneg.losses.kernels.saved_tensors import unchanged
 from hardneg.matmul import multiply
 
+MATRICES = len(Strip._fields) - 1  # of a strip
+
 
 def pair_loss(
     z1: Tensor,
@@ -61,7 +63,7 @@ def pair_loss(
 class _PairedLoss(torch.autograd.Function):
     """Loss of a paired batch as one autograd function: (), or (A,) if not reduced.
 
-    make: returns ``scores`` for the same vectors · plain: the same loss of z1, z2, negatives and scale by PyTorch
+    make: builds the `PairScores` of given unit vectors · plain: the same loss of z1, z2, negatives and scale by PyTorch
     operations, for second derivatives
     """
 
@@ -79,11 +81,14 @@ class _PairedLoss(torch.autograd.Function):
     ) -> Tensor:
         scores.result, strip = scores.compute()
         losses, reduction = scores.result.losses, scores.form.reduction
-        vectors, (rows, *matrices) = (*scores.unit, *(scores.given or (None, None))), strip or [None] * 6
-        # The original tensors: autograd then raises in the backward pass if one was overwritten. All that is large is
-        # saved: attributes of ctx live as long as the loss, saved tensors until the backward pass.
-        ctx.save_for_backward(*saveable(z1, z2, negatives, scale), *vectors, *matrices, *saveable(*watched))
-        ctx.make, ctx.result, ctx.rows, ctx.plain, ctx.number = make, scores.result, rows, plain, 1
+        # Attributes of ctx live as long as the loss, saved tensors until the backward pass: what is large is saved. Of
+        # inputs the original tensors, so that autograd raises in the backward pass if one was overwritten.
+        inputs, others = saveable(z1, z2, negatives, scale), saveable(*watched)
+        given = scores.given or (None, None)
+        matrices = [None] * MATRICES if strip is None else strip[1:]
+        ctx.save_for_backward(*inputs, *scores.unit, *given, *matrices, *others)
+        ctx.rows = None if strip is None else strip.rows
+        ctx.make, ctx.result, ctx.plain, ctx.number = make, scores.result, plain, 1
         if reduction == "none":
             return losses.values.clone()  # a view could not be changed in place, as in total += other
         if reduction == "mean":
@@ -95,14 +100,13 @@ class _PairedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = unchanged(ctx)
-        inputs = tensors[:4]
+        z1, z2, negatives, scale, unit, lengths, given, given_lengths, *rest = unchanged(ctx)
+        inputs = (z1, z2, negatives, scale)
         if torch.is_grad_enabled():  # create_graph=True
             return *gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None, None
-        unit, given = (UnitVectors(*pair) if pair[0] is not None else None for pair in (tensors[4:6], tensors[6:8]))
-        scores = ctx.make(unit, given)
+        scores = ctx.make(UnitVectors(unit, lengths), None if given is None else UnitVectors(given, given_lengths))
         scores.result = ctx.result
-        strip = None if ctx.rows is None else Strip(ctx.rows, *tensors[8:13])
+        strip = None if ctx.rows is None else Strip(ctx.rows, *rest[:MATRICES])
         with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
             return *_backward(ctx, grad, scores, strip, *inputs), None, None, None, None
 

@@ -24,11 +24,11 @@ class Refresh(L.Callback):
 
     Args:
         sampler: `ProximityBatchSampler` or `KNNBatchSampler`
-        embeddings: returns the embeddings of all samples, (N, d); with several processes, all use those of the first.
-            `shared_embeddings` makes such a function that divides the work
+        embeddings: returns the embeddings of all samples, (N, d), or None if there are none yet; with several
+            processes, all use those of the first. `shared_embeddings` makes such a function that divides the work
     """
 
-    def __init__(self, sampler: RefreshedBatchSampler, embeddings: Callable[[], Tensor]) -> None:
+    def __init__(self, sampler: RefreshedBatchSampler, embeddings: Callable[[], Tensor | None]) -> None:
         self.sampler, self.embeddings = sampler, embeddings
         self.seconds = 0.0  # spent on embeddings and graphs since it was last set to 0
         self.encoding_seconds = 0.0  # of these, on embeddings
@@ -40,7 +40,8 @@ class Refresh(L.Callback):
         self._timer = getattr(pl_module, "clock", None)
         if self.sampler.refresh_every is None and self.sampler.refreshes == 0:
             began = time.perf_counter()
-            self.sampler.refresh(self._same_on_all_processes())
+            if (rows := self._same_on_all_processes()) is not None:
+                self.sampler.refresh(rows)
             self.seconds += time.perf_counter() - began
 
     def on_train_batch_end(
@@ -58,9 +59,11 @@ class Refresh(L.Callback):
             if timer is not None:
                 timer.mark("graph")
 
-    def _same_on_all_processes(self) -> Tensor:
+    def _same_on_all_processes(self) -> Tensor | None:
         began = time.perf_counter()
         rows = self.embeddings()
+        if rows is None:
+            return None
         if rows.device.type == "cuda":
             torch.cuda.synchronize(rows.device)  # of a refresh, every so many steps
         self.encoding_seconds += time.perf_counter() - began

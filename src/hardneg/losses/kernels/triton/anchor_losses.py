@@ -27,8 +27,10 @@ class FormNumbers(NamedTuple):
     log_rest: float
 
 
-# Rows of the memory (11, A), for a gradient of 1. It is one tensor: to unbind it would take a tenth of a small step.
-LOSSES, COUNTS, FLOORED = (tl.constexpr(row) for row in (0, 1, 2))  # counts of negatives; floored: 0 or 1
+# Rows of the memory (11, A), for a gradient of 1. It is one tensor: unbinding it takes a tenth of a small step.
+LOSSES = tl.constexpr(0)
+COUNTS = tl.constexpr(1)  # of negatives
+FLOORED = tl.constexpr(2)  # 0 or 1
 ROW_MAX = tl.constexpr(3)  # in base 2, +inf for an empty support
 COEFFICIENTS = tl.constexpr(4)  # of the exponentials, (A, 2)
 POSITIVE = tl.constexpr(6)  # gradient of the inner product with the positive; with labels, the number of positives
@@ -107,9 +109,8 @@ def store_results(
         tilted_coef, weight_coef = by_mean * (tilt + 1), -by_mean * tilt
     tl.store(memory + LOSSES * anchors + i, loss, mask=inside)
     tl.store(memory + COUNTS * anchors + i, count, mask=inside)
-    tl.store(
-        memory + ROW_MAX * anchors + i, tl.where(nonempty, row_max, float("inf")), mask=inside
-    )  # see `forward.finish`
+    # See `forward.finish`.
+    tl.store(memory + ROW_MAX * anchors + i, tl.where(nonempty, row_max, float("inf")), mask=inside)
     pair = memory + COEFFICIENTS * anchors + 2 * i
     tl.store(pair, tl.div_rn(tilted_coef, tl.where(nonempty, tilted_sum, 1.0)), mask=inside)
     tl.store(pair + 1, tl.div_rn(weight_coef, tl.where(nonempty, weight_sum, 1.0)), mask=inside)

@@ -204,9 +204,8 @@ def backward_pass(
     block_pass = call.over_negatives(given, saved.units, saved.negatives)
     gathering, memory = call.gathering, saved.memory
     gradient_scale, weight = None, grad if call.form.reduction == "none" else None
-    if (
-        weight is None
-    ):  # all gradients are linear in that of the loss: one number is multiplied last, without a separate launch
+    if weight is None:
+        # All gradients are linear in that of the loss: one number is multiplied last, without a separate launch.
         gradient_scale = normalize.GradientScale(grad, saved.valid if call.form.reduction == "mean" else None)
     factor = None
     if saved.units.dtype == torch.float16:  # a sum of two is below float16's limit, 2¹⁶
