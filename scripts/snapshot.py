@@ -28,15 +28,12 @@ RUNS = {
     "hcl": ("digits-simclr", ("objective.preset=hcl",)),
     "hscl": ("digits-simclr", ("objective.preset=hscl",)),
     "supcon": ("digits-simclr", ("objective.preset=supcon",)),
-    "proximity": (
-        "digits-simclr",
-        ("batches.sampler=proximity", "batches.refresh_every=3", "batches.embeddings=encode"),
-    ),
+    "proximity": ("digits-simclr", ("batches.sampler=proximity", "batches.refresh_every=3")),
     "proximity-bank": (
         "digits-simclr",
         ("batches.sampler=proximity", "batches.refresh_every=3", "batches.embeddings=bank"),
     ),
-    "knn": ("digits-simclr", ("batches.sampler=knn", "batches.refresh_every=3", "batches.embeddings=encode")),
+    "knn": ("digits-simclr", ("batches.sampler=knn", "batches.refresh_every=3")),
     "moco": ("digits-moco", ()),
     "moco-ring": ("digits-moco", ("objective.preset=ring_nce",)),
     "mocov3": ("digits-mocov3", ()),

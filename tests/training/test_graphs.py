@@ -43,10 +43,9 @@ WAYS = {
     "infograph": ("mutag-infograph", ["objective.beta=1"]),
     "graphcl": ("imdb-binary-graphcl", ["data.features=degree", "objective.preset=hcl", "objective.in_batch=other"]),
     "proximity": ("imdb-binary-graphcl", ["data.features=degree", "batches.sampler=proximity", "batches.candidates=20",
-                                          "batches.neighbors=5", "batches.refresh_every=3",
-                                          "batches.embeddings=encode"]),
+                                          "batches.neighbors=5", "batches.refresh_every=3"]),
     "bank": ("imdb-binary-graphcl", ["data.features=degree", "batches.sampler=proximity", "batches.candidates=20",
-                                     "batches.neighbors=5", "batches.refresh_every=3"]),
+                                     "batches.neighbors=5", "batches.refresh_every=3", "batches.embeddings=bank"]),
 }  # fmt: skip
 
 

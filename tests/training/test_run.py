@@ -44,9 +44,9 @@ WALKS = ["batches.sampler=proximity", "batches.candidates=200", "batches.neighbo
          "batches.restart={schedule: linear, start: 0.2, end: 0.05}"]  # fmt: skip
 SAMPLING = {
     "uniform": SHORT,
-    "proximity": [*SHORT, *WALKS, "batches.embeddings=encode"],
-    "each once, from the bank": [*SHORT, *WALKS, "batches.coverage=once"],
-    "knn": [*SHORT, "batches.sampler=knn", "batches.refresh_every=4", "batches.embeddings=encode"],
+    "proximity": [*SHORT, *WALKS],
+    "each once, from the bank": [*SHORT, *WALKS, "batches.coverage=once", "batches.embeddings=bank"],
+    "knn": [*SHORT, "batches.sampler=knn", "batches.refresh_every=4"],
     "accumulated": [*SHORT, *WALKS, "trainer.accumulate=2"],  # steps of 2, 2 and 1 batches in every epoch
 }
 

@@ -108,8 +108,7 @@ def test_each_process_embeds_its_share_with_the_statistics_of_the_first(tmp_path
 def test_two_processes_build_the_graph_of_one_and_embed_half_the_samples_each(tmp_path: Path) -> None:
     overrides = ["trainer.epochs=1", "trainer.knn_every=0", "trainer.insight_every=0", "batches.sampler=proximity",
                  "batches.candidates=60", "batches.neighbors=10", "batches.refresh_every=4",
-                 "batches.embeddings=encode", "encoder.name=processes:plain_encoder", "encoder.options={}",
-                 "encoder.norm=false"]  # fmt: skip
+                 "encoder.name=processes:plain_encoder", "encoder.options={}", "encoder.norm=false"]  # fmt: skip
     for devices in (1, 2):
         command = [sys.executable, shared_refresh.__file__, str(tmp_path / str(devices)), *overrides,
                    f"trainer.devices={devices}"]  # fmt: skip
@@ -135,7 +134,7 @@ def test_a_run_builds_its_graphs_from_the_cosines_that_its_loss_scores(tmp_path:
     settings = recipe.load(
         recipe.find("digits-simclr"),
         ["trainer.epochs=1", "trainer.knn_every=0", "batches.sampler=proximity", "batches.candidates=60",
-         "batches.neighbors=10", "batches.refresh_every=4", "batches.embeddings=encode"],
+         "batches.neighbors=10", "batches.refresh_every=4"],
     )  # fmt: skip
     found: list[Tensor] = []
 

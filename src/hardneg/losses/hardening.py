@@ -223,7 +223,7 @@ class BelowPositive(Hardening):
     margin: in units of the score s = cos/temperature (a margin m on cosines is ``m/temperature``), any sign ·
     relative: if given, such as 0.95, the limit is ``positive − (1 − relative)·|positive|`` instead: ``relative``
     times a positive score, and as far below a negative one. Of several positives the best one sets the limit.
-    A copy of the positive itself is kept at margin 0, and dropped by a margin above rounding (1e-5 on cosines).
+    A copy of the positive itself is kept at margin 0, and dropped by a margin above rounding (about 1e-5 on cosines).
 
     Examples:
         >>> BelowPositive(relative=0.5).bounds(torch.tensor([2.0, -2.0]))

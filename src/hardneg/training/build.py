@@ -249,17 +249,13 @@ def refresh(
     shared = shared_embeddings(encode, len(train_set), [module.encoder, module.head])
     if settings.batches.embeddings == "encode":
         return Refresh(batches.sampler, shared)
-    sampler, module.recent = (
-        batches.sampler,
-        MemoryBank(len(train_set), dim, momentum=0.0, gather=processes > 1, seed=settings.seed),
-    )
+    sampler = batches.sampler
+    bank = module.recent = MemoryBank(len(train_set), dim, momentum=0.0, gather=processes > 1, seed=settings.seed)
 
     def last_embeddings() -> Tensor | None:
-        # A row is random until its sample has been in a batch, and walks would hardly reach it: a fifth of the samples
-        # were not in any batch of five epochs. Batches of the first epoch are uniform and hold every sample.
-        if module.recent is None or sampler.steps < len(sampler):
-            return None
-        return module.recent.rows
+        # A row is random until its sample has been in a batch, and walks would hardly reach it. Batches of the first
+        # epoch are uniform and hold every sample.
+        return None if sampler.steps < len(sampler) else bank.rows
 
     return Refresh(sampler, last_embeddings)
 

@@ -89,7 +89,7 @@ class Groups:
 class PairScores:
     """The scores of one call.
 
-    unit: unit vectors of z1, then of z2 · given: unit vectors of the given negatives · batch: B · scale: 1/temperature
+    unit: unit vectors of z1, then of z2 · batch: B · given: unit vectors of the given negatives · scale: 1/temperature
     · groups: by label, None without labels
 
     square: anchors and candidates are the same rows · crossed: rows are the anchors of one direction, columns those of
@@ -99,8 +99,8 @@ class PairScores:
     def __init__(
         self,
         unit: UnitVectors,
-        given: UnitVectors | None,
         batch: int,
+        given: UnitVectors | None,
         eligibility: Eligibility,
         scale: float,
         rule: Rule,

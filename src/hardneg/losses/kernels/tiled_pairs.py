@@ -53,7 +53,7 @@ def pair_loss(
     make = partial(
         PairScores, batch=z1.shape[0], eligibility=eligibility, scale=scale.item(), rule=rule, form=form, groups=groups
     )
-    scores = make(unit, given)
+    scores = make(unit=unit, given=given)
     if (isinstance(scores.count, float) and scores.count == 0) or not scores.is_served:
         return None
     loss = _PairedLoss.apply(z1, z2, negatives, scale, scores, make, plain, watched)  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ class _PairedLoss(torch.autograd.Function):
         negatives: Tensor | None,
         scale: Tensor,
         scores: PairScores,
-        make: Callable[[UnitVectors, UnitVectors | None], PairScores],
+        make: Callable[..., PairScores],
         plain: Callable[..., Tensor],
         watched: tuple[Tensor | None, ...],
     ) -> Tensor:
@@ -104,7 +104,8 @@ class _PairedLoss(torch.autograd.Function):
         inputs = (z1, z2, negatives, scale)
         if torch.is_grad_enabled():  # create_graph=True
             return *gradients(ctx.plain, inputs, ctx.needs_input_grad[:4], grad), None, None, None, None
-        scores = ctx.make(UnitVectors(unit, lengths), None if given is None else UnitVectors(given, given_lengths))
+        other = None if given is None else UnitVectors(given, given_lengths)
+        scores = ctx.make(unit=UnitVectors(unit, lengths), given=other)
         scores.result = ctx.result
         strip = None if ctx.rows is None else Strip(ctx.rows, *rest[:MATRICES])
         with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():

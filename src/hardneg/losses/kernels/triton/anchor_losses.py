@@ -27,7 +27,7 @@ class FormNumbers(NamedTuple):
     log_rest: float
 
 
-# Rows of the memory (11, A), for a gradient of 1. It is one tensor: unbinding it takes a tenth of a small step.
+# Rows of the memory (11, A), for a gradient of 1. It is one tensor, because the host would take longer to pass eleven.
 LOSSES = tl.constexpr(0)
 COUNTS = tl.constexpr(1)  # of negatives
 FLOORED = tl.constexpr(2)  # 0 or 1
