@@ -1,5 +1,6 @@
 """The Triton kernels of every setting compile for a GPU; compiling needs none."""
 
+from collections import defaultdict
 from importlib.util import find_spec
 from typing import Any
 
@@ -233,3 +234,55 @@ def test_tiles_of_every_width_and_precision_fit_in_a_multiprocessor(dim: int, dt
     loss = hn.InfoNCE(hardening=(hn.Threshold(0.5), hn.Exponential(1.3)), backend="fused")
     z1, z2 = (embeddings(ROWS, dtype, dim) for _ in range(2))
     check([note for note in launches(lambda: loss(z1, z2), BOTH) if "OUTER_BLOCK" in note[1]])
+
+
+class Driver:
+    """Stands for the driver of a GPU that is never used: no other test has a device of this number."""
+
+    def get_current_device(self) -> int:
+        return 99
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+@pytest.mark.parametrize("name", ["pairs", "labels", "towers, whole loss", "queue", "ring"])
+def test_a_first_call_compiles_all_kernels_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from hardneg.losses.kernels.triton import launch, operators
+
+    original = JITFunction.run
+    ahead, launched = set[str](), list[str]()
+
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **given: Any) -> Any:
+        """Compiles a kernel, but never runs it."""
+        known = self.device_caches[99][0]
+        before = len(known)
+        found = original(self, *arguments, grid=grid, warmup=True, **given)
+        if warmup:
+            ahead.add(self.fn.__name__)
+            return found
+        assert len(known) == before, f"{self.fn.__name__} was not compiled together with the others"
+        launched.append(self.fn.__name__)
+        return defaultdict(lambda: lambda *values, stream: None)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(driver, "_active", Driver())
+    monkeypatch.setattr(operators, "available", lambda device: True)
+    monkeypatch.setattr(launch, "_compiled", {})
+    options, names = CASES[name]
+    given = {"labels": torch.arange(ROWS) % 7, "negatives": embeddings(KEYS, torch.bfloat16, 64)}
+    loss = hn.InfoNCE(**options, backend="fused")
+    z1, z2 = (embeddings(ROWS, torch.bfloat16, 64) for _ in range(2))
+    for _ in range(2):
+        loss(z1, z2, **{key: given[key] for key in names}).backward()
+    assert ahead == set(launched)
+    assert {"normalize", "normalize_backward"} < ahead
+    assert len(ahead) >= 5

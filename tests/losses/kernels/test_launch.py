@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Executor
 from importlib.util import find_spec
 from itertools import combinations_with_replacement, product
 from types import SimpleNamespace
@@ -17,7 +18,14 @@ if find_spec("triton") is None:
 import triton
 
 from hardneg.losses.kernels.triton import anchor_losses, backward, forward, launch, normalize, percentile_bands
-from hardneg.losses.kernels.triton.launch import Compiled, Tile, choose_tile, described, launch_tiled
+from hardneg.losses.kernels.triton.launch import (
+    Compiled,
+    Tile,
+    choose_tile,
+    compile_together,
+    described,
+    launch_tiled,
+)
 
 LAUNCHED = (
     forward.sums, forward.finish, backward.gradient, backward.score_coefficients, percentile_bands.band_sums,
@@ -37,14 +45,18 @@ class Outer(NamedTuple):
 
 
 class Program:
-    """A fake Triton kernel that counts how often it is looked up."""
+    """A fake Triton kernel that counts how often it is looked up, and how often it is compiled without being run."""
 
     arg_names = ("x", "y", "size", "factor", "nested", "SHAPE", "TRAITS")
     constexprs = (5, 6)
 
     def __init__(self) -> None:
-        self.lookups = 0
+        self.lookups = self.compiled = 0
         self.launches: list[Any] = []
+
+    def warmup(self, **arguments: Any) -> "Handle":
+        self.compiled += 1
+        return Handle(self.launches)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         def run(**arguments: Any) -> dict[tuple[int, ...], Callable[..., None]]:
@@ -140,6 +152,67 @@ def test_the_cache_is_bounded(device: SimpleNamespace, monkeypatch: pytest.Monke
     for size in range(35):
         compiled.launch((1,), plain() | {"size": size}, 4, 3)
         assert 1 <= len(compiled.cache) <= 10
+
+
+class Together:
+    """Stands for Triton's mode of compiling in parallel."""
+
+    entered = 0
+
+    def __init__(self, executor: Executor, *, ignore_errors: bool) -> None:
+        assert ignore_errors
+
+    def __enter__(self) -> None:
+        Together.entered += 1
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def test_kernels_of_a_first_call_are_compiled_together(
+    device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "AsyncCompileMode", Together)
+    monkeypatch.setattr(Together, "entered", 0)
+    programs = [Program(), Program(), Program()]
+    kernels = [Compiled(program) for program in programs]
+
+    def run(*numbers: int, size: int = 48, shape: int = 8) -> str:
+        for number in numbers:
+            kernels[number].launch((2,), plain() | {"size": size, "SHAPE": shape}, 4, 3)
+        return "result"
+
+    def state() -> list[tuple[int, int, int]]:
+        return [(program.compiled, program.lookups, len(program.launches)) for program in programs]
+
+    def call(**changed: int) -> str:
+        return compile_together(lambda: run(0, 1, **changed), lambda: run(0, 1, 2, **changed))
+
+    assert call() == "result"
+    assert state() == [(1, 1, 0), (1, 1, 0), (1, 0, 0)]  # a lookup also runs the kernel
+    run(2)
+    call()
+    assert (state(), Together.entered) == ([(1, 1, 1), (1, 1, 1), (1, 1, 0)], 1)
+    call(size=49)  # another size is not compiled ahead
+    assert (state(), Together.entered) == ([(1, 2, 1), (1, 2, 1), (1, 1, 0)], 1)
+    call(shape=16)
+    assert (state(), Together.entered) == ([(2, 3, 1), (2, 3, 1), (2, 1, 0)], 2)
+
+
+def test_kernels_run_again_after_an_error(device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "AsyncCompileMode", Together)
+    program = Program()
+    compiled = Compiled(program)
+
+    def run() -> None:
+        compiled.launch((2,), plain(), 4, 3)
+        raise RuntimeError("wrong")
+
+    with pytest.raises(RuntimeError, match="wrong"):
+        compile_together(run, run)
+    for _ in range(2):
+        compiled.launch((2,), plain(), 4, 3)
+    assert (program.compiled, program.lookups, len(program.launches)) == (1, 1, 1)
 
 
 def test_values_of_equal_signature_are_equal_to_triton() -> None:

@@ -7,11 +7,14 @@ takes longer than everything else on the host. So a compiled kernel is looked up
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -23,6 +26,11 @@ try:
     from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 except ImportError:  # before Triton 3.4
     TensorDescriptor = None
+
+try:
+    from triton import AsyncCompileMode as AsyncCompileMode
+except ImportError:  # an older Triton
+    AsyncCompileMode = None
 
 # On AMD GPUs a compiled kernel depends on more than `Compiled.signature` holds: there Triton looks it up every time.
 CACHES_KERNELS = torch.version.hip is None
@@ -154,6 +162,7 @@ class Compiled:
         self.constants: int = program.constexprs[0]  # index of the first one
         assert list(program.constexprs) == list(range(self.constants, len(program.arg_names)))
         self.cache: dict[tuple[Any, ...], Any] = {}
+        self.kinds: set[tuple[Any, ...]] = set()  # signatures without sizes; of those, new sizes seldom compile
 
     def launch(
         self, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int, registers: int | None = None
@@ -164,18 +173,71 @@ class Compiled:
         signature: list[Any] = [device, warps, stages, registers]
         passed = described(values[: self.constants], signature)
         key = (*signature, *values[self.constants :])
-        found = self.cache.get(key)
-        if found is not None:
+        found, rehearsed = self.cache.get(key), _rehearsed.get()
+        if found is not None and rehearsed is None:
             stream = driver.active.get_current_stream(device)
             found[(*grid, 1, 1)[:3]](*passed, *values[self.constants :], stream=stream)
             return
+        kind = (*(part for part in signature if type(part) is not int), *values[self.constants :])
+        if _stops.get() and kind not in self.kinds:
+            raise _NotCompiledError
+        options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
+        if rehearsed is not None:
+            if found is None:
+                rehearsed.append(self.program.warmup(**arguments, grid=grid, **options))
+            return
         begin = time.perf_counter()
-        made = self.program[grid](**arguments, num_warps=warps, num_stages=stages, maxnreg=registers)
+        made = self.program[grid](**arguments, **options)
         _tell(time.perf_counter() - begin)
         if made is not None:
             if len(self.cache) >= MAX_CACHED:
                 self.cache.clear()
             self.cache[key] = made
+            self.kinds.add(kind)
+
+
+_stops = ContextVar("stops", default=False)  # whether to raise _NotCompiledError instead of compiling a kernel
+_rehearsed: ContextVar[list[Any] | None] = ContextVar("rehearsed", default=None)  # kernels compiled instead of run
+_Result = TypeVar("_Result")
+
+
+class _NotCompiledError(Exception):
+    """A kernel has not been compiled in this process."""
+
+
+def compile_together(run: Callable[[], _Result], rehearse: Callable[[], object]) -> _Result:
+    """Returns ``run()``. If it needs a new kernel, all that ``rehearse`` launches are compiled first, in parallel.
+
+    Most of a first call is the time of an assembler and of a compiler of C, which other threads need not wait for.
+
+    rehearse: launches the kernels of ``run`` and later ones; they do not run, so numbers in tensors are arbitrary
+    """
+    if AsyncCompileMode is None or not CACHES_KERNELS:
+        return run()
+    stops = _stops.set(True)
+    try:
+        return run()
+    except _NotCompiledError:
+        pass
+    finally:
+        _stops.reset(stops)
+    begin, made = time.perf_counter(), list[Any]()
+    rehearsed = _rehearsed.set(made)
+    try:
+        with ThreadPoolExecutor() as executor:
+            with AsyncCompileMode(executor, ignore_errors=True):  # they are raised when the kernel is launched
+                rehearse()
+            list(executor.map(partial(_load, driver.active.get_current_device()), made))
+    finally:
+        _rehearsed.reset(rehearsed)
+    _tell(time.perf_counter() - begin)
+    return run()
+
+
+def _load(device: int, kernel: Any) -> None:
+    """Makes a compiled kernel ready to be launched."""
+    with suppress(Exception), torch.cuda.device(device):
+        (kernel.result() if hasattr(kernel, "result") else kernel)[1, 1, 1]
 
 
 class _Compilation:

@@ -41,6 +41,7 @@ from hardneg.losses.kernels.triton.anchor_losses import (
     slot_arguments,
 )
 from hardneg.losses.kernels.triton.backward import Coefficients
+from hardneg.losses.kernels.triton.launch import compile_together
 from hardneg.losses.kernels.triton.passes import BlockPass, Problem
 
 
@@ -253,6 +254,19 @@ def backward_pass(
     return d1, d2, d_negatives, d_scale
 
 
+def _forward_pass(call: Call, given: Given, needed: Sequence[bool]) -> tuple[Tensor, Saved]:
+    """The same as `forward_pass`; the first time, it compiles the kernels of the backward pass, too."""
+
+    def both() -> None:
+        result, saved = forward_pass(call, given)
+        if any(needed):
+            backward_pass(call, given, saved, torch.ones_like(result), needed)
+
+    if call.gathering is not None:  # processes may not have compiled the same kernels, but communicate in between
+        return forward_pass(call, given)
+    return compile_together(partial(forward_pass, call, given), both)
+
+
 def pair_record(call: Call, given: Given, saved: Saved) -> PairRecord:
     """The record of a call, for diagnostics."""
     block_pass = call.over_negatives(given, saved.units, saved.negatives)
@@ -293,7 +307,7 @@ class PairedLoss(torch.autograd.Function):
         seen: list[Saved],
     ) -> Tensor:
         given = Given(z1, z2, negatives, scale, labels)
-        result, saved = forward_pass(call, given)
+        result, saved = _forward_pass(call, given, ctx.needs_input_grad[:4])
         # The original tensors: autograd then raises in the backward pass if one was overwritten.
         ctx.save_for_backward(*interface.saveable(*given), *saved, *interface.saveable(*watched))
         ctx.call, ctx.plain = call, plain
