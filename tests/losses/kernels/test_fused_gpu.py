@@ -166,9 +166,10 @@ def test_symmetric_scores_equal_the_tiled_kernel(
     monkeypatch.setattr(passes.BlockPass, "symmetric_sums", lambda given: calls.append(given) or sums(given))
     monkeypatch.setattr(passes, "MIN_SYMMETRIC_ROWS", 1024)
     found = run(options, arguments, "fused")
-    assert len(calls) == 1
     assert max(errors(found, [t.double() for t in peer])) < limit
+    calls.clear()  # a first call launches kernels to compile them
     again = run(options, arguments, "fused")
+    assert len(calls) == 1
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
 
 
