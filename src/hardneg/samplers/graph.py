@@ -157,6 +157,9 @@ class _MemoryBudget:
         selection = 3 * neighbors * (item + 8)
         if _by_sorting(embeddings, width):
             selection = max(selection, width * (item + 8) + 2 * neighbors * (item + 8))
+        elif embeddings.is_cuda:
+            # topk counts the digits of each row in 256 numbers of 4 bytes, and of each 16,384 scores in 2 bytes each.
+            selection = max(selection, neighbors * (item + 8) + 1088 + 512 * math.ceil(width / 16384))
         self.row_bytes = width * item + selection + dim * item
         self.list_bytes = width * (dim * item + 6 * 8)  # candidates of a block, and their embeddings
 
