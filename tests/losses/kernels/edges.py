@@ -34,8 +34,9 @@ def find_edges(
     """The bands of anchors (A, d) among blocks of candidates (N, d). constants: values for those of the module."""
     from hardneg.losses.kernels.triton import passes, percentile_bands
     from hardneg.losses.kernels.triton.forward import Slots
+    from hardneg.losses.kernels.triton.problem import Problem
 
-    problem = passes.Problem(eligibility, rule)
+    problem = Problem(eligibility, rule)
     made = passes.make_passes(problem, torch.full((), SCALE, device=anchors.device), anchors, blocks)
     slots = Slots(*anchors.new_full((4, 1, len(anchors)), torch.nan, dtype=torch.float32).unbind())
     with pytest.MonkeyPatch.context() as patch:

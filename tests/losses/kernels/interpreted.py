@@ -251,9 +251,10 @@ def _empty_by(make: Any, shape: Any) -> Iterator[None]:
 def masked(layout: RowLayout, pool_views: int) -> Tensor:
     """Which candidates of a pool (N,) are masked in the scores of each anchor, (A, N)."""
     from hardneg.losses.kernels.triton import passes, percentile_bands
+    from hardneg.losses.kernels.triton.problem import Problem
 
     anchors, pool = torch.randn(layout.batch * layout.views, 2), torch.randn(layout.global_batch * pool_views, 2)
-    problem = passes.Problem(Eligibility(len(pool), own=layout, pool_views=pool_views), Rule())
+    problem = Problem(Eligibility(len(pool), own=layout, pool_views=pool_views), Rule())
     block_pass = passes.BlockPass(problem, torch.ones(()), anchors, pool)
     return torch.cat([scores.clone() for _, scores in percentile_bands.strips([block_pass])]) == -torch.inf
 

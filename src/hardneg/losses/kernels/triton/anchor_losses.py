@@ -13,7 +13,7 @@ from torch import Tensor
 from hardneg.losses.kernels.interface import LossForm
 from hardneg.losses.kernels.triton.forward import Slots, Totals, add_slots, finish
 from hardneg.losses.kernels.triton.launch import launch
-from hardneg.losses.kernels.triton.passes import Problem
+from hardneg.losses.kernels.triton.problem import Problem
 from hardneg.losses.kernels.triton.score_tile import LN2, Numbers, exp, expm1, log, log1p
 
 BLOCK = 1024  # anchors per program

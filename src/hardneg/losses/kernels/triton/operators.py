@@ -35,14 +35,8 @@ from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Totals
 from hardneg.losses.kernels.triton.launch import SMALL_PROBLEM, launch
 from hardneg.losses.kernels.triton.paired_loss import Given, PairedLoss, Saved, make_call, pair_record
-from hardneg.losses.kernels.triton.passes import (
-    BlockPass,
-    Problem,
-    compute_gradients,
-    compute_sums,
-    make_passes,
-    number_groups,
-)
+from hardneg.losses.kernels.triton.passes import BlockPass, compute_gradients, compute_sums, make_passes
+from hardneg.losses.kernels.triton.problem import Problem, number_groups
 
 BLOCK = 128  # anchors per program of the kernels that finish the sums
 

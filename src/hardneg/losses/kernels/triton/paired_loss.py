@@ -42,7 +42,8 @@ from hardneg.losses.kernels.triton.anchor_losses import (
 )
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.launch import compile_together
-from hardneg.losses.kernels.triton.passes import BlockPass, Problem
+from hardneg.losses.kernels.triton.passes import BlockPass
+from hardneg.losses.kernels.triton.problem import Problem, number_groups, numbered_labels
 
 
 class Given(NamedTuple):
@@ -141,7 +142,7 @@ def make_call(
     if labels is not None:
         by_label = groups = labels if eligibility.own is None else torch.cat([labels] * eligibility.own.views)  # (A,)
         if numbered := groups.shape[0] >= passes.MIN_SYMMETRIC_ROWS:
-            by_label, groups = passes.numbered_labels(groups, labels.shape[0])
+            by_label, groups = numbered_labels(groups, labels.shape[0])
     if form.labels_exclude:
         eligibility = replace(eligibility, anchor_groups=groups, candidate_groups=groups)
     tensors = [tensor for tensor in (z1, z2, negatives) if tensor is not None]
@@ -165,7 +166,7 @@ def forward_pass(call: Call, given: Given) -> tuple[Tensor, Saved]:
     block_pass = call.over_negatives(given, units, negatives)
     problem = block_pass.problem
     if not problem.by_label:  # of many rows: faster than counting in the kernel
-        counts = passes.number_groups(problem.eligibility, problem.rule)[1]
+        counts = number_groups(problem.eligibility, problem.rule)[1]
         problem = replace(problem, counts=counts)
         block_pass = replace(block_pass, problem=problem)
     slots, edges = passes.compute_sums([block_pass])

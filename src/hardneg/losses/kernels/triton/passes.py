@@ -1,4 +1,4 @@
-"""Passes of anchors over blocks of candidates: what a kernel is asked for, its launches, and their split into parts.
+"""Passes of anchors over blocks of candidates: launches of the kernels, and their split into parts.
 
 Rows of up to ``WIDEST`` numbers, with their gradient, fit in the registers of a program. For wider ones the backward
 pass stores ∂L/∂s in strips, each followed by matrix products. If anchors and candidates are the same rows, a strip of
@@ -8,30 +8,24 @@ of its anchors: little more than half of the scores are computed. The forward pa
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardneg.losses.kernels.identities import equal_range
-from hardneg.losses.kernels.interface import Eligibility, RowLayout, Rule, constant
+from hardneg.losses.kernels.interface import RowLayout, Rule, constant
 from hardneg.losses.kernels.strips import SAFE_EXPONENT
 from hardneg.losses.kernels.triton import backward, forward, percentile_bands, score_tile
 from hardneg.losses.kernels.triton.backward import Coefficients
 from hardneg.losses.kernels.triton.forward import Slots
 from hardneg.losses.kernels.triton.launch import PART_MULTIPLE, launch_tiled, num_programs, split_inner_rows
 from hardneg.losses.kernels.triton.percentile_bands import add_product
+from hardneg.losses.kernels.triton.problem import ANY, KINDS, LEAST_TILT, NONE, Problem
 from hardneg.losses.kernels.triton.score_tile import Bounds, Mask, Numbers, Sizes, Traits
 
 WIDEST = 256
-
-# A smaller tilt changes no sum, and might be rounded to 0, which times −inf would be NaN.
-LEAST_TILT = 1e-30
-
-NONE, ANY, POSITIVES = (int(kind.value) for kind in (score_tile.NONE, score_tile.ANY, score_tile.POSITIVES))
-KINDS = {1.0: int(score_tile.ONE.value), 2.0: int(score_tile.TWO.value), 0.5: int(score_tile.HALF.value)}
 
 # Size of a strip of ∂L/∂s, in addition to seven bytes per element of the rows.
 STRIP_BYTES = 48 << 20
@@ -42,87 +36,6 @@ MAX_STRIP_ROWS = 4096
 # The minimum number of anchors for which it pays to compute each score once in the forward pass, and how many programs
 # share the blocks of anchors then.
 MIN_SYMMETRIC_ROWS, SYMMETRIC_BLOCKS = 16384, 33
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The sums that are computed for each anchor: over its negatives, or over its positives if there is a level.
-
-    level: (A,), see `forward.Slots` · counts: (A,) numbers of negatives, if known beforehand · by_label: groups are
-    labels as given, where −1 is unknown and less gives NaN; with ``same_group``, those of the same label or instance
-    """
-
-    eligibility: Eligibility
-    rule: Rule
-    level: Tensor | None = None
-    counts: Tensor | None = None
-    by_label: bool = False
-
-    @property
-    def kind(self) -> int:
-        tilt = self.rule.tilt
-        if self.level is not None:
-            return POSITIVES
-        if isinstance(tilt, Tensor):
-            return ANY
-        return KINDS.get(tilt, ANY) if tilt > LEAST_TILT else NONE
-
-    @property
-    def bounded(self) -> bool:
-        """Whether all exponentials are within the range of float32, so that rows need no maximum."""
-        tilt, largest = self.rule.tilt, self.rule.max_abs_score
-        if self.level is not None:
-            return True
-        if largest is None or isinstance(tilt, Tensor) or self.rule.rings:
-            return False
-        return (tilt + 1) * largest <= SAFE_EXPONENT
-
-    @property
-    def may_be_bounded(self) -> bool:
-        """Whether that depends on numbers that only the device knows."""
-        rule = self.rule
-        return rule.max_abs_score is not None and (rule.learned_scale or isinstance(rule.tilt, Tensor))
-
-    @property
-    def counted(self) -> bool:
-        """Whether the kernel must count the negatives, because their number is not known beforehand."""
-        known = self.eligibility.is_plain and not self.rule.is_banded
-        return self.counts is None and self.level is None and not known
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether ∂L/∂s_ji can be computed in the tile of s_ij, given that the scores are symmetric."""
-        one_for_all = not isinstance(self.rule.lower, Tensor) and not isinstance(self.rule.upper, Tensor)
-        return one_for_all and not self.rule.rings and self.eligibility.allowed is None
-
-
-def number_groups(eligibility: Eligibility, rule: Rule) -> tuple[Eligibility, Tensor | None]:
-    """The same eligibility with groups numbered in 32 bits, and the counts (A,) if groups alone determine them."""
-    if eligibility.anchor_groups is None or eligibility.candidate_groups is None:
-        return eligibility, None
-    ordered = eligibility.candidate_groups.sort().values
-    first, size = equal_range(ordered, eligibility.anchor_groups)
-    found = size > 0
-    renumbered = replace(
-        eligibility,
-        anchor_groups=torch.where(found, first, -1).int(),
-        candidate_groups=torch.searchsorted(ordered, eligibility.candidate_groups, out_int32=True),
-    )
-    if eligibility.same_group or rule.is_banded or eligibility.allowed is not None or eligibility.excluded is not None:
-        return renumbered, None
-    # An anchor's own instance is in its group, unless the group is unknown.
-    own_views = 0 if eligibility.own is None else eligibility.pool_views
-    return renumbered, (eligibility.columns - torch.where(found, size, own_views)).float()
-
-
-def numbered_labels(labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Labels (A,) as numbers of 32 bits, which take fewer registers, and the same as groups of rows.
-
-    −1 stays, and less becomes −2. As a group, each unknown instance has its own number.
-    """
-    numbers = torch.where(labels < 0, labels.clamp(min=-2), torch.searchsorted(labels.sort().values, labels)).int()
-    rows = torch.arange(labels.shape[0], dtype=torch.int32, device=labels.device)
-    return numbers, torch.where(numbers == -1, labels.shape[0] + rows % batch, numbers)
 
 
 @dataclass(frozen=True)
