@@ -3,6 +3,8 @@
 import copy
 import importlib
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,18 @@ def test_large_batches_in_large_tiles_equal_the_tiled_kernel(dim: int, dtype: to
     assert max(errors(found, [t.double() for t in peer])) < limit
     again = run(options, arguments, "fused")
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+def test_a_process_may_begin_with_a_large_batch() -> None:
+    # The first kernel that autograd's thread launches is loaded by the copy engine, and was compiled in other threads.
+    code = """
+import torch, hardneg as hn
+z1, z2 = (torch.randn(8192, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+hn.hcl(backend="fused")(z1, z2).backward()
+assert z1.grad.isfinite().all() and z1.grad.abs().sum() > 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

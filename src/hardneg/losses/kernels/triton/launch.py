@@ -6,6 +6,7 @@ takes longer than everything else on the host. So a compiled kernel is looked up
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,7 @@ def launch_tiled(
             "WHOLE": tile.chunk is None, "DESCRIPTOR": descriptor,
         }  # fmt: skip
         if descriptor:
+            _ensure_context(outer.device)
             given["outer"] = TensorDescriptor.from_tensor(outer, [tile.outer, chunk])
             given["inner"] = TensorDescriptor.from_tensor(inner, [tile.inner, chunk])
         grid = blocks or halves * math.ceil(rows / halves / tile.outer), parts
@@ -130,6 +132,22 @@ def launch_tiled(
             if not known or tile is tiles[-1]:
                 raise
             _too_large.add((program, tile, width))
+
+
+class _Thread(threading.local):
+    """Whether this thread has a CUDA context."""
+
+    has_context = False
+
+
+_thread = _Thread()
+
+
+def _ensure_context(device: torch.device) -> None:
+    """Makes the CUDA context current, without which Triton cannot encode a descriptor, in a new thread of autograd."""
+    if not _thread.has_context:
+        torch.cuda.mem_get_info(device)
+        _thread.has_context = True
 
 
 _too_large: set[tuple[Any, Tile, int]] = set()  # tiles that cannot be used on this machine
