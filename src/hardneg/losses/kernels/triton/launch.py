@@ -202,7 +202,7 @@ class Compiled:
         options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
         if rehearsed is not None:
             if found is None:
-                rehearsed.append(self.program.warmup(**arguments, grid=grid, **options))
+                rehearsed[self, key] = self.program.warmup(**arguments, grid=grid, **options)
             return
         begin = time.perf_counter()
         made = self.program[grid](**arguments, **options)
@@ -215,7 +215,7 @@ class Compiled:
 
 
 _stops = ContextVar("stops", default=False)  # whether to raise _NotCompiledError instead of compiling a kernel
-_rehearsed: ContextVar[list[Any] | None] = ContextVar("rehearsed", default=None)  # kernels compiled instead of run
+_rehearsed: ContextVar[dict[Any, Any] | None] = ContextVar("rehearsed", default=None)  # kernels compiled but not run
 _Result = TypeVar("_Result")
 
 
@@ -239,13 +239,13 @@ def compile_together(run: Callable[[], _Result], rehearse: Callable[[], object])
         pass
     finally:
         _stops.reset(stops)
-    begin, made = time.perf_counter(), list[Any]()
+    begin, made = time.perf_counter(), dict[Any, Any]()
     rehearsed = _rehearsed.set(made)
     try:
         with ThreadPoolExecutor() as executor:
             with AsyncCompileMode(executor, ignore_errors=True):  # they are raised when the kernel is launched
                 rehearse()
-            list(executor.map(partial(_load, driver.active.get_current_device()), made))
+            list(executor.map(partial(_load, driver.active.get_current_device()), made.values()))
     finally:
         _rehearsed.reset(rehearsed)
     _tell(time.perf_counter() - begin)
