@@ -16,13 +16,16 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """The commit of this checkout, with "-dirty" if files differ from it."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """The commit of this checkout, with "-dirty" if files differ from it other than results, which a benchmark writes."""
+    git = ["git", "-C", str(Path(__file__).parents[1])]
     try:
-        found = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
-    except FileNotFoundError:
+        head, changed = (
+            subprocess.run([*git, *command], capture_output=True, encoding="utf-8", check=True).stdout.strip()
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno", "--", ".", ":!results"])
+        )
+    except (FileNotFoundError, subprocess.CalledProcessError):
         return "unknown"
-    return found.stdout.strip() if found.returncode == 0 else "unknown"
+    return head + ("-dirty" if changed else "")
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
