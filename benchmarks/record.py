@@ -16,7 +16,7 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """The commit of this checkout, with "-dirty" if files differ from it other than results, which a benchmark writes."""
+    """The commit of this checkout, with "-dirty" if files other than results differ from it."""
     git = ["git", "-C", str(Path(__file__).parents[1])]
     try:
         head, changed = (

@@ -317,3 +317,29 @@ def test_plots_of_recorded_runs_are_written(
     for name in ("results-images-cpu.svg", "results-images-cpu-epochs.svg"):
         recorded = BENCHMARKS.parent / "docs" / name
         assert (tmp_path / "plots" / name).read_text(encoding="utf-8") == recorded.read_text(encoding="utf-8")
+
+
+def test_a_commit_is_dirty_if_files_other_than_results_differ(
+    evidence: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    record = evidence.record
+
+    def git(*command: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        done = subprocess.run(["git", "-C", str(tmp_path), *identity, *command], capture_output=True, check=True)
+        return done.stdout.decode().strip()
+
+    monkeypatch.setattr(record, "__file__", str(tmp_path / "benchmarks" / "record.py"))
+    assert record.commit() == "unknown"
+    for folder in ("benchmarks", "results"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "file").write_text("one")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "One")
+    head = git("rev-parse", "HEAD")
+    assert record.commit() == head
+    (tmp_path / "results" / "file").write_text("two")
+    assert record.commit() == head
+    (tmp_path / "benchmarks" / "file").write_text("two")
+    assert record.commit() == f"{head}-dirty"
