@@ -1,8 +1,10 @@
 """Cached compiled kernels are those that Triton itself would look up; tiles that cannot be compiled are replaced."""
 
 import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from importlib.util import find_spec
 from itertools import combinations_with_replacement, product
 from types import SimpleNamespace
@@ -53,21 +55,24 @@ class Program:
     def __init__(self) -> None:
         self.lookups = self.compiled = 0
         self.launches: list[Any] = []
+        self.result: Any = None
 
     def warmup(self, **arguments: Any) -> "Handle":
         self.compiled += 1
         return Handle(self.launches)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        def run(**arguments: Any) -> dict[tuple[int, ...], Callable[..., None]]:
+        def run(**arguments: Any) -> Any:
             self.lookups += 1
-            return Handle(self.launches)
+            return self.result or Handle(self.launches)
 
         return run
 
 
 class Handle(dict[tuple[int, ...], Callable[..., None]]):
     """A fake compiled kernel that records its launches."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     def __init__(self, launches: list[Any]) -> None:
         self.launches = launches
@@ -159,8 +164,8 @@ class Together:
 
     entered = 0
 
-    def __init__(self, executor: Executor, *, ignore_errors: bool) -> None:
-        assert ignore_errors
+    def __init__(self, executor: Executor) -> None:
+        pass
 
     def __enter__(self) -> None:
         Together.entered += 1
@@ -193,26 +198,95 @@ def test_kernels_of_a_first_call_are_compiled_together(
     run(2)
     call()
     assert (state(), Together.entered) == ([(1, 1, 1), (1, 1, 1), (1, 1, 0)], 1)
-    call(size=49)  # another size is not compiled ahead
+    call(size=64)  # also divisible by 16
     assert (state(), Together.entered) == ([(1, 2, 1), (1, 2, 1), (1, 1, 0)], 1)
-    call(shape=16)
+    call(size=49)
     assert (state(), Together.entered) == ([(2, 3, 1), (2, 3, 1), (2, 1, 0)], 2)
+    call(shape=16)
+    assert (state(), Together.entered) == ([(3, 4, 1), (3, 4, 1), (3, 1, 0)], 3)
 
 
-def test_kernels_run_again_after_an_error(device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_every_step_do_not_start_threads(device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "AsyncCompileMode", Together)
+    monkeypatch.setattr(Together, "entered", 0)
+    monkeypatch.setattr(launch, "MAX_CACHED", 10)
+    compiled = Compiled(Program())
+    for size in range(2, 200):
+        run = partial(compiled.launch, (2,), plain() | {"size": size}, 4, 3)
+        compile_together(run, run)
+    assert Together.entered == len(compiled.kinds) == 2  # divisible by 16, or not
+
+
+@pytest.mark.parametrize("wrong", ["rehearse", "run"])
+def test_an_error_leaves_no_state(device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setattr(launch, "AsyncCompileMode", Together)
     program = Program()
     compiled = Compiled(program)
 
-    def run() -> None:
+    def launched() -> None:
         compiled.launch((2,), plain(), 4, 3)
+
+    def fails() -> None:
+        launched()
         raise RuntimeError("wrong")
 
-    with pytest.raises(RuntimeError, match="wrong"):
-        compile_together(run, run)
+    if wrong == "rehearse":
+        compile_together(launched, fails)
+    else:
+        with pytest.raises(RuntimeError, match="wrong"):
+            compile_together(fails, launched)
+    assert (program.compiled, program.lookups, len(program.launches)) == (1, 1, 0)
+    launched()
+    assert (program.compiled, program.lookups, len(program.launches)) == (1, 1, 1)
+
+
+def test_ctrl_c_while_kernels_are_compiled(device: SimpleNamespace) -> None:
+    from triton.runtime import _async_compile
+
+    program = Program()
+    compiled = Compiled(program)
+    run = partial(compiled.launch, (2,), plain(), 4, 3)
+
+    def rehearse() -> None:
+        run()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_together(run, rehearse)
+    assert _async_compile.active_mode.get() is None
+    compile_together(run, run)
+    run()
+    assert (program.compiled, program.lookups, len(program.launches)) == (2, 1, 1)
+
+
+def test_a_kernel_that_another_thread_compiles_is_waited_for(device: SimpleNamespace) -> None:
+    program = Program()
+    compiled = Compiled(program)
+    handle = Handle(program.launches)
+    program.result = SimpleNamespace(result=lambda: handle)
     for _ in range(2):
         compiled.launch((2,), plain(), 4, 3)
-    assert (program.compiled, program.lookups, len(program.launches)) == (1, 1, 1)
+    assert len(program.launches) == 1
+
+
+def test_the_message_comes_while_kernels_are_compiled(
+    device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "AsyncCompileMode", Together)
+    monkeypatch.setattr(launch._Compilation, "seconds", 2.0)
+    monkeypatch.setattr(launch._Compilation, "told", False)
+    compiled = Compiled(Program())
+    said: list[str] = []
+
+    def rehearse() -> None:
+        for _ in range(1000):
+            said.append(capsys.readouterr().err)
+            if said[-1]:
+                return
+            time.sleep(0.01)
+
+    compile_together(partial(compiled.launch, (2,), plain(), 4, 3), rehearse)
+    assert "compiling GPU kernels" in said[-1]
 
 
 def test_values_of_equal_signature_are_equal_to_triton() -> None:

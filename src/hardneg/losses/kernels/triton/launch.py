@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -30,7 +30,7 @@ except ImportError:  # before Triton 3.4
 
 try:
     from triton import AsyncCompileMode as AsyncCompileMode
-except ImportError:  # an older Triton
+except ImportError:  # before Triton 3.5
     AsyncCompileMode = None
 
 # On AMD GPUs a compiled kernel depends on more than `Compiled.signature` holds: there Triton looks it up every time.
@@ -135,7 +135,7 @@ def launch_tiled(
 
 
 class _Thread(threading.local):
-    """Whether this thread has a CUDA context."""
+    """Whether a CUDA context was made current in this thread."""
 
     has_context = False
 
@@ -144,7 +144,7 @@ _thread = _Thread()
 
 
 def _ensure_context(device: torch.device) -> None:
-    """Makes the CUDA context current, without which Triton cannot encode a descriptor, in a new thread of autograd."""
+    """Makes a CUDA context current, without which Triton cannot encode a descriptor; a new thread has none."""
     if not _thread.has_context:
         torch.cuda.mem_get_info(device)
         _thread.has_context = True
@@ -180,7 +180,7 @@ class Compiled:
         self.constants: int = program.constexprs[0]  # index of the first one
         assert list(program.constexprs) == list(range(self.constants, len(program.arg_names)))
         self.cache: dict[tuple[Any, ...], Any] = {}
-        self.kinds: set[tuple[Any, ...]] = set()  # signatures without sizes; of those, new sizes seldom compile
+        self.kinds: set[tuple[Any, ...]] = set()  # what compiled kernels depend on
 
     def launch(
         self, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int, registers: int | None = None
@@ -191,31 +191,43 @@ class Compiled:
         signature: list[Any] = [device, warps, stages, registers]
         passed = described(values[: self.constants], signature)
         key = (*signature, *values[self.constants :])
-        found, rehearsed = self.cache.get(key), _rehearsed.get()
-        if found is not None and rehearsed is None:
+        found, ahead = self.cache.get(key), _compiled_ahead.get()
+        if found is not None and ahead is None:
             stream = driver.active.get_current_stream(device)
             found[(*grid, 1, 1)[:3]](*passed, *values[self.constants :], stream=stream)
             return
-        kind = (*(part for part in signature if type(part) is not int), *values[self.constants :])
-        if _stops.get() and kind not in self.kinds:
+        kind = (*map(_size, signature), *values[self.constants :])
+        if _compiled_only.get() and kind not in self.kinds:
             raise _NotCompiledError
         options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
-        if rehearsed is not None:
+        if ahead is not None:
             if found is None:
-                rehearsed[self, key] = self.program.warmup(**arguments, grid=grid, **options)
+                ahead.add(self.program.warmup(**arguments, grid=grid, **options))
             return
         begin = time.perf_counter()
         made = self.program[grid](**arguments, **options)
-        _tell(time.perf_counter() - begin)
+        _Compilation.seconds += time.perf_counter() - begin
+        if _Compilation.seconds > 2:
+            _tell()
         if made is not None:
             if len(self.cache) >= MAX_CACHED:
                 self.cache.clear()
-            self.cache[key] = made
+            self.cache[key] = _finished(made)
             self.kinds.add(kind)
 
 
-_stops = ContextVar("stops", default=False)  # whether to raise _NotCompiledError instead of compiling a kernel
-_rehearsed: ContextVar[dict[Any, Any] | None] = ContextVar("rehearsed", default=None)  # kernels compiled but not run
+def _size(part: Any) -> Any:
+    """What a kernel depends on of an integer."""
+    return (part == 1, part % 16 == 0, part >= 1 << 31) if type(part) is int else part
+
+
+def _finished(kernel: Any) -> Any:
+    """A compiled kernel; waits for it if another thread compiles it."""
+    return kernel.result() if hasattr(kernel, "result") else kernel
+
+
+_compiled_only = ContextVar("compiled_only", default=False)  # raise _NotCompiledError instead of compiling a kernel
+_compiled_ahead: ContextVar[set[Any] | None] = ContextVar("compiled_ahead", default=None)  # instead of being run
 _Result = TypeVar("_Result")
 
 
@@ -232,30 +244,39 @@ def compile_together(run: Callable[[], _Result], rehearse: Callable[[], object])
     """
     if AsyncCompileMode is None or not CACHES_KERNELS:
         return run()
-    stops = _stops.set(True)
+    token = _compiled_only.set(True)
     try:
         return run()
     except _NotCompiledError:
         pass
     finally:
-        _stops.reset(stops)
-    begin, made = time.perf_counter(), dict[Any, Any]()
-    rehearsed = _rehearsed.set(made)
+        _compiled_only.reset(token)
+    with suppress(Exception):  # what fails here is compiled, and fails again, when it is launched
+        copy_context().run(_compile, rehearse)  # its own context: Triton 3.6 does not end its mode after Ctrl-C
+    return run()
+
+
+def _compile(rehearse: Callable[[], object]) -> None:
+    begin = time.perf_counter()
+    message = threading.Timer(max(0.0, 2.0 - _Compilation.seconds), _tell)
+    message.daemon = True
+    message.start()
+    kernels = set[Any]()
+    _compiled_ahead.set(kernels)
     try:
         with ThreadPoolExecutor() as executor:
-            with AsyncCompileMode(executor, ignore_errors=True):  # they are raised when the kernel is launched
+            with AsyncCompileMode(executor):
                 rehearse()
-            list(executor.map(partial(_load, driver.active.get_current_device()), made.values()))
+            list(executor.map(partial(_load, driver.active.get_current_device()), kernels))
     finally:
-        _rehearsed.reset(rehearsed)
-    _tell(time.perf_counter() - begin)
-    return run()
+        message.cancel()
+        _Compilation.seconds += time.perf_counter() - begin
 
 
 def _load(device: int, kernel: Any) -> None:
     """Makes a compiled kernel ready to be launched."""
     with suppress(Exception), torch.cuda.device(device):
-        (kernel.result() if hasattr(kernel, "result") else kernel)[1, 1, 1]
+        _finished(kernel)[1, 1, 1]
 
 
 class _Compilation:
@@ -265,10 +286,9 @@ class _Compilation:
     told = False
 
 
-def _tell(seconds: float) -> None:
-    """Says once, after two seconds of compiling, what the first calls are waiting for."""
-    _Compilation.seconds += seconds
-    if _Compilation.seconds > 2 and not _Compilation.told:
+def _tell() -> None:
+    """Says once what the first calls are waiting for, after two seconds of compiling."""
+    if not _Compilation.told:
         _Compilation.told = True
         print(
             "hardneg: compiling GPU kernels. It takes some seconds, once for each setting: Triton keeps them on disk. "
