@@ -182,6 +182,6 @@ def pair_loss(
     """
     call, given = make_call(eligibility, rule, form, z1, z2, negatives, scale, labels, gathering)
     seen: list[Saved] = []
-    loss = PairedLoss.apply(*given, call, plain, watched, seen)  # type: ignore[no-untyped-call]
+    loss = PairedLoss.apply(*given, call, plain, watched, seen, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
     kept = Given._make(None if x is None else x.detach() for x in given)  # without the graph
     return loss, lambda: pair_record(call, kept, seen[0])

@@ -291,7 +291,7 @@ class PairedLoss(torch.autograd.Function):
 
     plain: the same loss of z1, z2, negatives and scale by PyTorch operations, for second derivatives · watched: further
     tensors that must not be overwritten before the backward pass · seen: a list that receives the saved tensors, for
-    diagnostics
+    diagnostics · differentiated: whether there may be a backward pass; `forward` cannot know
     """
 
     @staticmethod
@@ -306,9 +306,10 @@ class PairedLoss(torch.autograd.Function):
         plain: Callable[..., Tensor],
         watched: tuple[Tensor | None, ...],
         seen: list[Saved],
+        differentiated: bool,
     ) -> Tensor:
         given = Given(z1, z2, negatives, scale, labels)
-        result, saved = _forward_pass(call, given, ctx.needs_input_grad[:4])
+        result, saved = _forward_pass(call, given, ctx.needs_input_grad[:4] if differentiated else ())
         # The original tensors: autograd then raises in the backward pass if one was overwritten.
         ctx.save_for_backward(*interface.saveable(*given), *saved, *interface.saveable(*watched))
         ctx.call, ctx.plain = call, plain
@@ -320,6 +321,6 @@ class PairedLoss(torch.autograd.Function):
         tensors = unchanged(ctx)
         given, needed = Given(*tensors[:5]), ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # create_graph=True
-            return *interface.gradients(ctx.plain, given[:4], needed, grad), None, None, None, None, None
+            return *interface.gradients(ctx.plain, given[:4], needed, grad), None, None, None, None, None, None
         found = backward_pass(ctx.call, given, Saved(*tensors[5 : 5 + len(Saved._fields)]), grad, needed)
-        return *found, None, None, None, None, None
+        return *found, None, None, None, None, None, None
