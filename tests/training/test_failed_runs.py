@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -17,7 +19,9 @@ import torch
 from PIL import Image
 from test_cli import hardneg, tree
 
+import hardneg as hn
 from hardneg.training import compare, engine, recipe, run, run_folder
+from hardneg.training.callbacks import diagnostics
 
 SHORT = ["trainer.epochs=3", "trainer.knn_every=0"]  # five steps each
 QUICK = ["train", "digits-simclr", *SHORT, "--no-evaluate", "--run", "here/run"]
@@ -310,3 +314,37 @@ def test_ctrl_c_while_modules_are_imported_ends_quietly(tmp_path: Path, way: str
     assert started.wait(60) in (130, -signal.SIGINT), written
     assert not any("Traceback" in line or "Error" in line for line in written), written
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_whose_embeddings_collapse_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    hard = ["objective.preset=hcl", "objective.beta=50", "optimizer.lr=0.05", "trainer.epochs=1"]
+    code, _, err = hardneg(capsys, "train", "digits-simclr", "--no-evaluate", "--run", "collapsed", *hard)
+    line = json.loads(Path("collapsed/metrics.jsonl").read_text(encoding="utf-8"))
+    assert code == 0
+    assert line["batches"]["mean_cosine"] > 0.95
+    assert (
+        f"collapsed: the mean cosine of two samples of the last batch is {line['batches']['mean_cosine']:.3f}\n" in err
+    )
+    code, _, err = hardneg(capsys, "train", "digits-simclr", "--no-evaluate", "--run", "here", "trainer.epochs=1")
+    assert code == 0
+    assert "collapsed" not in err
+
+
+@pytest.mark.parametrize(
+    ("hardening", "ring"),
+    [
+        (hn.Exponential(1.0), False),
+        ((hn.Ring(0.9, 0.99), hn.Exponential(1.0)), True),
+        ({"given": hn.Ring(0.9, 0.99)}, True),
+    ],
+)
+def test_the_advice_after_a_collapse_names_the_ring(
+    hardening: Any, ring: bool, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnostics, "Method", SimpleNamespace)
+    callback = diagnostics.Diagnostics(Any, Any)  # type: ignore[arg-type]
+    module = SimpleNamespace(objective=hn.InfoNCE(hardening=hardening))
+    for cosine in (0.94, 0.96):
+        callback.epoch_metrics = {"batches": {"mean_cosine": cosine}}
+        callback.on_train_end(SimpleNamespace(is_global_zero=True), module)  # type: ignore[arg-type]
+    assert ["objective.upper=1" in str(warning.message) for warning in recwarn] == [ring]
