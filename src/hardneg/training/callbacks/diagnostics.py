@@ -14,9 +14,7 @@ from hardneg.samplers import cosine_histogram, false_negative_share, mean_cosine
 from hardneg.training.batches import Batches
 from hardneg.training.callbacks.sampler_refresh import Refresh
 
-COLLAPSED = 0.95  # mean cosine of a batch: of 245 recorded settings only one that learned nothing had more
-
-
+COLLAPSED = 0.95  # mean cosine of a batch; of the settings in results/evidence only rings that learned nothing had more
 _RING = "; a ring that leaves out the closest negatives can be the cause, try objective.upper=1"
 
 
