@@ -343,7 +343,7 @@ def test_the_advice_after_a_collapse_names_the_ring(
 ) -> None:
     monkeypatch.setattr(diagnostics, "Method", SimpleNamespace)
     callback = diagnostics.Diagnostics(Any, Any)  # type: ignore[arg-type]
-    module = SimpleNamespace(objective=hn.InfoNCE(hardening=hardening))
+    module = SimpleNamespace(objective=hn.JSD() if hardening is None else hn.InfoNCE(hardening=hardening))
     for cosine in (0.94, 0.96):
         callback.epoch_metrics = {"batches": {"mean_cosine": cosine}}
         callback.on_train_end(SimpleNamespace(is_global_zero=True), module)  # type: ignore[arg-type]

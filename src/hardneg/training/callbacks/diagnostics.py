@@ -53,7 +53,7 @@ class Diagnostics(L.Callback):
         if cosine > COLLAPSED and trainer.is_global_zero:
             warnings.warn(
                 f"the embeddings have collapsed: the mean cosine of two samples of the last batch is {cosine:.3f}"
-                f"{_RING if _has_ring(pl_module.objective.hardening) else ''}",
+                f"{_RING if _has_ring(pl_module.objective) else ''}",
                 stacklevel=2,
             )
 
@@ -98,7 +98,8 @@ class Diagnostics(L.Callback):
         return self.earlier["false_negatives"] + sum(share for share in shares if not math.isnan(share))
 
 
-def _has_ring(hardening: Any) -> bool:
+def _has_ring(objective: Any) -> bool:
+    hardening = getattr(objective, "hardening", ())  # other objectives have none
     parts = chain.from_iterable(hardening.values()) if isinstance(hardening, Mapping) else hardening
     return any(isinstance(part, Ring) for part in parts)
 
