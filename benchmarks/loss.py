@@ -238,6 +238,7 @@ def main() -> None:
             print(f"{'':>12} published HCL: five matrices of {whole:,.0f} MiB, {5 * whole / 1024:.0f} GiB (computed)")
     found = {
         "command": "python " + " ".join(["benchmarks/loss.py", *sys.argv[1:]]),
+        "commit": record.commit(),
         "machine": {"processor": record.processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "hardneg": hn.__version__},
         "settings": {"beta": BETA, "class_prior": PRIOR, "temperature": TEMPERATURE, "seed": 0, "dtype": "float32"},
