@@ -217,7 +217,7 @@ def test_sizes_of_every_step_do_not_start_threads(device: SimpleNamespace, monke
     assert Together.entered == len(compiled.kinds) == 2  # divisible by 16, or not
 
 
-@pytest.mark.parametrize("wrong", ["rehearse", "run"])
+@pytest.mark.parametrize("wrong", ["launch_all", "run"])
 def test_an_error_leaves_no_state(device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setattr(launch, "AsyncCompileMode", Together)
     program = Program()
@@ -230,7 +230,7 @@ def test_an_error_leaves_no_state(device: SimpleNamespace, monkeypatch: pytest.M
         launched()
         raise RuntimeError("wrong")
 
-    if wrong == "rehearse":
+    if wrong == "launch_all":
         compile_together(launched, fails)
     else:
         with pytest.raises(RuntimeError, match="wrong"):
@@ -247,12 +247,12 @@ def test_ctrl_c_while_kernels_are_compiled(device: SimpleNamespace) -> None:
     compiled = Compiled(program)
     run = partial(compiled.launch, (2,), plain(), 4, 3)
 
-    def rehearse() -> None:
+    def launch_all() -> None:
         run()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compile_together(run, rehearse)
+        compile_together(run, launch_all)
     assert _async_compile.active_mode.get() is None
     compile_together(run, run)
     run()
@@ -278,14 +278,14 @@ def test_the_message_comes_while_kernels_are_compiled(
     compiled = Compiled(Program())
     said: list[str] = []
 
-    def rehearse() -> None:
+    def launch_all() -> None:
         for _ in range(1000):
             said.append(capsys.readouterr().err)
             if said[-1]:
                 return
             time.sleep(0.01)
 
-    compile_together(partial(compiled.launch, (2,), plain(), 4, 3), rehearse)
+    compile_together(partial(compiled.launch, (2,), plain(), 4, 3), launch_all)
     assert "compiling GPU kernels" in said[-1]
 
 

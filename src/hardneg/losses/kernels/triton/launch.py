@@ -235,12 +235,12 @@ class _NotCompiledError(Exception):
     """A kernel has not been compiled in this process."""
 
 
-def compile_together(run: Callable[[], _Result], rehearse: Callable[[], object]) -> _Result:
-    """Returns ``run()``. If it needs a new kernel, all that ``rehearse`` launches are compiled first, in parallel.
+def compile_together(run: Callable[[], _Result], launch_all: Callable[[], object]) -> _Result:
+    """Returns ``run()``. If it needs a new kernel, all that ``launch_all`` launches are compiled first, in parallel.
 
     Most of a first call is the time of an assembler and of a compiler of C, which other threads need not wait for.
 
-    rehearse: launches the kernels of ``run`` and later ones; they do not run, so numbers in tensors are arbitrary
+    launch_all: launches the kernels of ``run`` and later ones; they do not run, so numbers in tensors are arbitrary
     """
     if AsyncCompileMode is None or not CACHES_KERNELS:
         return run()
@@ -252,11 +252,12 @@ def compile_together(run: Callable[[], _Result], rehearse: Callable[[], object])
     finally:
         _compiled_only.reset(token)
     with suppress(Exception):  # what fails here is compiled, and fails again, when it is launched
-        copy_context().run(_compile, rehearse)  # its own context: Triton 3.6 does not end its mode after Ctrl-C
+        copy_context().run(_compile, launch_all)  # its own context: Triton 3.6 does not end its mode after Ctrl-C
     return run()
 
 
-def _compile(rehearse: Callable[[], object]) -> None:
+def _compile(launch_all: Callable[[], object]) -> None:
+    """Compiles and loads the kernels that ``launch_all`` launches, in parallel, without running them."""
     begin = time.perf_counter()
     message = threading.Timer(max(0.0, 2.0 - _Compilation.seconds), _tell)
     message.daemon = True
@@ -266,7 +267,7 @@ def _compile(rehearse: Callable[[], object]) -> None:
     try:
         with ThreadPoolExecutor() as executor:
             with AsyncCompileMode(executor):
-                rehearse()
+                launch_all()
             list(executor.map(partial(_load, driver.active.get_current_device()), kernels))
     finally:
         message.cancel()
